@@ -1,1 +1,1 @@
-"""AMQP 0-9-1 on a listener: what its methods do on the embedded broker, and how outcomes are told."""
+"""AMQP 0-9-1 listeners: executing client methods on the embedded broker, and sending confirms and returns."""

@@ -1,7 +1,9 @@
-"""How a client of AMQP 0-9-1 gets in, whatever is behind the listener: it says who it is and which virtual
-host it wants, and is asked what it may do there.
+"""Admission of AMQP 0-9-1 clients: authentication, choice of the virtual host, permission checks.
 
-What becomes of a client that is in, its connection says: one with queues here, or one to a cluster.
+`AmqpEntrance` is the listener's part and `AmqpNewcomer` the connection's. Both are shared by listeners with
+an embedded broker and by listeners in front of a cluster. A client authenticates with a password (PLAIN or
+AMQPLAIN), a token or a certificate (EXTERNAL), opens a virtual host, and may then be checked against its
+rights, which are rechecked when the rules change. Channels and queues are not handled here.
 """
 
 from __future__ import annotations
@@ -49,12 +51,13 @@ WHY: Final = {
     Denial.REFUSED: "too many logins have failed",
     Denial.BUSY: "too many logins wait",
 }
+"""Reasons in the log for a failed login."""
 VERSION: Final = "0-9-1"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AmqpEntrance(ListenerSource):
-    """A listener of AMQP 0-9-1, as those know it who want in."""
+    """AMQP 0-9-1 listener, as far as admission needs it."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
@@ -63,14 +66,14 @@ class AmqpEntrance(ListenerSource):
         tls = given.tls
         certificates = tls is not None and tls.client_ca_file is not None
         if given.proxy_protocol == "required" and self.access.reads_certificates:
-            certificates = True  # the balancer says what it has been shown
+            certificates = True  # the balancer forwards the client's certificate
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
         self.server_properties = server_properties(given.announce)
         self.host_names = given.virtual_hosts
 
     @staticmethod
     def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
-        """User and password of a SASL response; None when it cannot be read."""
+        """Return user and password of a SASL response (PLAIN or AMQPLAIN), or None if it is malformed."""
         if mechanism == "PLAIN":
             parts = response.split(b"\0")
             if len(parts) != 3:
@@ -86,13 +89,13 @@ class AmqpEntrance(ListenerSource):
         return login, password.encode()
 
     def report(self, remote: str, text: str) -> None:
-        """Say what a client did wrong."""
+        """Log a client's protocol error or refusal."""
         log.warning("client refused by AMQP listener", listener=self.name, remote=remote, error=text)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AmqpNewcomer(HandshakingGuest[ServerConnection]):
-    """A client's connection, as far as it gets in and may do things."""
+    """Client connection during its handshake, and its permission checks afterwards."""
 
     def __init__(self, entrance: AmqpEntrance, stream: Stream, machine: ServerConnection, now: float) -> None:
         self.stream = stream
@@ -100,7 +103,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.sender = Sender(entrance.name)
         self.principal: Principal | None = None
         self.hears_cancel = False
-        self.host_name = entrance.host_names[0]  # until it asks for another
+        self.host_name = entrance.host_names[0]  # until connection.open names another
         self._entrance = entrance
         self._hears_denial = False
         self._hears_blocked = False
@@ -111,36 +114,39 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def _let_in(self) -> None:
-        """The client is in, and waits for its connection.open-ok."""
+        """Set up the admitted client, which waits for connection.open-ok."""
 
     @abstractmethod
     def _dismiss(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
-        """The connection is closed, with all that is its own."""
+        """Close the connection with this reply code, text and method, and release what it holds."""
 
     @abstractmethod
     def _recheck(self) -> None:
-        """Channels that hold what they may not hold any more are closed. Raises Pending."""
+        """Close channels that use what the client may no longer use. Raises Pending if a check has to
+        wait."""
 
     @property
     def virtual_host(self) -> str:
-        """Where it is, or the first that it may ask for."""
+        """Name of the client's virtual host; before connection.open, the listener's first."""
         return self.host_name
 
     def agreed(self) -> Agreed:
-        """As Guest."""
+        """Return the client properties and the negotiated frame-max, channel-max and heartbeat."""
         machine = self.machine
         return Agreed(self.client_properties, machine.frame_max, machine.channel_max, machine.heartbeat)
 
-    # What it may do.
+    # Permissions.
 
     @property
     def rights(self) -> Rights:
-        """As the rules are now."""
+        """Rights of the client under the current rules."""
         return self._current_rights.of(self.principal)
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Whether `configure`, `write` or `read` is given on an exchange or queue; Refused 403, in the words
-        of RabbitMQ."""
+        """Check `configure`, `write` or `read` on an exchange or queue (`kind`).
+
+        Raises Refused 403 with RabbitMQ's text if it is not allowed.
+        """
         rights = self.rights
         if rights.unlimited:
             return
@@ -151,7 +157,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, what, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a right on a routing key of a topic exchange; None stands for every key."""
+        """Check a permission for a routing key of a topic exchange; None stands for all keys. Raises Refused
+        403."""
         rights = self.rights
         if rights.unlimited:
             return
@@ -162,12 +169,16 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, what, decision.rule)
 
     def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
+        """Log the denial and raise Refused 403."""
         self._entrance.denied(self.sender, permission, what, rule)
         raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
-        """Other rules are in force: channels that consume what may not be read any more are closed, and the
-        connection if its virtual host may not be entered."""
+        """Recheck the client against changed rules.
+
+        Close the connection if its virtual host may not be entered any more, or else channels that consume
+        what may not be read any more.
+        """
         if not self._ready or self.machine.closed:
             return
         decision = self.rights.enters_amqp(self.host_name)
@@ -182,7 +193,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _report(self, code: int, text: str) -> None:
-        """Count and log a fault; code 0: there is none, for AMQP was not spoken at all."""
+        """Count and log a protocol error; code 0 means that the client did not send an AMQP 0-9-1 header."""
         try:
             word = ReplyCode(code).name.lower()
         except ValueError:
@@ -191,7 +202,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self._entrance.report(self.stream.remote, text)
 
     def _in_time(self, now: float) -> bool:
-        """Heartbeats, and the time for the handshake. False: the connection is given up."""
+        """Send and check heartbeats, and enforce the handshake timeout.
+
+        Return False if the connection was aborted. `now` is in loop-clock seconds.
+        """
         if not self._ready and now >= self._deadline:
             self._entrance.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("no handshake in time")
@@ -205,7 +219,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             return False
         return True
 
-    # Who it is.
+    # Authentication.
 
     def _authenticate(self, event: Authenticate) -> None:
         self.client_properties = plain(event.client_properties)
@@ -250,8 +264,9 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self.receive(b"", self._entrance.now())
 
     def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
-        """The client has another token. Of a password nothing is looked at, as RabbitMQ does: it does not
-        expire.
+        """Handle connection.update-secret: verify the client's new token.
+
+        A password is not checked, as in RabbitMQ, because it does not expire.
         """
         principal = self.principal
         if principal is None or principal.backend != Tokens.kind:
@@ -266,6 +281,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             logins.verify(self.stream, credentials, self._secret_seen)
 
     def _secret_seen(self, found: Principal | Denial) -> None:
+        """Use the verified token's principal, or close the connection with 530 if the token was refused."""
         before = self.principal
         assert before is not None, "update-secret comes from those who are in"
         if isinstance(found, Principal) and found.name == before.name:
@@ -284,7 +300,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:
-        """403 to a client that understands why its connection ends; others see it end."""
+        """Refuse the login: with 403 if the client has the capability for that, else by closing the
+        stream."""
         self._entrance.stats.refused.add("access_refused")
         self._entrance.report(self.stream.remote, why)
         if not self._hears_denial:
@@ -307,6 +324,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _open(self, event: Open) -> None:
+        """Handle connection.open: check virtual host, permission and connection limit.
+
+        Close the connection with 530 if one of them fails.
+        """
         entrance, principal, host = self._entrance, self.principal, event.virtual_host
         assert principal is not None, "who opens has said who it is"
         if host not in entrance.host_names:
@@ -329,7 +350,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self._let_in()
 
     def _welcome(self) -> None:
-        """Its connection.open is answered."""
+        """Send connection.open-ok, and start heartbeats and statistics."""
         self._ready = True
         self.machine.opened()
         self._entrance.hurry(self, self.machine.heartbeat)

@@ -1,9 +1,10 @@
-"""What connection.start says of us.
+"""Server properties that an AMQP 0-9-1 listener sends in connection.start.
 
-Programs choose their way by it: most look at the capabilities, but some at the product and its version, for
-what RabbitMQ does otherwise than the specification (a prefetch without `global` is each consumer's) and this
-listener does as it does. To them it is that product, in the version that its behaviour is compared with;
-`information` and `platform`, which people read, say what it is in truth.
+Some client programs select their behaviour by these properties. Most check the capabilities; some check
+product and version, to handle points where RabbitMQ deviates from the specification (for example, a prefetch
+without `global` applies to each consumer). This listener deviates in the same way. It therefore reports by
+default the product "RabbitMQ" and the version that its behaviour is compared with. `information` and
+`platform`, which are read by people, name the real program.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PRODUCTS: Final[dict[Product, tuple[str, str]]] = {
 
 
 def server_properties(announced: Product) -> Headers:
-    """The server-properties of a listener (1.4.2.1), in RabbitMQ's order."""
+    """Return the server-properties of a listener (AMQP 0-9-1, 1.4.2.1), in RabbitMQ's order."""
     product, version = PRODUCTS[announced]
     yes = Value(ValueType.BOOL, True)
     return (

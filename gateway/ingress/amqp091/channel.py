@@ -1,11 +1,13 @@
-"""One AMQP channel: its consumers, what they have not acknowledged, what its publisher has not been told, and
-its transaction: publishes and acknowledgements that wait for tx.commit.
+"""State of one AMQP 0-9-1 channel: consumers, unacknowledged deliveries, outstanding confirms, transaction.
 
-In a transaction what is published was routed when it came, to the names of queues, as RabbitMQ does it: what
-has been bound or unbound since makes no difference, but a queue that was deleted is not there, and one that
-has its name now is. A message lives from the commit on. What is acknowledged is out of the client's hands at
-once, but not settled. At the commit all of it goes into the queues together, and the client is told when
-every queue, and the disk, has it.
+A consumer takes messages from a queue within its credit. The channel remembers each delivery until it is
+acknowledged, and collects confirms until the wake-up ends. Methods are decoded and executed elsewhere.
+
+In a transaction, publishes and acknowledgements wait for tx.commit. A message is routed when it arrives, to
+names of queues, as in RabbitMQ: later binds and unbinds make no difference, a queue deleted since then is
+left out, and a new queue of the same name receives the message. The expiration counts from the commit.
+Acknowledged deliveries leave the client's unacknowledged set at once, but are not settled. The commit puts
+everything into the queues together; tx.commit-ok follows when every queue, and the disk, has it.
 """
 
 from __future__ import annotations
@@ -41,17 +43,20 @@ from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties, essentials
 
-# What a delivery costs on the wire besides its body and properties, about; for noticing congestion between
-# flushes. A message weighs so much more, where it is held.
+# Approximate size in bytes of a delivery on the wire besides its body and properties, to notice congestion
+# between flushes.
 DELIVERY_OVERHEAD: Final = 96
+# Difference in bytes between the weight of a message in memory and on the wire.
 SPARE: Final = MESSAGE_OCTETS - DELIVERY_OVERHEAD
-RAISE_SECS: Final = 0.002  # many times what a client needs between basic.qos-ok and its next turn
+# Delay of a raised basic.qos(global) limit: many times what a client needs between basic.qos-ok and its
+# next loop iteration.
+RAISE_SECS: Final = 0.002
 
 
-# A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
-# plain tuple, for one is made for every delivery and a named one costs four times as much.
+# Delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. It
+# is a plain tuple because one is created for every delivery, and a named tuple costs four times as much.
 Unacknowledged = tuple[AmqpQueue, "AmqpConsumer | None", int, Message]
-Touched = dict[Queue | Line, None]  # what has to dispatch when something was settled, in this order
+Touched = dict[Queue | Line, None]  # queues and lines to dispatch after settling, in this order
 
 
 Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
@@ -64,7 +69,7 @@ UNREADABLE = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk
 
 
 class PublishTarget:
-    """What was found out about the octets of a basic.publish."""
+    """Cached result of resolving an encoded basic.publish: its method and its routing entry."""
 
     __slots__ = ("entry", "mandatory", "method")
 
@@ -75,27 +80,34 @@ class PublishTarget:
 
 
 class AmqpSource(AmqpEntrance):
-    """The source of the batches of one listener, as its channels know it."""
+    """Source of the batches of one listener: the interface to its channels."""
 
     @abstractmethod
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """`publish` of a message that may be too large for routes."""
+        """Publish a message that may exceed limits.message_bytes_max, the most that routes carry.
+
+        Return False if neither a queue nor a route matches.
+        """
 
     @abstractmethod
     def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """No queue and no route takes the message."""
+        """Handle a message that no queue and no route matches."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
-        """A delivery that cannot be said; by default its properties are larger than the client's frames."""
+        """Turn a message that cannot be encoded for its consumer into a dead letter.
+
+        By default the reason is that its properties exceed the client's frame-max, or, for a body in the
+        spool, that the body cannot be read.
+        """
         if outcome is UNDELIVERABLE and isinstance(message.body, Spooled):
             outcome = UNREADABLE
         self.dead_letters.add([message], "", outcome)
 
 
 class AmqpGuest(AmqpNewcomer):
-    """A client's connection, as its channels and the source of its listener know it."""
+    """Client connection: the interface to its channels and to the source of its listener."""
 
     host: VirtualHost
     endpoint: str
@@ -108,30 +120,33 @@ class AmqpGuest(AmqpNewcomer):
     @property
     @abstractmethod
     def ingress(self) -> AmqpSource:
-        """The source of its listener."""
+        """Source of the client's listener."""
 
     @abstractmethod
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a right on a routing key of an exchange; None stands for every key. Only topic exchanges
-        have such rights."""
+        """Check a permission for a routing key of an exchange; None stands for all keys.
+
+        Only topic exchanges have such permissions. Raises Refused 403.
+        """
 
     @abstractmethod
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """A message has been settled; `outcome` is None when it was accepted."""
+        """Send the confirm, the return or the transaction's result of a message; `outcome` None means
+        accepted."""
 
     @abstractmethod
     def answered(self, count: int) -> None:
-        """Publishes have been settled, and their channels told."""
+        """Count `count` publishes as settled, after their channels were notified."""
 
     @abstractmethod
     def refuse(
         self, number: int, error: RemoteProtocolError | Refused, method: type[Method] | Method
     ) -> None:
-        """Close the channel or the connection, as the code asks; `method` is the one at fault."""
+        """Close the channel or the connection, depending on the error's code; `method` caused the error."""
 
 
 class AmqpConsumer:
-    """A basic.consume: takes messages out of a queue as far as its credit goes."""
+    """Consumer created by basic.consume: receives messages from one queue within its credit."""
 
     __slots__ = ("_channel", "_deliverer", "_properties", "no_ack", "outstanding", "prefetch", "queue", "tag")
 
@@ -151,12 +166,14 @@ class AmqpConsumer:
 
     @property
     def channel(self) -> AmqpChannel:
-        """On which it consumes."""
+        """Channel on which it consumes."""
         return self._channel
 
     def room(self) -> int:
-        """Credit left; 0 while the client does not read, or its channel has no credit, be there need of any
-        or not.
+        """Return the number of messages that it accepts now.
+
+        Return 0 and queue up for shared credit if the client's stream is congested, or if the channel or,
+        unless `no_ack` is set, the connection has too many unacknowledged deliveries.
         """
         channel = self._channel
         connection = channel.connection
@@ -174,7 +191,10 @@ class AmqpConsumer:
         return room
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Encode the deliveries, and remember them until they are acknowledged."""
+        """Encode the messages as basic.deliver, and record them until they are acknowledged.
+
+        Messages that cannot be encoded become dead letters.
+        """
         utc = clock.utc()
         properties = self._properties
         try:
@@ -190,7 +210,8 @@ class AmqpConsumer:
     def _rows_that_came_back(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
     ) -> list[DeliverRow]:
-        """Messages of a quorum queue, some of which may have been there before: they say how often."""
+        """Return the deliveries of a quorum queue, with the number of earlier deliveries where there were
+        any."""
         queue, deliveries = self.queue, self.queue.deliveries
         assert deliveries is not None
         return [
@@ -201,7 +222,8 @@ class AmqpConsumer:
     def _deliver_singly(
         self, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Some of the messages cannot be encoded; the one that is left alone with its error is done with."""
+        """Deliver one by one after an encoding error; turn the single message that fails into a dead
+        letter."""
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
                 self.deliver(self.queue, at, [message], redelivered)
@@ -211,6 +233,12 @@ class AmqpConsumer:
         ingress.undeliverable(messages[0], poisoned(error, queue=self.queue.name))
 
     def _say(self, position: int, messages: list[Message], rows: list[DeliverRow]) -> None:
+        """Send encoded deliveries and record them as unacknowledged.
+
+        Deliveries that do not fit the client's frames are set aside for other consumers; those of an
+        exclusive queue become dead letters. Without acknowledgements (`no_ack`) the messages are settled at
+        once.
+        """
         channel = self._channel
         connection = channel.connection
         queue = self.queue
@@ -250,11 +278,14 @@ class AmqpConsumer:
         connection.ingress.stats.messages_out += len(messages)
 
     def failed(self, error: Exception) -> None:
-        """That costs the connection, when the wake-up ends."""
+        """Close the connection at the end of the wake-up, because of this error."""
         self._channel.connection.stream.doom(error)
 
     def cancelled(self, queue: Queue) -> None:
-        """The queue was deleted: tell the client, if it understands (`consumer_cancel_notify`)."""
+        """Remove the consumer of a deleted queue.
+
+        Send basic.cancel if the client has the capability `consumer_cancel_notify`.
+        """
         channel = self._channel
         channel.consumers.pop(self.tag, None)
         connection = channel.connection
@@ -264,21 +295,21 @@ class AmqpConsumer:
 
 
 class AmqpChannel:
-    """One channel's state."""
+    """State of one channel."""
 
     def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
         self.connection = connection
         self.number = number
         self.sender = connection.sender._replace(channel=number)
         self.prefetch = prefetch_max  # for the next consumer
-        self.prefetch_all = 0  # basic.qos(global): over all consumers; 0 is no limit
-        self._raise: Alarm | None = None  # when a larger one takes effect
-        self.outstanding = 0  # deliveries to consumers; what was got does not count
+        self.prefetch_all = 0  # basic.qos(global): for all consumers together; 0 is no limit
+        self._raise: Alarm | None = None  # for a larger limit that is to take effect
+        self.outstanding = 0  # deliveries to consumers, without those of basic.get
         self.line = Line(self.has_room)
         self.next_tag = 1
         self.consumers: dict[str, AmqpConsumer] = {}
         self.unacknowledged: dict[int, Unacknowledged] = {}
-        self.generated = ""  # the name of a queue that is being declared without one
+        self.generated = ""  # name of a queue that is being declared without one
         self.last_queue = ""  # an empty queue name means the last one declared here
         self.requester: ReplyTo | None = None  # of direct replies
         self.requester_tag = ""
@@ -291,14 +322,16 @@ class AmqpChannel:
     # Deliveries.
 
     def has_room(self) -> bool:
-        """Whether basic.qos(global) leaves any credit."""
+        """Return True if basic.qos(global) leaves any credit."""
         return not self.prefetch_all or self.outstanding < self.prefetch_all
 
     def limit(self, prefetch: int) -> None:
-        """basic.qos(global). More credit than before, if messages wait for it, takes effect in a moment. A
-        client whose loop reads until nothing is there, calls its timers and sleeps until octets come (so
-        does Celery's) keeps what those timers settle until it wakes: it waits for us and we for
-        it. What came at the heels of basic.qos-ok would be read before that, and not wake it.
+        """Set the limit of basic.qos(global); 0 is no limit.
+
+        A larger limit for which queues wait takes effect after RAISE_SECS. Reason: some clients (Celery, for
+        example) read until no bytes are left, run their timers, and sleep until more bytes arrive. They do
+        not send what these timers settle before they wake up, so both sides would wait. Deliveries sent
+        directly behind basic.qos-ok would be read before the timers and would not wake the client.
         """
         if self._raise is not None:
             self._raise.cancel()
@@ -312,12 +345,13 @@ class AmqpChannel:
             self._limited(prefetch)
 
     def _limited(self, prefetch: int) -> None:
+        """Apply the limit of basic.qos(global), and dispatch the waiting queues."""
         self._raise = None
         self.prefetch_all = prefetch
         self.line.dispatch()
 
     def acknowledge_each(self, tags: Sequence[int], touched: Touched) -> int | None:
-        """Settle deliveries one by one; returns the first tag that is unknown, behind which it stops."""
+        """Settle deliveries one by one. Return the first unknown tag, at which it stops, or None."""
         unknown = None
         taken: list[Unacknowledged] = []
         pop = self.unacknowledged.pop
@@ -331,7 +365,7 @@ class AmqpChannel:
         return unknown
 
     def acknowledge(self, tag: int, multiple: bool, touched: Touched) -> bool:
-        """Settle one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
+        """Acknowledge one delivery, or all up to `tag` (0: all). Return False if the tag is unknown."""
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, None)
         if not multiple:
@@ -342,7 +376,10 @@ class AmqpChannel:
         return True
 
     def give_back(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
-        """Reject one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
+        """Reject one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
+
+        `requeue` False drops the messages or dead-letters them, as their queue is configured.
+        """
         if multiple and tag and tag not in self.unacknowledged:
             return False
         if self.transaction is not None:
@@ -355,8 +392,10 @@ class AmqpChannel:
         return bool(taken) or (multiple and tag == 0)
 
     def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
-        """Take one delivery out of the client's hands, or all up to `tag` (0: all), in order, with their
-        tags. Empty: the tag is unknown.
+        """Remove one unacknowledged delivery, or all up to `tag` (0: all). Return them in order, with their
+        tags.
+
+        Return an empty list if the tag is unknown.
         """
         unacknowledged = self.unacknowledged
         if not multiple:
@@ -375,13 +414,15 @@ class AmqpChannel:
         return taken
 
     def untake(self, taken: list[tuple[int, Unacknowledged]]) -> None:
-        """What was taken is in the client's hands again."""
+        """Add deliveries that `tagged` removed to the unacknowledged ones again."""
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
 
     def settle(self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
-        """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted.
+        """Settle removed deliveries in their queues: acknowledge (`requeue` None), requeue (True) or reject
+        (False).
 
-        `touched` gets whoever has to dispatch then: first those that wait for credit that they share.
+        Add to `touched` what the caller has to dispatch then: first the lines for shared credit, then the
+        queues.
         """
         octets = 0
         for line in (self.connection.line, self.line):
@@ -404,8 +445,9 @@ class AmqpChannel:
         self.connection.outstanding.settled(octets)
 
     def drop(self, tags: list[int]) -> None:
-        """Deliveries whose properties do not fit a frame that the client takes: they can never be sent. Their
-        queue dispatches still, so their credit need not be told of.
+        """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
+
+        Their queue is dispatching at this time, so it sees the returned credit without a call.
         """
         for tag in tags:
             self.settle([one for _, one in self.tagged(tag, False)], None, {})
@@ -413,7 +455,7 @@ class AmqpChannel:
     def set_aside(
         self, consumer: AmqpConsumer, tag: int, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Leave a delivery to others: its properties do not fit a frame that the client takes."""
+        """Leave a delivery to other consumers, because its properties exceed the client's frame-max."""
         if self.unacknowledged.pop(tag, None) is not None:
             consumer.outstanding -= 1
             self.outstanding -= 1
@@ -422,14 +464,14 @@ class AmqpChannel:
         self.connection.ingress.passed_over(self.connection.sender, consumer.queue.name)
 
     def recover(self) -> None:
-        """Return all deliveries that are the client's; those settled within a transaction are not."""
+        """Requeue all unacknowledged deliveries, without those settled in an open transaction."""
         touched: Touched = {}
         self.settle([one for _, one in self.tagged(0, True)], True, touched)
         for one in touched:
             one.dispatch()
 
     def request(self, tag: str) -> None:
-        """The channel consumes direct replies from now on."""
+        """Start to consume direct replies with the consumer tag `tag`."""
         deliverer = Deliverer(self.connection.machine, self.number, tag)
 
         def deliver(messages: list[Message]) -> None:
@@ -444,7 +486,7 @@ class AmqpChannel:
         self.requester_tag = tag
 
     def _replies(self, messages: list[Message]) -> list[DeliverRow]:
-        """Direct replies, but for those that cannot be encoded."""
+        """Return the encoded direct replies; those that cannot be encoded become dead letters."""
         utc = clock.utc()
         rows: list[DeliverRow] = []
         for message in messages:
@@ -455,13 +497,13 @@ class AmqpChannel:
         return rows
 
     def request_no_more(self) -> None:
-        """Direct replies to the channel are delivered to nobody."""
+        """Stop consuming direct replies."""
         if self.requester is not None:
             self.connection.host.replies.remove(self.requester)
             self.requester = None
 
     def close(self) -> None:
-        """The channel is gone: consumers leave, deliveries return."""
+        """Release the channel's state: roll back the transaction, remove consumers and requeue deliveries."""
         self.request_no_more()
         if self._raise is not None:
             self._raise.cancel()
@@ -474,13 +516,16 @@ class AmqpChannel:
         self.recover()
         for consumer in consumers:
             if not consumer.queue.deleted:
-                consumer.queue.dispatch()  # what it failed to take is there for others
+                consumer.queue.dispatch()  # messages that it set aside are free for others
             self.connection.host.consumer_left(consumer.queue)
 
     # Returns and confirms.
 
     def send_back(self, content: Content) -> None:
-        """A mandatory message that nothing takes: basic.return, before its ack."""
+        """Send basic.return for a mandatory message that was not routed; its ack follows.
+
+        Close the channel if the body cannot be read from the spool.
+        """
         number, octets, raw, body = content
         method = decode_publish(octets)
         connection = self.connection
@@ -494,24 +539,28 @@ class AmqpChannel:
         connection.stream.mark()
 
     def expect_confirm(self) -> int:
-        """The number of the next publish, which will be confirmed."""
+        """Return the number of the next publish, and record that it has to be confirmed."""
         self.published += 1
         self.unconfirmed[self.published] = None
         return self.published
 
     def confirmed(self, number: int) -> None:
-        """A publish is safe; told when the wake-up ends, with others (AmqpIngress.settle does the same)."""
+        """Queue the basic.ack of a publish; it is sent with others when the wake-up ends.
+
+        AmqpIngress.settle contains a copy of this for speed.
+        """
         self.connection.confirming[self] = None
         if self.unconfirmed.pop(number, self) is None:
             self.settled.append(number)
 
     def refused(self, number: int) -> None:
-        """A publish was refused: basic.nack."""
+        """Send basic.nack for a refused publish."""
         if self.unconfirmed.pop(number, self) is None:
             self.connection.machine.nack(self.number, number)
 
     def tell_confirms(self) -> None:
-        """Write the gathered confirms: one `multiple` for all below the first open one, the rest singly."""
+        """Send the collected confirms: one `multiple` ack below the first unconfirmed publish, single acks
+        above it."""
         settled = self.settled
         if not settled:
             return
@@ -530,71 +579,73 @@ class AmqpChannel:
                     ack(self.number, number)
 
 
-IN_TRANSACTION = -1  # stands for the confirm number in the receipts of a transaction
+IN_TRANSACTION = -1  # replaces the confirm number in the receipts of a transaction
 
 
+# Deliveries with their tags, and True to requeue them, False to reject them, None to acknowledge them.
 Settlement = tuple[list[tuple[int, Unacknowledged]], bool | None]
 PendingPublish = tuple[RoutingEntry, Message, Content | None]  # for the commit
-"""Deliveries with their tags, and whether they are requeued; None: acknowledged."""
+"""Publish that waits for the commit: its routing entry, the message, and the content if it is mandatory."""
 
 
 class Routed:
-    """The namespace of one message that was routed some time ago."""
+    """Routing namespace of one message that was routed earlier: it matches the queues found then."""
 
     def __init__(self, host: VirtualHost, sinks: Iterable[Sink]) -> None:
         self._host = host
         self._sinks = tuple(sinks)
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The message decides."""
+        """Return None: the sinks depend on the message."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """What it was routed to, as far as that is there."""
+        """Return the earlier sinks; a queue is looked up by its name, and left out if no queue has the name
+        now."""
         queues = self._host.queues
         found = (queues.get(one.name) if isinstance(one, AmqpQueue) else one for one in self._sinks)
         return tuple(one for one in found if one is not None)
 
     @property
     def retained(self) -> None:
-        """AMQP retains nothing."""
+        """None: AMQP has no retained messages."""
 
 
 def _says_the_queue(entry: RoutingEntry) -> bool:
-    """Whether the key is a queue's name, for the default exchange, so that there was nothing to route by."""
+    """Return True if the entry is of the default exchange, whose keys are queue names."""
     return not entry.address.scope
 
 
 class Transaction:
-    """What a channel has said since its last commit or rollback.
+    """Publishes and settlements of one channel since its last commit or rollback.
 
-    A commit is all or nothing. Deliveries are settled when everything that was published is safe: their
-    acknowledgements reach the disk in the transaction of the messages where these are written here, and
-    otherwise behind them. When a publish is refused (the disk is full) nothing is acknowledged, and the
-    deliveries return to their queues with the channel.
+    A commit is all or nothing. Deliveries are settled when all publishes are safe. Their acknowledgements are
+    written in the same disk transaction as the messages if all messages are stored here, and otherwise after
+    them. If a publish is refused (because the disk is full, for example), nothing is acknowledged, and the
+    deliveries return to their queues when the channel closes.
     """
 
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
         self._publishes: list[PendingPublish] = []
-        self._generation = 0  # of the dispatcher, when the first of them was routed
-        self.octets = 0  # of what is published, less what is on disk
+        self._generation = 0  # of the dispatcher, when the first publish was routed
+        self.octets = 0  # of the publishes, without bodies on disk
         self._settlements: list[Settlement] = []
         self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
-        self._open = 0  # of a commit: what has not been heard of yet
+        self._open = 0  # parts of a commit without an outcome
         self._failed = False
         self._closed = False
         self._then: Callable[[bool], None] | None = None
 
     @property
     def addresses(self) -> set[Address]:
-        """Where it is going to publish to."""
+        """Addresses to which the commit will publish."""
         return {message.address for _, message, _ in self._publishes}
 
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
-        """Keep a message for the commit; returns how many are kept, and what they weigh.
+        """Store a message for the commit. Return the count and the bytes of all stored publishes.
 
-        Raises RemoteProtocolError when the message decides where it goes, and malformed its headers.
+        Raises RemoteProtocolError if the routing depends on the message's headers and these are malformed.
         """
         if not self._publishes:
             self._generation = self._channel.connection.ingress.dispatcher.generation
@@ -605,26 +656,29 @@ class Transaction:
         return len(self._publishes), self.octets
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
-        """Keep the settling of deliveries (`requeue` None: acknowledged). False: the tag is unknown."""
+        """Store a settlement for the commit: acknowledge (`requeue` None), requeue or reject.
+
+        Return False if the tag is unknown.
+        """
         taken = self._channel.tagged(tag, multiple)
         if taken:
             self._settlements.append((taken, requeue))
         return bool(taken) or (multiple and tag == 0)
 
     def rollback(self) -> None:
-        """Forget it all; what was acknowledged is unacknowledged again."""
+        """Discard all publishes; what was acknowledged or rejected is unacknowledged again."""
         self._publishes.clear()
         self.octets = 0
         settlements, self._settlements = self._settlements, []
         self._channel.untake([one for taken, _ in settlements for one in taken])
 
     def close(self) -> None:
-        """The channel is gone: roll back. A commit that is under way comes to its end unheard."""
+        """Roll back, because the channel is closed. A running commit completes without a response."""
         self.rollback()
         self._closed = True
 
     def commit(self, then: Callable[[bool], None]) -> None:
-        """Put it all into effect, or nothing; `then` hears, now or later, whether everything has been."""
+        """Apply everything or nothing. Call `then` with True if everything was applied, at once or later."""
         ingress = self._channel.connection.ingress
         publishes, self._publishes = self._publishes, []
         self._committing, self._settlements = self._settlements, []
@@ -659,12 +713,12 @@ class Transaction:
         self.told(True)
 
     def _must_be_whole(self, publishes: list[PendingPublish]) -> bool:
-        """Return True if some of this cannot be without the disk, and the rest must not be without that."""
+        """Return True if a durable message needs the disk and something else is part of the same commit."""
         lasting = any(message.durable for _, message, _ in publishes)
         return lasting and (len(publishes) > 1 or bool(self._committing))
 
     def _acknowledge_beside(self) -> None:
-        """Have acknowledgements written in the transaction of what was published just now."""
+        """Write the acknowledgements in the disk transaction of the messages just published."""
         for taken, requeue in self._committing:
             if requeue is None:
                 for _, (queue, _, position, _) in taken:
@@ -672,19 +726,19 @@ class Transaction:
                         queue.storage.forget_beside((position,))
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
-        """The entry of a message that decides where it goes, with its decision."""
+        """Return the entry with the sinks chosen now, for a message whose routing depends on its content."""
         namespace = entry.plan.namespace
         assert namespace is not None
         try:
             sinks = namespace.choose(message)
         except ProtocolError:
             raise
-        except Exception:  # the commit meets it again, and makes a dead letter of the message
+        except Exception:  # the commit fails in the same way, and dead-letters the message
             return entry
         return entry.chosen_by(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry) -> RoutingEntry:
-        """The entry as it is now, save for where its message was routed to. Raises RouteRefused."""
+        """Return the current entry of the address, with the sinks found earlier. Raises RouteRefused."""
         connection = self._channel.connection
         find = partial(connection.ingress.dispatcher.entry, connection.endpoint, connection.host)
         fresh = connection.ingress.route(connection.rights, entry.address, find)
@@ -696,8 +750,10 @@ class Transaction:
         return fresh.chosen_by(found)
 
     def _renew_all(self, publishes: list[PendingPublish]) -> list[PendingPublish] | None:
-        """Return the messages with their entries as they are now; None if one may not be published any more,
-        which is logged as denied."""
+        """Return the publishes with their current entries.
+
+        Return None if one may not be published any more, which is logged as denied.
+        """
         found: list[PendingPublish] = []
         for entry, message, content in publishes:
             try:
@@ -710,14 +766,18 @@ class Transaction:
         return found
 
     def told(self, accepted: bool) -> None:
-        """One part of the commit is done."""
+        """Record the outcome of one part of the commit; finish the commit after the last part."""
         self._failed |= not accepted
         self._open -= 1
         if not self._open:
             self._finish()
 
     def _finish(self) -> None:
-        """Everything that was published is safe, or something was refused."""
+        """Apply the settlements after the last publish, and report the result.
+
+        If a publish was refused, the deliveries become unacknowledged again, or are requeued if the channel
+        is closed.
+        """
         settlements, self._committing = self._committing, []
         if self._failed and not self._closed:
             self._channel.untake([one for taken, _ in settlements for one in taken])
@@ -730,15 +790,17 @@ class Transaction:
             one.dispatch()
         store = self._channel.connection.ingress.store
         if touched and store is not None:
-            # A full disk changes nothing: what is settled makes room, and is written when there is some.
+            # The outcome is ignored: settling frees disk space, so it is written once there is some.
             store.after_commit(lambda outcome: self._answer(True))
         else:
             self._answer(not self._failed)
 
     def _answer(self, whole: bool) -> None:
+        """Call the function given to `commit`, unless the channel is closed."""
         then, self._then = self._then, None
         if then is not None and not self._closed:
             then(whole)
 
 
-Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
+# Channel, confirm number (0: none), and the content if the message is mandatory.
+Receipt = tuple[AmqpChannel, int, "Content | None"]

@@ -1,4 +1,12 @@
-"""One AMQP 0-9-1 client: its handshake, its channels, and what its methods do on the broker."""
+"""Connection of one AMQP 0-9-1 client to the embedded broker: its channels, publishes and acknowledgements.
+
+`AmqpConnection` receives events from the protocol machine and executes them: publishes go to the dispatcher
+in batches, acknowledgements to the channels, and other methods to the table in the module `methods`. The
+handshake is in the module `admission`, the state of a channel in the module `channel`.
+
+While a full queue or too many unsettled publishes hold the client, its publishes wait here, in order with the
+methods behind them on the same channel. Large bodies are on disk and may have to be synchronised first.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +70,19 @@ from gateway.transport.stream import Stream
 
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
 AHEAD = (m.BasicNack, m.BasicReject)
-"""Methods that do not wait for what was published before them, but in a transaction."""
+"""Methods that do not wait for earlier publishes of their channel, except in a transaction."""
 REFUSED_FOR: Final[dict[int, Reason]] = {
     ReplyCode.ACCESS_REFUSED: Reason.NOT_AUTHORIZED,
     ReplyCode.NOT_FOUND: Reason.NO_ROUTE,
 }
-"""Why a message was refused for which its channel is closed, by the reply code; others: it is malformed."""
+"""Reasons in the record of a message whose channel is closed for it, by reply code.
+
+Codes that are not listed mean malformed.
+"""
 
 
 class AmqpConnection(ActingGuest):
-    """The owner of one client's stream."""
+    """Connection of one client, and the owner of its stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -89,9 +100,9 @@ class AmqpConnection(ActingGuest):
         )
         super().__init__(ingress, stream, machine, now)
         self._ingress = ingress
-        self.host = ingress.hosts[0]  # until it asks for another
+        self.host = ingress.hosts[0]  # until connection.open names another
         self.endpoint = ingress.name
-        self._blocked = {"disk": "", "memory": ""}  # why publishing is of no use now; "": it is
+        self._blocked = {"disk": "", "memory": ""}  # reasons why publishing is blocked; "": it is not
         self._told_blocked = False
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -103,14 +114,17 @@ class AmqpConnection(ActingGuest):
 
     @property
     def ingress(self) -> AmqpIngress:
-        """The source of its listener."""
+        """Source of the client's listener."""
         return self._ingress
 
-    # What it may do.
+    # Permissions.
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a right on a routing key of an exchange; None stands for every key. Only topic exchanges, and
-        names that may yet become one, have such rights."""
+        """Check a permission for a routing key of an exchange; None stands for all keys.
+
+        Only topic exchanges, and names of exchanges that do not exist, have such permissions. Raises Refused
+        403.
+        """
         if not self.rights.unlimited and exchange:
             found = self.host.exchanges.get(exchange)
             if found is None or found.is_topic:
@@ -128,13 +142,13 @@ class AmqpConnection(ActingGuest):
             except Refused as error:
                 self.refuse(channel.number, error, m.BasicConsume)
 
-    # What the stream asks.
+    # Interface to the stream.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Confirms that have gathered, and whatever was encoded."""
+        """Return the encoded output, preceded by the collected confirms."""
         if self.confirming:
             channels, self.confirming = self.confirming, {}
-            alone = []  # with hundreds of channels each has one
+            alone = []  # with hundreds of channels, most have one confirm
             for channel in channels:
                 settled = channel.settled
                 if len(settled) == 1 and not channel.unconfirmed:
@@ -145,11 +159,11 @@ class AmqpConnection(ActingGuest):
         return self.machine.to_send()
 
     def drained(self) -> None:
-        """The client reads again: its consumers may go on."""
+        """Resume deliveries: the client's send buffer has drained."""
         self.line.dispatch()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: deliveries return to their queues, exclusive queues go."""
+        """Handle the end of the connection: requeue its deliveries and delete its exclusive queues."""
         self._ingress.dispatcher.memory.forget(self)
         finish(self.waiting, self.stream, self._process)
         self.machine.abandon()
@@ -161,38 +175,45 @@ class AmqpConnection(ActingGuest):
         self._leave()
 
     def _leave(self) -> None:
+        """Close all channels and delete the exclusive queues."""
         channels = list(self.channels.values())
         self.channels.clear()
         for channel in channels:
             channel.close()
         self.host.owner_gone(self)
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @property
     def idle(self) -> bool:
-        """Nothing that this client published awaits its outcome."""
+        """True if none of the client's publishes awaits an outcome."""
         return not self.unsettled
 
     def in_flight(self) -> InFlight:
-        """What is under way."""
+        """Return the numbers of unsettled publishes and unacknowledged deliveries."""
         return InFlight(self.unsettled, sum([len(one.unacknowledged) for one in self.channels.values()]))
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        """Stop reading from the client. Return the function that resumes it.
+
+        Return None and go on reading if the client consumes, since it must be able to acknowledge.
+        """
         if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Have what is published on a channel wait, unless the client consumes: it is refused at twice the
-        limit."""
+        """Hold the publishes of one channel. Return the function that releases them.
+
+        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
+        limit.
+        """
         return None if self._consumes else self.waiting.hold(channel)
 
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
-        """The publishes that wait until a full queue has room."""
+        """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
@@ -201,16 +222,16 @@ class AmqpConnection(ActingGuest):
 
     @property
     def channel_count(self) -> int:
-        """Channels that are open."""
+        """Number of open channels."""
         return len(self.channels)
 
     def tick(self, now: float) -> None:
-        """Heartbeats, and the time for the handshake."""
+        """Send and check heartbeats, and enforce the handshake timeout. `now` is in loop-clock seconds."""
         if self._in_time(now):
             self.stream.mark()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """320, whatever the reason: clients come back after it."""
+        """Close the connection with 320 (CONNECTION_FORCED), after which clients reconnect."""
         self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {farewell.value}")
         self.stream.end(farewell.value)
 
@@ -238,8 +259,8 @@ class AmqpConnection(ActingGuest):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events that are due: those that nothing holds any more, then those of `events` that do
-        not have to wait."""
+        """Return the events to process now: released ones first, then those of `events` that need not
+        wait."""
         waiting = self.waiting
         due = waiting.take_released()
         for event in events:
@@ -267,7 +288,7 @@ class AmqpConnection(ActingGuest):
         return due
 
     def _unheld(self, contents: list[Content]) -> list[Content]:
-        """Have those messages wait that have to, and return the others."""
+        """Hold the messages of held channels, and return the others."""
         unheld: list[Content] = []
         held: dict[int, list[Content]] = {}
         for content in contents:
@@ -282,8 +303,10 @@ class AmqpConnection(ActingGuest):
         return unheld
 
     def _unheld_acks(self, acks: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """Have those acknowledgements wait that belong to a transaction behind a commit that waits, and
-        return the others."""
+        """Return the acknowledgements to process now.
+
+        Hold those that belong to a transaction on a channel where earlier events wait.
+        """
         unheld: list[tuple[int, int, bool]] = []
         for ack in acks:
             channel = self.channels.get(ack[0])
@@ -294,7 +317,7 @@ class AmqpConnection(ActingGuest):
         return unheld
 
     def _waits(self, event: MethodReceived) -> bool:
-        """Return True if a method has to wait behind what its channel has published."""
+        """Return True if a method has to wait behind earlier publishes of its channel."""
         channel = self.channels.get(event.channel)
         if channel is not None and channel.transaction is None and isinstance(event.method, AHEAD):
             return False
@@ -303,15 +326,16 @@ class AmqpConnection(ActingGuest):
         return self.waiting.has(event.channel)
 
     def _blocks(self, number: int, *, publishes: bool) -> bool:
-        """Return True if an event of the channel has to wait: it publishes, or others wait before it."""
+        """Return True if an event of a channel has to wait, because it publishes or because earlier events
+        wait."""
         waiting = self.waiting
         channel = self.channels.get(number)
         if channel is not None and channel.transaction is not None:
-            publishes = False  # the commit does
+            publishes = False  # only the commit publishes
         return waiting.blocks(number) if publishes else waiting.has(number)
 
     def _forget_waiting(self, number: int) -> None:
-        """A channel is gone: what waits on it is lost, and counted."""
+        """Drop the held events of a closed channel, and count its messages as refused."""
         lost = 0
         for event in self.waiting.take(number):
             if isinstance(event, Publishes):
@@ -324,7 +348,10 @@ class AmqpConnection(ActingGuest):
             self._ingress.stats.refuse(FULL, lost)
 
     def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
-        """Do what one of the events asks for; False: the others are left for another turn. Raises Pending."""
+        """Process one event. Return False if it and the rest of `events` were postponed.
+
+        Raises Pending if a result that the event needs is not available yet.
+        """
         if isinstance(event, Publishes):
             if contents := self._publishes(event.contents):
                 self.stream.postpone([Publishes(contents), *events[at + 1 :]])
@@ -342,14 +369,17 @@ class AmqpConnection(ActingGuest):
         return True
 
     def _check_large(self, octets: bytes) -> None:
-        """Raises Pending for a large message while it may still be left; what is wrong is said later."""
+        """Resolve the target of a large message in advance. Raises Pending if that has to wait.
+
+        Other errors are left to the publish itself.
+        """
         entries = self._ingress.entries_of(self.rights, self.host)
         if octets not in entries:
             with suppress(RemoteProtocolError, Refused):
                 self._resolve(octets, entries)
 
     def _turn(self, event: Event) -> None:
-        """What becomes of the connection or of a channel as a whole."""
+        """Process an event that changes the state of a channel or of the connection."""
         if isinstance(event, ChannelOpened):
             self.channels[event.channel] = AmqpChannel(self, event.channel, self._ingress.limits.prefetch_max)
         elif isinstance(event, ChannelClosed):
@@ -376,6 +406,7 @@ class AmqpConnection(ActingGuest):
         self._leave()
 
     def _let_in(self) -> None:
+        """Enter the virtual host and confirm connection.open."""
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
         self.endpoint = ingress.endpoint_of(self.host)
@@ -386,8 +417,9 @@ class AmqpConnection(ActingGuest):
     # Publishing.
 
     def _publish_large(self, content: Content) -> None:
-        """Publish a message that is not in memory. If its file must be safe before its place in a queue is,
-        that is done later, and what is behind it waits.
+        """Publish a message whose body is in the spool.
+
+        A durable message's file is first synchronised to disk, in a task; later input waits for that.
         """
         _, _, raw, body = content
         try:
@@ -400,6 +432,10 @@ class AmqpConnection(ActingGuest):
             self._publishes([content], large=True)
 
     def _sync(self, body: Spooled, content: Content) -> None:
+        """Synchronise the body's file to disk, then publish the message; stop processing input until then.
+
+        Close the channel if the file cannot be written.
+        """
         file = body.file
         assert isinstance(file, SpoolFile)
 
@@ -422,8 +458,10 @@ class AmqpConnection(ActingGuest):
         self._ingress.tasks.start_soon(task)
 
     def _publishes(self, contents: list[Content], *, large: bool = False) -> list[Content]:
-        """Publish them; returns those that are left for another turn, when many go where this user has not
-        published before. A `large` one, which has come alone, is never left.
+        """Publish messages. Return those that are postponed to another turn.
+
+        Messages are postponed if the turn's time is used up by targets not yet in the cache, or if a decision
+        on them is pending. A `large` message, which is always alone, is never postponed.
         """
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -440,13 +478,15 @@ class AmqpConnection(ActingGuest):
         return left
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
-        """Publish them one by one; returns those that are left for another turn."""
+        """Publish messages one by one. Return those that are postponed to another turn."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = ingress.entries_of(self.rights, self.host)
         batch = ingress.begun_batch()
         channels = self.channels
-        known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same
+        known: tuple[bytes, bytes] | None = (
+            None  # of the previous message: identical objects have equal content
+        )
         in_turn = iter(contents)
         left: list[Content] = []
         for content in in_turn:
@@ -471,7 +511,7 @@ class AmqpConnection(ActingGuest):
                 self._refuse_publish(content, refusal)
                 continue
             except Pending as pending:
-                if large:  # it was decided, and is not known any more
+                if large:  # the decision was there, and has been dropped since
                     self.refuse(number, access_refused("it is not known whether this is allowed"), PUBLISH)
                     continue
                 ingress.suspend(self.stream, pending.awaited)
@@ -508,7 +548,8 @@ class AmqpConnection(ActingGuest):
         return left
 
     def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | Refused) -> None:
-        """Close the channel of a message that may not be published where it should go, and record it."""
+        """Close the channel of a message that may not be published, and record the message if it was
+        refused."""
         number, octets, raw, body = content
         if isinstance(refusal, Refused):
             method = decode_publish(octets)
@@ -519,8 +560,10 @@ class AmqpConnection(ActingGuest):
         self.refuse(number, refusal, PUBLISH)
 
     def _refuse_publishes(self, contents: list[Content]) -> None:
-        """There is no memory for them: basic.nack, or the end of the channel for its transaction. Who did not
-        ask to hear of his messages does not."""
+        """Refuse messages for lack of memory: send basic.nack, or close the channel if it has a transaction.
+
+        Messages without confirms are dropped and counted.
+        """
         for number, *_ in contents:
             channel = self.channels.get(number)
             if channel is None:
@@ -537,6 +580,8 @@ class AmqpConnection(ActingGuest):
     def _keep_for_commit(
         self, channel: AmqpChannel, entry: RoutingEntry, message: Message, content: Content | None
     ) -> None:
+        """Add a message to the channel's transaction; close the channel if that exceeds the transaction's
+        limits."""
         assert channel.transaction is not None
         limits = self._ingress.limits
         try:
@@ -550,7 +595,11 @@ class AmqpConnection(ActingGuest):
             self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
     def _resolve(self, octets: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
-        """A basic.publish seen for the first time: where does it lead?"""
+        """Return the target of a basic.publish that is not in `entries`, and cache it there.
+
+        Raises RemoteProtocolError 540 for `immediate`, and Refused if the exchange does not exist, is
+        internal, or may not be written to. Raises Pending if a permission check has to wait.
+        """
         method = decode_publish(octets)
         ingress = self._ingress
         if method.immediate:
@@ -583,7 +632,8 @@ class AmqpConnection(ActingGuest):
         return found
 
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """A message has been settled; `outcome` is None when it was accepted."""
+        """Send the confirm, the return or the transaction's result of a message; `outcome` None means
+        accepted."""
         channel, confirm, content = receipt
         self.answered(1)
         if content is not None:
@@ -591,7 +641,7 @@ class AmqpConnection(ActingGuest):
                 channel.send_back(content)
                 outcome = None
             elif outcome is None and DIRECT_REPLY_PREFIX in content[1]:
-                channel.send_back(content)  # no queue has it, so RabbitMQ returns what the requester has got
+                channel.send_back(content)  # as in RabbitMQ: a direct reply is in no queue
         if not confirm:
             return
         if confirm == IN_TRANSACTION:
@@ -604,19 +654,19 @@ class AmqpConnection(ActingGuest):
             channel.refused(confirm)
 
     def answered(self, count: int) -> None:
-        """Publishes have been settled, and their channels told."""
+        """Count `count` publishes as settled; release held publishes when half the limit is reached."""
         self.stream.mark()
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None
             let_publish()
 
-    # What is wrong.
+    # Errors.
 
     def refuse(
         self, number: int, error: RemoteProtocolError | Refused, method: type[m.Method] | m.Method
     ) -> None:
-        """Close the channel or the connection, as the code asks; `method` is the one at fault."""
+        """Close the channel or the connection, depending on the error's code; `method` caused the error."""
         code = error.code if isinstance(error, Refused) else error.reason
         ids = method.index >> 16, method.index & 0xFFFF
         fault = RemoteProtocolError(str(error), reason=code, class_id=ids[0], method_id=ids[1])
@@ -631,11 +681,11 @@ class AmqpConnection(ActingGuest):
     # Acknowledgements.
 
     def _take_acks(self, acks: list[tuple[int, int, bool]]) -> None:
-        """basic.ack, in their order: (channel, delivery tag, multiple). An unknown tag closes its channel.
+        """Process basic.acks in order: tuples of channel, delivery tag, multiple. An unknown tag closes its
+        channel.
 
-        An ack settles at most one delivery and a client sends one for each, so runs of single ones on one
-        channel are settled together: per-message work here is a third of what a delivery costs. The queues
-        dispatch when all that arrived together has been taken.
+        A client sends one ack per delivery, so runs of single acks on one channel are settled together:
+        per-message work here is a third of the cost of a delivery. The queues dispatch after the last ack.
         """
         touched: Touched = {}
         single: list[int] = []  # tags of the channel `run`
@@ -671,10 +721,14 @@ class AmqpConnection(ActingGuest):
     # Methods.
 
     def _method(self, event: MethodReceived) -> None:
+        """Execute a method from the table; errors close the channel or the connection.
+
+        Output waits for the disk if a definition was written.
+        """
         channel = self.channels.get(event.channel)
         method = event.method
         if len(self._ingress.batch):
-            self._ingress.turn_done()  # what the client published before, its method must find in the queues
+            self._ingress.turn_done()  # a method must see the client's earlier publishes in the queues
         if channel is None:
             if isinstance(method, m.ConnectionUpdateSecret):
                 self._update_secret(method)
@@ -693,8 +747,9 @@ class AmqpConnection(ActingGuest):
             self._wait_for_commit()
 
     def _wait_for_commit(self) -> None:
-        """What was declared or deleted is told when it is on disk; a disk that fails ends the connection, for
-        then nobody knows.
+        """Hold the output until declarations and deletions are on disk.
+
+        A failed write aborts the connection, because the result is then unknown.
         """
 
         def committed(outcome: Outcome) -> None:
@@ -709,33 +764,39 @@ class AmqpConnection(ActingGuest):
         store.after_commit(committed)
 
     def blocked(self, reason: str) -> None:
-        """The disk takes nothing, for this reason; "": it does again."""
+        """Set why the store is read-only; an empty string means that it is writable again."""
         self._block("disk", reason)
 
     def told_of_memory(self, short: bool) -> None:
-        """The client has published while memory is short; or it is no longer."""
+        """Block or unblock publishing, because memory is short or no longer is.
+
+        `short` True is reported only to a client that publishes at that time.
+        """
         self._block("memory", "low on memory" if short else "")
 
     @property
     def begun(self) -> int:
-        """Octets of messages that have not come whole, or are not committed."""
+        """Bytes of messages that are incomplete or not committed."""
         channels = self.channels.values()
         return self.machine.begun + sum(one.transaction.octets for one in channels if one.transaction)
 
     @property
     def outstanding_octets(self) -> int:
-        """Octets of what consumers have been sent and have not acknowledged."""
+        """Bytes of unacknowledged deliveries."""
         return self.outstanding.octets
 
     def let_go_for_memory(self) -> None:
-        """506: there is none for what it has begun."""
+        """Close the connection with 506 (RESOURCE_ERROR): no memory is left for its incomplete messages."""
         text = f"RESOURCE_ERROR - {LOW_ON_MEMORY.text}"
         self._report(ReplyCode.RESOURCE_ERROR, text)
         self.machine.close(ReplyCode.RESOURCE_ERROR, text)
         self.stream.end(LOW_ON_MEMORY.text)
 
     def _block(self, what: str, reason: str) -> None:
-        """Tell a client that understands it whether publishing is of use now."""
+        """Update one reason for blocking.
+
+        Send connection.blocked or connection.unblocked on a change, if the client has that capability.
+        """
         self._blocked[what] = reason
         blocked = any(self._blocked.values())
         if blocked is self._told_blocked or not (self._ready and self._hears_blocked):
@@ -746,8 +807,8 @@ class AmqpConnection(ActingGuest):
 
 
 class AmqpListenerSource(AmqpIngress):
-    """Which makes a connection of each client."""
+    """Source that creates an `AmqpConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> AmqpConnection:
-        """A client has connected."""
+        """Return the connection object of a new client; `now` is in loop-clock seconds."""
         return AmqpConnection(self, stream, now)

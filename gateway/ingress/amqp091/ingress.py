@@ -1,7 +1,9 @@
-"""AMQP 0-9-1 on a listener: published messages become batches, and outcomes become confirms and returns.
+"""AMQP 0-9-1 source of one listener: published messages become batches; outcomes become confirms and returns.
 
-A receipt is (channel, confirm number, content): the number is 0 outside confirm mode, the content is kept for
-mandatory messages only. A message that nobody waits for has no receipt.
+A receipt is the tuple (channel, confirm number, content). The number is 0 outside confirm mode. The content
+is present for mandatory messages only, because it may have to be returned. A message whose publisher expects
+no response has no receipt. The source also caches which routing entry each basic.publish resolves to.
+Connections and channels are in the modules beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ log = structlog.get_logger(limited=True)
 
 
 class AmqpIngress(AmqpSource):
-    """The AMQP 0-9-1 side of one listener, and the source of its batches."""
+    """AMQP 0-9-1 side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
@@ -41,29 +43,34 @@ class AmqpIngress(AmqpSource):
 
     @property
     def namespace(self) -> VirtualHost:
-        """The first of the virtual hosts: routes belong to it."""
+        """Virtual host to which routes of this listener belong: the first of its virtual hosts."""
         return self.hosts[0]
 
     def requester(self, reply_to: str) -> Address | None:
-        """A reply-to is a key of the default exchange."""
+        """Return the address of a reply-to, which is a key of the default exchange; None if it is no valid
+        name."""
         try:
             return AMQP091.address("", reply_to)
         except NameRefused:
             return None
 
-    # What batches ask: this is their source.
+    # Interface to batches.
 
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Each receipt's channel hears what became of its message."""
+        """Report the outcome of each message to the channel in its receipt.
+
+        `refused` maps indexes in `receipts` to outcomes; None means that all were accepted. `received` is the
+        loop-clock time of the batch, for the latency statistics.
+        """
         answered: list[AmqpGuest] = []
         last: AmqpChannel | None = None
         for at, receipt in enumerate(receipts):
             if receipt is None:
                 continue
             channel, confirm, content = receipt
-            if refused is None and content is None and confirm > 0:  # it only hears of its acceptance
+            if refused is None and content is None and confirm > 0:  # a plain confirm
                 if channel is not last:
                     last = channel
                     settled = channel.settled
@@ -80,16 +87,21 @@ class AmqpIngress(AmqpSource):
             connection.answered(count)
         self.stats.answered(len(receipts), refused, self.now() - received)
 
-    # What connections ask.
+    # Interface to connections.
 
     def endpoint_of(self, host: VirtualHost) -> str:
-        """Where routes look for what is published to a virtual host: the listener's name for the first one,
-        and a name that no route can say for the others.
+        """Return the endpoint name under which routes find what is published to a virtual host.
+
+        The first virtual host has the listener's name. The others have a name that no route can contain.
         """
         return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
 
     def entries_of(self, rights: Rights, host: VirtualHost) -> dict[bytes, PublishTarget]:
-        """What basic.publish octets lead to, for these rights; emptied when something has changed since."""
+        """Return the cache from encoded basic.publish methods to their targets, for these rights and this
+        host.
+
+        The whole cache is emptied first if routing has changed since the last call.
+        """
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation
             self._entries.clear()
@@ -100,19 +112,24 @@ class AmqpIngress(AmqpSource):
         return found
 
     def forget_entries(self) -> None:
+        """Empty the cache of publish targets."""
         for entries in self._entries.values():
             entries.clear()
 
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:
-        """`publish` of a message that may be too large for routes."""
+        """Publish a message that may exceed limits.message_bytes_max, the most that routes carry.
+
+        Return False if neither a queue nor a route matches.
+        """
         most = self.limits.message_bytes_max
         return self.dispatcher.publish_large(batch, entry, message, receipt, most)
 
     def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
-        same.
+        """Handle a message that no queue and no route matches: return it if it is mandatory, and confirm it.
+
+        Without `mandatory`, the message becomes a dead letter if its entry has no routes.
         """
         if entry.plan.namespace is None and isinstance(entry, AnswerEntry):
             self.answer_lost(entry, message)

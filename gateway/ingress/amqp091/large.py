@@ -1,4 +1,8 @@
-"""Bodies that a client sends and that are too large to be held: they go to the spool as they come."""
+"""Incoming message bodies that are too large for memory, written to the spool while they arrive.
+
+The protocol machine creates a `LargeBody` when a content header announces such a body, and writes each body
+frame to it. Errors of the spool become channel errors with code 406 (PRECONDITION_FAILED).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ from gateway.protocols.amqp091.spec import BASIC_PUBLISH, ReplyCode
 
 
 class LargeBody:
-    """One of `size` octets: what the machine writes to. Its file goes when the body is forgotten, or this."""
+    """Incoming body of `size` bytes in a spool file.
+
+    The file is deleted when neither this object nor the finished body refers to it any more.
+    """
 
     __slots__ = ("_file",)
 
     def __init__(self, spool: Spool, size: int, user: str) -> None:
-        """`user` sends it. Raises RemoteProtocolError: 406 for want of room, also in that share."""
+        """Create the file. `user` is charged for it.
+
+        Raises RemoteProtocolError with code 406 if the spool, or the user's share of it, is full.
+        """
         try:
             spool.check_room(size, user)
             self._file = spool.draft(user)
@@ -21,14 +31,14 @@ class LargeBody:
             raise _refusal(error) from error
 
     def write(self, octets: bytes) -> None:
-        """The next of it. Raises RemoteProtocolError: 406 for want of room."""
+        """Append the next bytes. Raises RemoteProtocolError with code 406 if the spool is full."""
         try:
             self._file.write(octets)
         except SpoolFull as error:
             raise _refusal(error) from error
 
     def finish(self) -> bytes:
-        """It is whole. Raises RemoteProtocolError: 406 when it cannot be read."""
+        """Return the complete body. Raises RemoteProtocolError with code 406 if it cannot be read."""
         try:
             return self._file.body()
         except OSError as error:

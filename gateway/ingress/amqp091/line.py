@@ -1,8 +1,8 @@
-"""Who waits for credit that several consumers share: those of a channel, or all of a connection.
+"""Queues that wait for credit that several consumers share: the credit of a channel or of a whole connection.
 
-Credit that comes back belongs to nobody's queue. So a queue that could give a consumer nothing for want of it
-stands in line, and goes behind the others when it has been served: each has its turn, however much the first
-one holds.
+Returned shared credit belongs to no particular queue. A queue that could not deliver to a consumer for lack
+of such credit therefore joins a line. Once served it goes to the end of the line, so that each queue gets its
+turn, however many messages the first one has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from gateway.broker.queue import Queue
 
 
 class Line:
-    """Queues that wait, the longest waiting first. `has_room`: whether there is credit."""
+    """Queues waiting for shared credit, in order of waiting time.
+
+    `has_room` returns True while there is credit.
+    """
 
     __slots__ = ("_has_room", "_queues")
 
@@ -25,11 +28,11 @@ class Line:
         return bool(self._queues)
 
     def join(self, queue: Queue) -> None:
-        """The queue waits; one that does already keeps its place."""
+        """Append the queue; a queue that already waits keeps its place."""
         self._queues.setdefault(queue)
 
     def dispatch(self) -> None:
-        """Serve the queues in turn, as far as the credit goes."""
+        """Dispatch the waiting queues in turn, until the credit is used up."""
         for _ in range(len(self._queues)):
             queue = next(iter(self._queues), None)
             if queue is None or not self._has_room():

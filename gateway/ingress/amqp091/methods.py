@@ -1,6 +1,8 @@
-"""What each AMQP 0-9-1 method does on the broker, in one table.
+"""AMQP 0-9-1 methods on the embedded broker: one action per method, in one table (`METHODS`).
 
-An action replies through its connection, or raises Refused with the code that RabbitMQ answers.
+An action receives a channel and a decoded method, changes exchanges, queues or the channel, and sends the
+reply through its connection. It raises Refused with RabbitMQ's reply code and text on an error. Publishes and
+basic.ack, which are far more frequent, are handled by the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sending import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
 
-RETURNS_OCTETS_MAX: Final = 64  # of what a quorum queue adds: how often a message has come back
+RETURNS_OCTETS_MAX: Final = 64  # bytes that a quorum queue adds for the number of earlier deliveries
 
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
@@ -42,26 +44,34 @@ def _transaction(channel: AmqpChannel) -> Transaction:
 
 
 class ActingGuest(AmqpGuest):
-    """A client, as far as its methods do something on the broker: one action for each, which replies, or
-    raises Refused with the code that RabbitMQ answers."""
+    """Client connection with one action per method.
+
+    Each action sends its reply, or raises Refused with RabbitMQ's reply code.
+    """
 
     def _reply(self, channel: AmqpChannel, wanted: bool, method: m.Method) -> None:
         if wanted:
             self.machine.send_method(channel.number, method)
 
     def _queue(self, channel: AmqpChannel, name: str) -> AmqpQueue:
-        """An empty name is the last queue declared on the channel."""
+        """Return the named queue; an empty name is the last queue declared on the channel.
+
+        Raises Refused 404 if there is none.
+        """
         if not name and not channel.last_queue:
             raise not_found("no previously declared queue")
         return self.host.queue(name or channel.last_queue, self)
 
     def _check_queue(self, channel: AmqpChannel, permission: str, name: str) -> None:
-        """Whether the client may; where no queue is named at all it is told that."""
+        """Check a permission on the named queue, or on the last declared one. Raises Refused 403.
+
+        Without either, nothing is checked, since `_queue` refuses that.
+        """
         if name or channel.last_queue:
             self.check(permission, "queue", name or channel.last_queue)
 
     def _bindable(self, channel: AmqpChannel, name: str) -> AmqpQueue | None:
-        """The queue of an unbinding: that it is not there is no error."""
+        """Return the queue to unbind or delete, or None if it does not exist, which is no error."""
         if name and name not in self.host.queues:
             return None
         return self._queue(channel, name)
@@ -127,7 +137,7 @@ class ActingGuest(AmqpGuest):
         if method.passive:
             queue = self._queue(channel, name)
         else:
-            if not name:  # which is asked for by name, and perhaps again
+            if not name:  # the name must survive a retry while a permission check is pending
                 channel.generated = channel.generated or self.host.new_queue_name()
             generated = "" if name else channel.generated
             self.check("configure", "queue", name or generated)
@@ -184,7 +194,10 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, not method.no_wait, m.QueueDeleteOk(count))
 
     def _check_unconditional(self, queue: AmqpQueue, method: m.QueueDelete) -> None:
-        """Of a quorum queue, which knows too late what it holds. Refused 540."""
+        """Raise Refused 540 if a quorum queue is to be deleted under a condition.
+
+        A quorum queue does not know in time what it contains.
+        """
         for flag, wanted in (("if-unused", method.if_unused), ("if-empty", method.if_empty)):
             if wanted:
                 text = (
@@ -218,7 +231,7 @@ class ActingGuest(AmqpGuest):
         rank = consumer_priority(method.arguments, what, quorum=queue.options.quorum)
         if queue.options.quorum and channel.prefetch_all:
             raise Refused(ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos")
-        exclusive = method.exclusive and not queue.options.quorum  # which takes no notice of it
+        exclusive = method.exclusive and not queue.options.quorum  # quorum queues ignore it
         single = exclusive and (queue.consumers or queue.options.single_active)
         if queue.exclusive_consumer is not None or single:
             raise access_refused(f"{what} in exclusive use")
@@ -263,7 +276,7 @@ class ActingGuest(AmqpGuest):
             loaded = trio.Event()
             queue.storage.when_loaded(loaded.set)
             raise Pending(loaded)
-        if queue.gate.shut:  # what is there may be withdrawn, and come again
+        if queue.gate.shut:  # its messages may be withdrawn and redelivered
             opened = trio.Event()
             queue.gate.wait(opened.set)
             raise Pending(opened)
@@ -291,7 +304,12 @@ class ActingGuest(AmqpGuest):
         self.stream.queued += len(message.body)
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
-        """The next message that can be said, with its properties; those before it are done with."""
+        """Return position, message, redelivered flag and encoded properties of the next message that can be
+        sent.
+
+        Return None if there is none. Messages that do not fit the client's frames are set aside for other
+        consumers; others that cannot be sent become dead letters.
+        """
         utc = clock.utc()
         most = self.machine.payload_max - HEADER_SIZE
 
@@ -307,7 +325,7 @@ class ActingGuest(AmqpGuest):
                 properties = own_properties(queue, message, utc, returns)
                 if len(properties) <= most:
                     return position, message, redelivered, properties
-                if queue.owner is None:  # others may take it
+                if queue.owner is None:  # other consumers may accept it
                     queue.set_aside(None, position, message, redelivered)
                     self.ingress.passed_over(self.sender, queue.name)
                 else:
@@ -322,7 +340,10 @@ class ActingGuest(AmqpGuest):
         return None
 
     def _check_unacknowledged(self, channel: AmqpChannel) -> None:
-        """No prefetch holds back a `get`. Refused 406 for a client that only takes."""
+        """Raise Refused 406 if the client has too many unacknowledged messages for another basic.get.
+
+        Prefetch does not limit basic.get, so the limits of channel and connection do.
+        """
         if len(channel.unacknowledged) >= self.ingress.limits.prefetch_max:
             raise failed("limits.prefetch_max messages of this channel are not acknowledged")
         if self.outstanding.full:
@@ -356,7 +377,7 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, True, m.TxSelectOk())
 
     def _tx_commit(self, channel: AmqpChannel, method: m.TxCommit) -> None:
-        """What the client says next waits for the commit, or it could overtake it."""
+        """Commit the transaction; later input of the client waits until the commit is complete."""
         transaction, told, suspended = _transaction(channel), False, False
 
         def committed(whole: bool) -> None:

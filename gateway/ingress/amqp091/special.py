@@ -1,6 +1,8 @@
-"""Messages whose properties say something to the broker itself: who sent them, who gets copies, who answers.
+"""Published messages whose properties affect routing or must be checked: user-id, reply-to, CC and BCC.
 
-Few messages have such properties; `essentials` tells which, so that the others cost nothing here.
+`essentials` reports which messages have such properties, so that the many others cost nothing here. The
+user-id is compared with the client's user. A direct reply-to is replaced by the name of the channel's reply
+address. The keys in CC and BCC are added to the routing key, and BCC is removed from the properties.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ VISIBLE, BLIND = COPIES
 
 
 class Copies:
-    """The namespace of one message with copies: it goes where any of its keys leads."""
+    """Routing namespace of one message with CC or BCC: it matches the queues of any of its keys."""
 
     def __init__(self, host: VirtualHost, exchange: str, keys: Sequence[str]) -> None:
         self._host = host
@@ -33,25 +35,27 @@ class Copies:
         self._keys = keys
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The message decides."""
+        """Return None: the sinks depend on the message."""
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The queues; each has it once."""
+        """Return the queues that any of the keys matches, each once."""
         return tuple(self._host.route_keys(self._exchange, self._keys, message))
 
     @property
     def retained(self) -> None:
-        """AMQP retains nothing."""
+        """None: AMQP has no retained messages."""
 
 
 def look_closer(
     channel: AmqpChannel, entry: RoutingEntry, given: PropertySet
 ) -> tuple[RoutingEntry, PropertySet]:
-    """Where a special message goes, and its properties as others may see them.
+    """Return the routing entry of a message with special properties, and the properties that receivers may
+    see.
 
-    Refused 406 for a user who is not the client's, copies that are no list, or a direct reply to a channel
-    that does not consume them.
+    Raises Refused 406 if the user-id is not the client's user, if CC or BCC are no arrays or have more than
+    COPIES_MAX keys, if the headers cannot be re-encoded, or if a direct reply is requested on a channel that
+    does not consume direct replies. Raises Refused 403 if the client may not write to a copied key.
     """
     native = decode_properties(given.raw)
     principal = channel.connection.principal
@@ -86,6 +90,7 @@ def look_closer(
 
 
 def _copies(headers: Headers, name: str) -> list[str]:
+    """Return the keys in the header `name`, CC or BCC. Raises Refused 406 if it is not an array."""
     found = dict(headers).get(name)
     if found is not None and found.type is not ValueType.ARRAY:
         kind = TYPE_NAMES[found.type]
