@@ -1,1 +1,1 @@
-"""MQTT on a listener: what clients say, and what it does on the embedded broker."""
+"""MQTT listeners: executing client packets on the embedded broker, and sending acknowledgements."""

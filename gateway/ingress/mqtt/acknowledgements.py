@@ -1,7 +1,8 @@
-"""Acknowledgements from a client: what they free in its session, and what they are answered with.
+"""Processing of a client's acknowledgements: their effect on its session, and the responses to them.
 
-PUBREL and PUBCOMP make the other side forget. Those of a session that survives a restart are said when what
-led to them is on disk, or wherever it survives.
+PUBREC is answered with PUBREL, and PUBREL with PUBCOMP. Either lets the client forget a packet identifier.
+For a session that survives a restart, they are therefore sent only when the change that they confirm is on
+disk, or wherever else it survives. PUBACK and PUBCOMP end a delivery and have no response.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ PUBCOMP = PacketType.PUBCOMP
 
 
 class Answers:
-    """Acknowledgements of one connection that wait for the disk, or the log of the engine."""
+    """PUBREL and PUBCOMP packets of one connection that wait for the disk, or for the log of the engine."""
 
     __slots__ = ("_after", "_machine", "_stream", "_unsaid")
 
     def __init__(
         self, after: Callable[[Callable[[Outcome], None]], None], machine: ServerConnection, stream: Stream
     ) -> None:
-        """`after` calls back when everything that was said before is safe."""
+        """`after` registers a function that is called when everything recorded so far is safe."""
         self._after = after
         self._machine = machine
         self._stream = stream
         self._unsaid: list[tuple[PacketType, list[int]]] = []
 
     def say_when_safe(self, kind: PacketType, packet_ids: list[int]) -> None:
-        """Say them when everything that was handed over before is safe."""
+        """Send acknowledgements of this kind when everything recorded so far is safe."""
         self._after(partial(self._committed, kind, packet_ids))
 
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
+        """Send the acknowledgements after a successful write; keep them for another attempt after a failed
+        one."""
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))
         elif self._machine.state is State.OPEN:
@@ -47,7 +50,7 @@ class Answers:
             self._stream.mark()
 
     def tick(self) -> None:
-        """What the disk did not take was kept, and is tried again: perhaps it is written by now."""
+        """Retry after failed writes: the records are still in memory and may be on disk by now."""
         if self._unsaid:
             unsaid, self._unsaid = self._unsaid, []
             for kind, packet_ids in unsaid:
@@ -61,9 +64,10 @@ def acknowledged(
     kind: PacketType,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Take a run of acknowledgements of one kind; a row is a packet id and a reason code (5: 4.3).
+    """Process acknowledgements of one kind; a row is a packet identifier and a reason code (5: 4.3).
 
-    `answers`: None when nothing waits for the disk. Raises RemoteProtocolError for one of the wrong kind.
+    `answers` is None if no response waits for the disk. Raises RemoteProtocolError if a delivery awaits
+    another kind of acknowledgement.
     """
     if kind is not PUBREL and any(not session.awaits(kind, packet_id) for packet_id, _ in rows):
         raise violation(f"{kind.name} for a delivery that another acknowledgement is due for")
@@ -91,13 +95,18 @@ def _answer(
     packet_ids: list[int],
     known: Callable[[int], bool],
 ) -> None:
-    """Before MQTT 5 an unknown packet id is answered like a known one (3.1.1: 4.3.3)."""
+    """Send the responses, or have them wait for the disk. `known` returns True if it knew the packet
+    identifier.
+
+    In MQTT 5 an unknown identifier gets reason code 0x92, in older versions the normal response (3.1.1:
+    4.3.3).
+    """
     waiting = []
     for packet_id in packet_ids:
         found = known(packet_id)
         if found and answers is not None:
             waiting.append(packet_id)
-        elif machine.state is State.OPEN:  # otherwise it sent DISCONNECT right behind
+        elif machine.state is State.OPEN:  # otherwise the client sent DISCONNECT right behind
             given = found or machine.version < Version.V5
             reason = ReasonCode.SUCCESS if given else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             machine.send_ack(kind, packet_id, reason)

@@ -1,7 +1,11 @@
-"""What a CONNECT asks for, and what it is given: refusals, session expiry, properties of the CONNACK.
+"""Admission of MQTT clients: authentication, checks of CONNECT, session expiry and the CONNACK.
 
-While the disk takes nothing, no session that would have to be recorded is begun; one that is on disk already
-is resumed, for whoever reads makes room.
+`AdmittedGuest` processes CONNECT and AUTH packets. It verifies the password, token or SCRAM exchange, checks
+client identifier, will and limits, opens or resumes the session, and sends the CONNACK or refuses the client.
+Publishing and subscribing are in the module `connection`.
+
+While the store is read-only, sessions that would have to be recorded are refused. A session that is on disk
+already is resumed, because a client that consumes frees disk space.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, MqttListener
 from gateway.transport.stream import Stream
 
-NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
+NO_EXPIRY: Final = 0xFFFF_FFFF  # seconds; the session does not expire (5: 3.1.2.11.2)
 KEEP_ALIVE_MOST: Final = 65_535
 WHY_DENIED: Final = {
     Denial.WRONG: "",
@@ -60,14 +64,17 @@ WHY_DENIED: Final = {
 
 
 def identifier_refused(packet: Connect) -> bool:
-    """Is the identifier missing? It may be absent in 5, and in 3.1.1 for a session that ends (§3.1.3.1)."""
+    """Return True if a required client identifier is missing.
+
+    It is optional in MQTT 5, and in 3.1.1 for sessions that end with the connection (3.1.1: 3.1.3.1).
+    """
     if packet.client_id or packet.version >= Version.V5:
         return False
     return packet.version < Version.V311 or not packet.clean_start
 
 
 def expiry_secs(packet: Connect, most: int) -> float:
-    """How long the session outlives its connection: 0, or at most `most`."""
+    """Return the seconds for which the session outlives its connection: at most `most`."""
     if packet.version < Version.V5:
         wanted = 0 if packet.clean_start else NO_EXPIRY
     else:
@@ -78,7 +85,7 @@ def expiry_secs(packet: Connect, most: int) -> float:
 def connack_properties(
     packet: Connect, assigned: str, limits: Limits, options: MqttListener, offer: Offer, expiry_max: int
 ) -> dict[Property, Any]:
-    """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
+    """Return the CONNACK properties of MQTT 5, without those that the machine adds itself (5: 3.2.2.3)."""
     if packet.version < Version.V5:
         return {}
     properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
@@ -100,7 +107,7 @@ def connack_properties(
 
 
 class AdmittedGuest(MqttGuest):
-    """A client as it comes in: CONNECT, and AUTH for as long as it is here."""
+    """Client connection from CONNECT to the open session, and its later AUTH packets."""
 
     __slots__ = ("_ingress", "authentication", "gone", "principal", "session", "will")
 
@@ -115,35 +122,35 @@ class AdmittedGuest(MqttGuest):
 
     @property
     def leaves_a_will(self) -> bool:
-        """Whether something is published when it goes."""
+        """True if a will is published when the connection is lost."""
         return self.will is not None
 
     @abstractmethod
     def current_rights(self) -> Rights:
-        """As the rules are now."""
+        """Return the client's rights under the current rules."""
 
     @abstractmethod
     def renew_rights(self) -> None:
-        """The client has proved anew who it is, and perhaps with other rights."""
+        """Apply the client's rights after it has authenticated again."""
 
     @abstractmethod
     def open(self, session: Session, receive_max: int) -> None:
-        """The client is let in."""
+        """Attach the session of the admitted client and start its deliveries."""
 
     @abstractmethod
     def wait_for_commit(self, before: int) -> None:
-        """Say nothing until what has changed since `before` is on disk."""
+        """Hold the output until all changes since `before`, a value of `namespace.recorded`, are on disk."""
 
     @abstractmethod
     def owe_retained(self) -> None:
-        """Go on with what the session is owed of retained messages."""
+        """Continue to send the retained messages that the session is due."""
 
     def _connect(self, packet: Connect) -> None:
-        """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
+        """Admit the client, refuse it, or start to verify it; the machine holds later packets meanwhile."""
         method = packet.properties.get(Property.AUTHENTICATION_METHOD)
         if method is not None:
             if self.machine.state is State.CLOSED:
-                return  # something else than AUTH came right behind, which is raised next
+                return  # another packet than AUTH followed, which is an error that is raised next
             access = self._ingress.access
             proves = access.proves and method == METHOD
             if not proves and not access.takes_tokens(method):
@@ -178,12 +185,14 @@ class AdmittedGuest(MqttGuest):
             )
 
     def _authenticate(self, packet: Connect | Auth) -> None:
-        """The next step of an enhanced authentication, the first one or a later one; after failures of the
-        same user or address it waits.
+        """Process the next packet of an enhanced authentication.
+
+        After failed logins of the same user or address a new client is delayed first. Raises
+        RemoteProtocolError for AUTH before the previous response.
         """
         machine, stream = self.machine, self.stream
         if machine.state is State.CLOSED:
-            return  # likewise, or it left
+            return  # as above, or the client has disconnected
         if isinstance(stream.owner, Login):
             raise violation("AUTH goes on before the last one was answered")
         ongoing = self.authentication
@@ -203,6 +212,7 @@ class AdmittedGuest(MqttGuest):
             self._prove(ongoing, packet)
 
     def _prove(self, ongoing: Authentication, packet: Connect | Auth) -> None:
+        """Process the next SCRAM message: send AUTH, admit the client or refuse it."""
         machine, failures, remote = self.machine, self._ingress.access.failures, self.stream.remote
         refused = bool(ongoing.claimed) and failures.refuses(remote, ongoing.claimed)
         try:
@@ -226,7 +236,7 @@ class AdmittedGuest(MqttGuest):
             self._admit(ongoing.connect, principal, PROOF_REFUSED[Denial.WRONG.value], properties)
 
     def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
-        """A token is shown, or asked for where it has not come along."""
+        """Verify the token in the packet, or request it with AUTH if the packet has none."""
         token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
         if not token:
             self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
@@ -253,7 +263,10 @@ class AdmittedGuest(MqttGuest):
         self._ingress.logins.verify(self.stream, credentials, looked_at, behind=self.machine.held)
 
     def _shown(self, ongoing: TokenShown, found: Principal | Denial) -> None:
-        """The token has been looked at. Whoever is connected must still be the same user."""
+        """Handle the result of a token's verification: admit the client, renew its rights or refuse it.
+
+        A connected client that presents another user's token is disconnected.
+        """
         machine = self.machine
         before = self.principal
         claimed = ongoing.connect.user_name or ""
@@ -281,7 +294,7 @@ class AdmittedGuest(MqttGuest):
         why: Denial,
         error: str,
     ) -> None:
-        """Say no in the words of an authentication; one that was not looked at is told so."""
+        """Refuse an enhanced authentication: by CONNACK, or by DISCONNECT if the client is connected."""
         self._ingress.logins.denied(self.stream, user, why, self.sender.client)
         if self.machine.state is not State.OPEN:
             self._turn_away(PROOF_REFUSED[why.value], "")
@@ -292,7 +305,7 @@ class AdmittedGuest(MqttGuest):
         self.stream.end(f"authentication failed: {error}")
 
     def _verified(self, packet: Connect, found: Principal | Denial) -> None:
-        """The password has been looked at; go on with what came behind CONNECT."""
+        """Admit or refuse the client after its password was verified, then process what follows CONNECT."""
         if isinstance(found, Denial):
             self._deny(packet, found)
             return
@@ -308,8 +321,12 @@ class AdmittedGuest(MqttGuest):
         proof: Mapping[Property, Any] = NO_PROPERTIES,
         assigned: str = "",
     ) -> None:
-        """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication.
-        `assigned`: the identifier of a client that brought none, and has had to wait."""
+        """Check the CONNECT of an authenticated client, open its session and send the CONNACK.
+
+        `otherwise` is the reason code of the refusal if `principal` is None. `proof` has the CONNACK
+        properties of an enhanced authentication. `assigned` is the identifier of a client without one that
+        had to wait.
+        """
         if principal is None:
             self._refuse(otherwise, "")
             return
@@ -335,14 +352,14 @@ class AdmittedGuest(MqttGuest):
             self._ingress.suspend(self.stream, pending.awaited, again)
             return
         before = namespace.recorded
-        self._ingress.take_over(client_id)  # a session that ends with its connection is not found any more
+        self._ingress.take_over(client_id)  # ends a session that ends with its connection
         present = namespace.finds(client_id) and not packet.clean_start
         expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.offer_to(rights)
         properties = connack_properties(
             packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
         )
         machine.send_connack(session_present=present, properties={**properties, **proof})
-        if machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
+        if machine.state is not State.OPEN:  # the CONNACK exceeds its Maximum Packet Size
             self.stream.end("the client's Maximum Packet Size is too small")
             return
         self._ingress.stats.spoke(machine, packet.version.name.lower())
@@ -372,7 +389,7 @@ class AdmittedGuest(MqttGuest):
         proof: Mapping[Property, Any],
         client_id: str,
     ) -> None:
-        """What it had to wait for is known; go on with what came behind CONNECT."""
+        """Admit a client whose pending checks are complete, then process what follows CONNECT."""
         if self.gone:
             return
         self._admit(packet, principal, otherwise, proof, client_id)
@@ -381,7 +398,8 @@ class AdmittedGuest(MqttGuest):
         self.stream.mark()
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Why a client who may connect cannot have the session that it asks for."""
+        """Return the reason code and text why an authenticated client cannot have the requested session, or
+        None."""
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         known = namespace.sessions.get(packet.client_id)
         if why := namespace.unavailable:
@@ -392,7 +410,7 @@ class AdmittedGuest(MqttGuest):
             return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
-        alone = known is None or known.outlet is None  # or it takes another one's place
+        alone = known is None or known.outlet is None  # or it replaces its own earlier connection
         if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
             return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
         recorded = known is not None and known.kept and not packet.clean_start
@@ -408,8 +426,12 @@ class AdmittedGuest(MqttGuest):
         return refused
 
     def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Where there are rules, an identifier may be bound to others, and a session is its user's alone: who
-        resumed it would have what was subscribed to by another's right."""
+        """Return the reason code and text why the client may not use this client identifier or session, or
+        None.
+
+        Rules may bind identifiers to users. A session belongs to its user alone, since a user that resumed it
+        would receive what was subscribed to with another user's rights.
+        """
         decision = rights.enters_mqtt()
         if not decision.allowed:
             self._ingress.denied(sender, "connect", MQTT.title, decision.rule)
@@ -427,7 +449,10 @@ class AdmittedGuest(MqttGuest):
         return None
 
     def _will_refusal(self, will: Will, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
+        """Return the reason code and text why a will is refused, or None.
+
+        (5: 3.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])
+        """
         offer = self._ingress.offer_to(rights)
         if will.qos > offer.qos_max:
             return WILL_QOS_REFUSED, "the will's QoS is too high here"
@@ -454,12 +479,12 @@ class AdmittedGuest(MqttGuest):
         return None
 
     def _deny(self, packet: Connect, why: Denial) -> None:
-        """A login was wrong, or was not looked at."""
+        """Refuse a client whose login failed or could not be verified."""
         self._ingress.logins.denied(self.stream, packet.user_name or "", why, packet.client_id)
         self._turn_away(LOGIN_REFUSED[why.value], WHY_DENIED[why])
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
-        """Say no to what a CONNECT asks for, and why."""
+        """Refuse the client's CONNECT with this reason; log it in the log and the audit log."""
         assert self.machine.connect is not None
         packet = self.machine.connect
         self._ingress.tell_turned_away(packet, self.stream.remote, reason, text)
@@ -473,12 +498,12 @@ class AdmittedGuest(MqttGuest):
         self._turn_away(reason, text)
 
     def not_served(self, why: str) -> None:
-        """As above."""
+        """Refuse the CONNECT, as the server is unavailable, unless the connection is closed."""
         if not self.gone:
             self._refuse(CONNECT_REFUSED[Reason.TARGET_DOWN], why)
 
     def _turn_away(self, reason: ReasonCode, text: str) -> None:
-        """Say no in a CONNACK, and close."""
+        """Send a CONNACK with this reason code and text, and close the connection."""
         self._ingress.stats.refused.add(reason.name.lower())
         machine = self.machine
         properties = {Property.REASON_STRING: text} if text and machine.version == Version.V5 else {}

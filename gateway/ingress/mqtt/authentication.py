@@ -1,13 +1,13 @@
 """Enhanced authentication by AUTH packets: SCRAM-SHA-256 or tokens, also while connected (5: 4.12).
 
-| client | we |
+| client | gateway |
 |---|---|
-| CONNECT with the method and perhaps the first message | AUTH 0x18 with our first message, or without one |
-| AUTH 0x18 with its next message | CONNACK with our last one, or 0x87 |
+| CONNECT with the method and perhaps the first message | AUTH 0x18 with its first message, or without one |
+| AUTH 0x18 with the next message | CONNACK with the last message, or 0x87 |
 | later AUTH 0x19, then the same | AUTH 0x00 at the end, or DISCONNECT 0x87 |
 
-With a token (OAUTH2-JWT, or whatever the back end calls it) the client's only message is the token. Whoever
-authenticates again must be the same user.
+With a token (method OAUTH2-JWT, or the name that the back end configures) the client's only message is the
+token. A client that authenticates again must remain the same user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.protocols.mqtt.spec import Property, ReasonCode
 
 
 class Authentication:
-    """The exchanges of one connection, of which one goes on at a time; `user` is who proved to be it."""
+    """SCRAM exchanges of one connection, one at a time; `user` is the authenticated user, or ""."""
 
     __slots__ = ("_access", "_exchange", "connect", "user")
 
@@ -34,16 +34,20 @@ class Authentication:
 
     @property
     def done(self) -> bool:
-        """No exchange goes on, and the last one was a success."""
+        """True if no exchange is running and the last one succeeded."""
         return self._exchange is None
 
     @property
     def claimed(self) -> str:
-        """Who the client says it is; "": it has not said so yet."""
+        """User that the client claims to be; "" if it has not sent a name yet."""
         return self.user if self._exchange is None else self._exchange.user
 
     def answer(self, packet: Connect | Auth) -> dict[Property, Any]:
-        """The properties of what is said to the client's next message; raises ScramError when it fails."""
+        """Process the client's next message. Return the properties of the response.
+
+        Raises ScramError if the authentication fails or yields another user, and RemoteProtocolError for AUTH
+        outside an exchange.
+        """
         if isinstance(packet, Auth) and packet.reason == ReasonCode.REAUTHENTICATE:
             self._exchange = self._access.exchange()
         exchange = self._exchange
@@ -52,7 +56,7 @@ class Authentication:
         data = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
         properties: dict[Property, Any] = {Property.AUTHENTICATION_METHOD: METHOD}
         if not data and isinstance(packet, Connect):
-            return properties  # the client's first message may come in an AUTH of its own
+            return properties  # the client may send its first message in an AUTH packet
         properties[Property.AUTHENTICATION_DATA] = exchange.answer(data)
         if exchange.done:
             name = self.connect.user_name
@@ -64,7 +68,7 @@ class Authentication:
 
 
 class TokenShown:
-    """A client that shows tokens, the first one with its CONNECT or behind it."""
+    """Token authentication of one connection: a token follows in CONNECT or in AUTH packets."""
 
     __slots__ = ("connect", "method")
 
@@ -74,5 +78,5 @@ class TokenShown:
 
     @property
     def properties(self) -> dict[Property, Any]:
-        """What every answer says."""
+        """Properties of every response."""
         return {Property.AUTHENTICATION_METHOD: self.method}

@@ -1,5 +1,8 @@
-"""PUBLISH packets that were read together and differ in nothing but identifier and body, as a device sends
-them that has gathered values. What they have in common is decided once.
+"""Bursts: PUBLISH packets read together that differ only in packet identifier and body.
+
+Devices that collect values send such packets. Their common properties are checked, and their routing is
+looked up, once for all of them. Packets with QoS 2 or RETAIN, and bodies that must be checked for UTF-8,
+never form a burst.
 """
 
 from __future__ import annotations
@@ -9,12 +12,12 @@ from typing import Final, NamedTuple
 from gateway.ingress.mqtt.publish_checks import UTF8
 from gateway.protocols.mqtt.packets import PublishRow
 
-BURST_MIN: Final = 8  # fewer do not pay for the look at them
-_RETAIN_OR_QOS_2: Final = 0b101  # flags of packets that have to be seen one by one
+BURST_MIN: Final = 8  # the check costs more than it saves for fewer packets
+_RETAIN_OR_QOS_2: Final = 0b101  # flags of packets that have to be processed one by one
 
 
 class Burst(NamedTuple):
-    """What is the same in all packets, and, for each, what is not."""
+    """Common flags and properties of all packets, and the identifier and body of each."""
 
     flags: int
     properties: bytes
@@ -23,7 +26,10 @@ class Burst(NamedTuple):
 
 
 def burst_in(rows: list[PublishRow], body_max: int) -> Burst | None:
-    """All of `rows` as a burst; None when they are none, or not all bodies may be taken unseen."""
+    """Return all of `rows` as a burst, or None if they must be published one by one.
+
+    `body_max` is the largest body, in bytes, of a burst.
+    """
     flags, topic, _, raw, _ = rows[0]
     last = rows[-1]
     if flags & _RETAIN_OR_QOS_2 or last[1] != topic or last[3] != raw or (raw and UTF8 in raw):

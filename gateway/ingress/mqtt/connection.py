@@ -1,8 +1,13 @@
-"""One MQTT client: what its packets do on the broker, and how the broker's answers reach it.
+"""Connection of one MQTT client: executes its packets on the broker, and delivers its session's messages.
 
-What a client is told of its session must be on disk before. CONNACK, SUBACK, UNSUBACK and the end after a
-DISCONNECT hold back all output until the commit that they depend on; acknowledgements of QoS 2 wait by
-themselves. A commit that fails ends the connection: the client was told nothing, and will ask again.
+`MqttConnection` processes the events of the protocol machine: publishes become messages in the listener's
+batch, subscriptions change the session, acknowledgements settle deliveries. It is also the session's outlet,
+which encodes deliveries. CONNECT and AUTH are in the module `admission`.
+
+A client learns about a change of its session only when the change is on disk. CONNACK, SUBACK, UNSUBACK and
+the end after DISCONNECT therefore hold back all output until the commit that they depend on; acknowledgements
+of QoS 2 wait individually. A failed commit aborts the connection: the client has received no response and
+will retry.
 """
 
 from __future__ import annotations
@@ -73,10 +78,10 @@ from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Versio
 from gateway.protocols.mqtt.translate import NOTHING_SAID, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
-# A global name costs a quarter of an enum's attribute, and these are on the way of every message.
+# Reading a global name costs a quarter of reading an enum member, and each message needs it.
 OPEN: Final = State.OPEN
 log = structlog.get_logger(limited=True)
-FILTER_BYTES: Final = 128  # of a topic filter that waits, besides its text
+FILTER_BYTES: Final = 128  # memory of a waiting topic filter besides its text
 FAREWELLS: Final = {
     Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
     Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
@@ -86,24 +91,24 @@ FAREWELLS: Final = {
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes of memory of the filters in an event."""
+    """Return the bytes of memory that the filters in an event occupy."""
     if isinstance(event, Subscribe):
         return sum([len(one.filter) + FILTER_BYTES for one in event.subscriptions])
     return sum([len(one) + FILTER_BYTES for one in event.filters]) if isinstance(event, Unsubscribe) else 0
 
 
 class BegunPacket:
-    """How far a SUBSCRIBE or UNSUBSCRIBE is that is done in more than one turn."""
+    """Progress of a SUBSCRIBE or UNSUBSCRIBE that is processed in more than one turn."""
 
     __slots__ = ("reasons", "recorded")
 
     def __init__(self, recorded: int) -> None:
         self.recorded = recorded  # `namespace.recorded` before it
-        self.reasons: list[int] = []  # of its first filters
+        self.reasons: list[int] = []  # reason codes of the filters processed so far
 
 
 class MqttConnection(AdmittedGuest):
-    """The owner of one client's stream, and its session's outlet."""
+    """Connection of one client: the owner of its stream, and the outlet of its session."""
 
     __slots__ = (
         "_answers",
@@ -144,25 +149,25 @@ class MqttConnection(AdmittedGuest):
         self._generation = -1  # of the dispatcher, when the entries were looked up
         self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
-        self._let_ids: Callable[[], None] | None = None  # None: no ids of QoS 2 are waited for
-        self._awaits_ids = False  # they have been, and may be again
-        self._pubacks: list[int] | None = None  # None: none has gathered
+        self._let_ids: Callable[[], None] | None = None  # None: no QoS 2 identifiers are pending
+        self._awaits_ids = False  # QoS 2 identifiers have been pending before
+        self._pubacks: list[int] | None = None  # packet identifiers to acknowledge
         self._pubrecs: list[int] | None = None
-        self._retries: Retries | None = None  # None: nothing has been refused
-        self._unreleased: set[int] | None = None  # QoS 2 on this connection: PUBREC was due, PUBREL is
+        self._retries: Retries | None = None  # None: no message has been refused
+        self._unreleased: set[int] | None = None  # QoS 2 identifiers that await PUBREL
         self.rights: Rights | None = None
         self._current_rights = CurrentRights(ingress.authorization)
-        self.offer: Offer | None = None  # None: everything is offered
-        self._elsewhere = False  # the client is at another replica, and has a moment for its goodbye here
-        self._yields = True  # what it was owed of shared subscriptions, when it is lost
+        self.offer: Offer | None = None  # None: there are no restrictions
+        self._elsewhere = False  # the client has moved to another replica
+        self._yields = True  # pass on shared-subscription messages when the connection is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
-        self._begun: BegunPacket | None = None  # a packet with filters that is done in more than one turn
+        self._begun: BegunPacket | None = None  # packet that is processed in more than one turn
 
-    # What it may do.
+    # Permissions.
 
     def current_rights(self) -> Rights:
-        """As the rules are now."""
+        """Return the client's rights under the current rules, and update `rights` and `offer`."""
         rights = self._current_rights.of(self.principal, self.sender.client)
         if rights is not self.rights:
             self.rights = rights
@@ -171,15 +176,18 @@ class MqttConnection(AdmittedGuest):
         return rights
 
     def renew_rights(self) -> None:
-        """The client has proved anew who it is, and perhaps with other rights."""
+        """Apply the client's rights after it has authenticated again."""
         self._current_rights.forget()
         self._generation = -1
-        with suppress(Pending):  # what it holds it keeps until it is known otherwise
+        with suppress(Pending):  # subscriptions remain while a check is pending
             self.rules_changed()
 
     def rules_changed(self) -> None:
-        """Other rules are in force: what is not allowed any more ends, and the client is let go for it, since
-        MQTT has no word for less."""
+        """Recheck the client against changed rules: end its forbidden subscriptions.
+
+        If there were any, or if the client may no longer connect, disconnect it, since MQTT cannot report
+        less. Raises Pending if a check has to wait.
+        """
         if self.session is None or self.machine.state is not OPEN:
             return
         rights = self.current_rights()
@@ -191,11 +199,12 @@ class MqttConnection(AdmittedGuest):
         if self._ingress.drop_forbidden(self.session, rights, self.sender) or not decision.allowed:
             self._ingress.let_go(self, ReasonCode.NOT_AUTHORIZED)
 
-    # What the stream asks.
+    # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived, or its turn has come for what was left; a client's fault ends this connection and
-        is counted.
+        """Process received bytes, or postponed events if `data` is empty.
+
+        A protocol error ends this connection and is counted. `now` is in loop-clock seconds.
         """
         try:
             machine = self.machine
@@ -225,8 +234,8 @@ class MqttConnection(AdmittedGuest):
             self._fail(error)
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events that are due: what nothing holds any more, then those of `events` that do not
-        have to wait."""
+        """Return the events to process now: released ones first, then those of `events` that need not
+        wait."""
         waiting = self.waiting
         due = waiting.take_released()
         if self._awaits_ids and len(due) > 1:
@@ -254,7 +263,7 @@ class MqttConnection(AdmittedGuest):
         return due
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Acknowledgements that have gathered, and whatever was encoded."""
+        """Return the encoded output, preceded by the collected PUBACKs and PUBRECs."""
         machine = self.machine
         if machine.state is not OPEN:
             return machine.to_send()
@@ -270,12 +279,12 @@ class MqttConnection(AdmittedGuest):
         return machine.to_send()
 
     def drained(self) -> None:
-        """The client reads again."""
+        """Resume deliveries: the client's send buffer has drained."""
         if self.session is not None and self.session.outlet is self:
             self.session.pump()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone; the session may stay, the will may be published."""
+        """Handle the end of the connection: detach or discard its session, and publish its will."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
         finish(self.waiting, self.stream, self._publish_last)
@@ -300,7 +309,7 @@ class MqttConnection(AdmittedGuest):
             ingress.namespace.discard(session)
 
     def _publish_last(self, events: list[Event]) -> None:
-        """Publish what waited when the connection was lost. What is malformed ends it."""
+        """Publish what still waited when the connection was lost, up to a malformed packet."""
         for number, event in enumerate(events, 1):
             try:
                 rows = self._publishes(event.rows) if isinstance(event, Publishes) else []
@@ -311,32 +320,39 @@ class MqttConnection(AdmittedGuest):
                 self.stream.postpone([Publishes(rows), *events[number:]])
                 return
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @property
     def idle(self) -> bool:
-        """Nothing that this client published awaits its outcome."""
+        """True if none of the client's publishes awaits an outcome."""
         return not self.unsettled
 
     def in_flight(self) -> InFlight:
-        """What is under way."""
+        """Return the numbers of unsettled publishes and unacknowledged deliveries."""
         session = self.session
         return InFlight(self.unsettled, 0 if session is None else len(session.in_flight))
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        """Stop reading from the client. Return the function that resumes it.
+
+        Return None and go on reading if the client consumes, since it must be able to acknowledge.
+        """
         if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Have what the client publishes wait, unless it consumes: it is refused at twice the limit."""
+        """Hold the client's publishes. Return the function that releases them.
+
+        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
+        limit.
+        """
         return None if self._consumes else self.waiting.hold(channel)
 
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
-        """The publishes that wait until a full queue has room."""
+        """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
@@ -344,14 +360,18 @@ class MqttConnection(AdmittedGuest):
         return self.session is not None and bool(self.session.subscriptions or self.session.in_flight)
 
     def tick(self, now: float) -> None:
-        """Keep-alive, the time to CONNECT, and refused messages whose turn it is."""
+        """Check the CONNECT timeout, the keep-alive and stalled deliveries, and retry refused messages that
+        are due.
+
+        `now` is in loop-clock seconds.
+        """
         if self.session is None:
             if now >= self._deadline:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
                 self.stream.abort("no CONNECT in time")
             return
         if not self.stream.listening:
-            self.machine.last_received = now  # we do not read: its silence is ours
+            self.machine.last_received = now  # the gateway does not read, so silence is no fault
         late = self.machine.timed_out(now)
         if late or self.session.stalled(now):
             self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
@@ -365,8 +385,9 @@ class MqttConnection(AdmittedGuest):
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9C, 0x9D, 0x87, 0x89 or 0x98 in MQTT 5. The will is published, but for a client that is
-        sent elsewhere: it goes on there.
+        """Disconnect the client; MQTT 5 gets 0x87, 0x89, 0x8B, 0x98, 0x9C or 0x9D.
+
+        The will is published, unless the client is referred to another server, where it continues.
         """
         reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is Farewell.STOPPING:
@@ -382,21 +403,22 @@ class MqttConnection(AdmittedGuest):
         self.machine.send_disconnect(reason, reference=reference)
         self.stream.end(farewell.value)
 
-    # What the session asks: this is its outlet.
+    # Interface to the session, whose outlet this is.
 
     @property
     def congested(self) -> bool:
-        """The client does not read fast enough, or not any more."""
+        """True if the client does not read fast enough, or the connection is closing."""
         return self.machine.state is not State.OPEN or self.stream.congested
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that cannot be said: over the client's Maximum Packet Size, or with
-        properties that cannot be encoded.
+        """Encode deliveries. Return those that cannot be sent.
+
+        These exceed the client's Maximum Packet Size, or have properties that cannot be encoded.
         """
         five = self.machine.version is Version.V5
         utc = clock.utc() if five else 0.0
         raw = b""
-        like: Row | None = None  # the one that `raw` was encoded for
+        like: Row | None = None  # the row that `raw` was encoded for
         octets = 0
         given = []
         for row in rows:
@@ -428,18 +450,25 @@ class MqttConnection(AdmittedGuest):
         return too_large
 
     def _send_singly(self, rows: list[Row], error: Exception) -> list[Row]:
-        """Some of the rows cannot be encoded; the one that is left alone with its error is a dead letter."""
+        """Encode one by one after an encoding error; turn the single row that fails into a dead letter.
+
+        Return the rows that cannot be sent.
+        """
         if len(rows) > 1:
             return [unsaid for row in rows for unsaid in self.send([row])]
         self._ingress.undeliverable(rows[0].message, poisoned(error, client=self.sender.client))
         return rows
 
     def failed(self, error: Exception) -> None:
-        """That costs the connection, when the wake-up ends."""
+        """Close the connection at the end of the wake-up, because of this error."""
         self.stream.doom(error)
 
     def send_release(self, packet_id: int) -> None:
-        """PUBREL, for a client that returns: behind a CONNACK that waits for the disk, unless it is full."""
+        """Send PUBREL to a client that has resumed its session.
+
+        The packet follows the CONNACK, which waits for the disk. While the disk fails the CONNACK does not
+        wait, so the PUBREL waits individually.
+        """
         if self._answers is not None and self._ingress.namespace.failing:
             self._answers.say_when_safe(PacketType.PUBREL, [packet_id])
             return
@@ -447,17 +476,20 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def send_received(self, packet_id: int) -> None:
-        """PUBREC."""
+        """Queue a PUBREC for the end of the wake-up."""
         if self._pubrecs is None:
             self._pubrecs = [packet_id]
         else:
             self._pubrecs.append(packet_id)
         self.stream.mark()
 
-    # What the ingress tells of published messages.
+    # Outcomes of published messages, reported by the source.
 
     def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+        """Acknowledge a message that every target has accepted.
+
+        `taken` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        """
         self.unsettled -= 1
         if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
@@ -475,6 +507,7 @@ class MqttConnection(AdmittedGuest):
             self._publish_on()
 
     def _accepted_for_nobody(self, packet_id: int, qos: int) -> None:
+        """Acknowledge a message without subscribers with reason code 0x10."""
         if qos == 1:
             self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
             self.stream.mark()
@@ -482,13 +515,14 @@ class MqttConnection(AdmittedGuest):
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
 
     def _publish_on(self) -> None:
-        """The client was held for having too much unsettled; that may be over."""
+        """Release publishes that were held at the limit of unsettled messages, once half of it is reached."""
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None
             let_publish()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
+        """Record a QoS 2 message as accepted in the session; the session's current connection sends
+        PUBREC."""
         session = self.session
         if session is None:
             return
@@ -506,8 +540,11 @@ class MqttConnection(AdmittedGuest):
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A target did not take the message: MQTT 5 has words for it, older versions are tried again, or have
-        made a dead letter."""
+        """Handle a message that a target has refused.
+
+        MQTT 5 clients get a reason code. For older versions the message is retried, or becomes a dead letter
+        and is acknowledged.
+        """
         _, packet_id, qos, _, _ = receipt
         if self.gone or self.machine.state is not State.OPEN:
             self._forget_incoming(receipt)
@@ -520,7 +557,7 @@ class MqttConnection(AdmittedGuest):
             self.unsettled -= 1
             if self._let_publish is not None:
                 self._publish_on()
-        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # and no route has kept it
+        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # and no route has stored it
             self._ingress.tell_refused(receipt[3], outcome)
             then = partial(self.accepted, packet_id, qos)
             self._ingress.bury(receipt[3], outcome, then, partial(self._try_again, receipt))
@@ -529,40 +566,45 @@ class MqttConnection(AdmittedGuest):
 
     @staticmethod
     def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
-        """Return True if no route that the message took asks for another attempt."""
+        """Return True if no route of the message is configured for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
             branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
 
     def _try_again(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Publish a message once more, later; its client waits."""
+        """Schedule another attempt for a message; its acknowledgement waits."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.doubt(packet_id)
         self._needed_retries().add(receipt, outcome, self._ingress.now())
 
     def _needed_retries(self) -> Retries:
+        """Return the object for retries, created at first use."""
         if self._retries is None:
             self._retries = Retries(self._ingress.disk_healthy)
         return self._retries
 
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
+        """Record the names of the only routes that have not accepted a message, for its next attempt."""
         if not self.gone and self.machine.state is State.OPEN and self.machine.version < Version.V5:
             self._needed_retries().note_undone(packet_id, routes)
 
     def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
+        """Return the part of an entry that a retried message still has to reach."""
         return entry if self._retries is None else self._retries.left_of(packet_id, entry)
 
     def is_untold(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if the client cannot be told that a route rejects what it published, and waits for an
-        acknowledgement. `retries`: the route asks for another attempt, if that can change anything."""
+        """Return True if a route has to store a rejected message, because the client cannot be notified.
+
+        `retries` is True if the route is configured for another attempt, in case that can change the outcome.
+        """
         if self.gone or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
             return False
         return outcome.reason in FINAL or not retries
 
     def _forget_incoming(self, receipt: Receipt) -> None:
-        """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
+        """Forget the identifier of a refused QoS 2 message, so that a repetition counts as new."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
             self.session.received_ids.forget(packet_id)
@@ -570,8 +612,8 @@ class MqttConnection(AdmittedGuest):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Do what a packet asks for. Return False if it is to be postponed: a result is pending, or the rest
-        of it is left for another turn."""
+        """Execute a packet. Return False if it must be postponed, because a result is pending or a part is
+        left."""
         try:
             return self._control(event)
         except Pending as pending:
@@ -579,6 +621,8 @@ class MqttConnection(AdmittedGuest):
             return False
 
     def _control(self, event: Event) -> bool:
+        """Execute a packet other than PUBLISH. Return False if a part is left for another turn. Raises
+        Pending."""
         if isinstance(event, Acks):
             assert self.session is not None
             if self._unreleased and event.kind is PacketType.PUBREL:
@@ -595,13 +639,16 @@ class MqttConnection(AdmittedGuest):
             self._disconnect(event)
             self.wait_for_commit(before)
         else:
-            assert isinstance(event, Pingreq)  # the machine answers that
-        self.stream.mark()  # the machine may have answered by itself
+            assert isinstance(event, Pingreq)  # the machine responds to it
+        self.stream.mark()  # the machine may have responded by itself
         return True
 
     def _filters(self, event: Subscribe | Unsubscribe) -> bool:
-        """Go on with the filters of a packet. Return False if the rest is left for another turn: a thousand
-        deep filters take longer than others should wait."""
+        """Process the filters of a SUBSCRIBE or UNSUBSCRIBE, from the first one left.
+
+        Return False if the turn's time is used up: a thousand deep filters take longer than others should
+        wait.
+        """
         session, begun = self.session, self._begun
         assert session is not None
         if begun is None:
@@ -617,8 +664,10 @@ class MqttConnection(AdmittedGuest):
         return True
 
     def _publishes(self, rows: list[PublishRow]) -> list[PublishRow]:
-        """Publish them; returns those that are left for another turn: so many go where this user has not
-        published before.
+        """Publish rows. Return those that are postponed to another turn.
+
+        Rows are postponed if the turn's time is used up by topics not yet in the cache, or if a decision is
+        pending.
         """
         left = self._prepare(rows)
         if left is not None:
@@ -636,8 +685,10 @@ class MqttConnection(AdmittedGuest):
         return left
 
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Check what concerns all of them. Return None if they may be published; otherwise those that are
-        left for another turn, none if all were refused."""
+        """Check the conditions for all rows. Return None if they may be published.
+
+        Otherwise return the rows that are postponed to another turn: none if all were refused.
+        """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
@@ -653,8 +704,10 @@ class MqttConnection(AdmittedGuest):
         return None
 
     def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
-        """Publish rows that differ in nothing but their bodies. Return None if they do, or have to go one by
-        one for another reason; otherwise those that are left for another turn."""
+        """Publish rows that differ only in packet identifier and body. Return the postponed rows.
+
+        Return None if the rows differ, or must be published one by one for another reason.
+        """
         ingress, entries, topic = self._ingress, self._entries, rows[0][1]
         if self._retries is not None and self._retries.waiting is not None:
             return None
@@ -673,7 +726,7 @@ class MqttConnection(AdmittedGuest):
         return []
 
     def _publish_each(self, rows: list[PublishRow]) -> list[PublishRow]:  # noqa: PLR0912, PLR0915 - every message
-        """Publish them one by one; returns those that are left for another turn."""
+        """Publish rows one by one. Return those that are postponed to another turn."""
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         entries = self._entries
@@ -725,14 +778,17 @@ class MqttConnection(AdmittedGuest):
             elif raw and known.read_texts is None and UTF8 in raw and not is_what_it_says(message):
                 self._decline(entry, message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
-                held.behind(receipt)  # what waits for the disk is not overtaken
+                held.behind(receipt)  # keeps its place behind messages held for the disk
             elif not dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         return left
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> bool:
-        """The ids of QoS 2 messages have to be known elsewhere before these are published; then the rows come
-        again."""
+        """Return True if rows must wait until the identifiers of their QoS 2 messages are stored elsewhere.
+
+        The caller postpones the rows. If the client has moved to another replica, the connection is closed
+        instead.
+        """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
         if not packet_ids or session is None:
@@ -740,7 +796,7 @@ class MqttConnection(AdmittedGuest):
         try:
             self._ingress.namespace.taking(session, packet_ids)
         except Pending as pending:
-            if self._elsewhere:  # there these ids are not known: it says the messages again, and that counts
+            if self._elsewhere:  # the identifiers are not known there, so the client repeats the messages
                 self._give_way()
             elif self.gone:
                 self._ingress.suspend(self.stream, pending.awaited)
@@ -752,8 +808,10 @@ class MqttConnection(AdmittedGuest):
         return False
 
     async def _await_ids(self, awaited: Awaited) -> None:
-        """Let publishes go on when the ids are known. The connection is read meanwhile, so that what it
-        consumes, and its pings, do not wait."""
+        """Release held publishes when their identifiers are recorded.
+
+        Reading goes on meanwhile, so that the client's acknowledgements and pings are processed.
+        """
         await awaited.wait()
         let_ids, self._let_ids = self._let_ids, None
         if let_ids is not None:
@@ -761,7 +819,7 @@ class MqttConnection(AdmittedGuest):
         self._ingress.flush()
 
     def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
-        """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
+        """Publish a burst of messages. Raises RemoteProtocolError for malformed properties."""
         flags, raw, packet_ids, bodies = burst
         property_set, expires, hops = NO_PROPERTIES, NEVER, 0
         if raw:
@@ -788,8 +846,11 @@ class MqttConnection(AdmittedGuest):
                     self._ingress.unclaimed(entry, message, receipt)
 
     def _first_seen(self, topic: bytes, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """A topic seen for the first time: check it, ask for permission, find out where it leads. One to
-        which nothing may be published leads nowhere; `MqttIngress.unclaimed` says why."""
+        """Return the entry of a topic that is not in `entries`, and cache it there. Raises Pending.
+
+        The topic is checked against the client's permissions and the routing. A topic that may not be
+        published to gets an entry without targets; `MqttIngress.unclaimed` reports the reason.
+        """
         name = decode_topic(topic)
         address = topic_address(name, topic)
         rights = self.current_rights()
@@ -808,7 +869,10 @@ class MqttConnection(AdmittedGuest):
         return entry
 
     def _refuse_publishes(self, rows: list[PublishRow]) -> None:
-        """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
+        """Refuse rows for lack of memory: drop QoS 0, and refuse QoS 1 and 2.
+
+        Before MQTT 5 the only way to refuse is to disconnect the client.
+        """
         self._ingress.stats.messages_in += len(rows)
         self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))
         assert self.session is not None
@@ -819,7 +883,7 @@ class MqttConnection(AdmittedGuest):
             if self.machine.version is not Version.V5:
                 self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
                 return
-            if qos == 2 and packet_id in self.session.received_ids:  # it was taken when there was memory
+            if qos == 2 and packet_id in self.session.received_ids:  # it was accepted earlier
                 if self.session.received_ids.accepted(packet_id):
                     self.send_received(packet_id)
                 continue
@@ -829,21 +893,26 @@ class MqttConnection(AdmittedGuest):
 
     @property
     def begun(self) -> int:
-        """Octets of a packet that has not come whole."""
+        """Bytes of an incomplete packet."""
         return self.machine.begun
 
     def let_go_for_memory(self) -> None:
-        """There is none for what it has begun."""
+        """Disconnect the client, because no memory is left for its incomplete packet."""
         self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
 
     @property
     def _unacknowledged(self) -> int:
-        """What counts against our Receive Maximum: QoS 1 until PUBACK, QoS 2 until PUBCOMP (5: 3.3.4)."""
+        """Messages that count against the gateway's Receive Maximum.
+
+        QoS 1 counts until PUBACK, QoS 2 until PUBCOMP (5: 3.3.4).
+        """
         return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
 
     def _overrun(self) -> None:
-        """As much is unsettled as may be. MQTT 5 clients were told how much; what others publish
-        waits."""
+        """Handle too many unsettled messages: hold the publishes of clients before MQTT 5.
+
+        Raises RemoteProtocolError for an MQTT 5 client above the Receive Maximum, which it was notified of.
+        """
         if self.machine.version is not Version.V5:
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
         elif self._unacknowledged > self._ingress.unsettled_max:
@@ -854,18 +923,19 @@ class MqttConnection(AdmittedGuest):
     def _decline(
         self, entry: RoutingEntry, message: Message, receipt: Receipt | None, outcome: Outcome
     ) -> None:
-        """A body over our limit, or no text."""
+        """Refuse a message whose body is too large, or not UTF-8 as marked."""
         self._ingress.refuse(entry, message, outcome)
         self._tell_declined(message, receipt, outcome)
 
     def _tell_declined(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
+        """Report the refusal to the client, or log it if the message has no receipt."""
         if receipt is not None:
             self.refused(receipt, outcome)
         else:
             self._ingress.tell_refused(message, outcome)
 
     def _oversized(self, packet: Oversized) -> None:
-        """A body that was not even read: of the message nothing is left that could be published again."""
+        """Refuse a PUBLISH whose body was skipped because of its size; nothing is left to publish again."""
         ingress, publish = self._ingress, packet.publish
         ingress.stats.messages_in += 1
         address = topic_address(publish.topic)
@@ -883,7 +953,7 @@ class MqttConnection(AdmittedGuest):
         self._tell_declined(message, receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
-        """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
+        """Record a QoS 2 packet identifier. Return False if it was in use and not released (4.3.3)."""
         session = self.session
         assert session is not None
         if session.received_ids.take(packet_id):
@@ -897,22 +967,24 @@ class MqttConnection(AdmittedGuest):
         return False
 
     def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
-        """Have the session told of a QoS 2 message when its targets have been given it, if all are here."""
+        """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
         session = self.session
         if session is not None and session.kept and self._ingress.ends_here(entry):
             self._ingress.taken.append((session.received_ids, packet_id))
 
-    # Subscriptions, and how a client leaves.
+    # Subscriptions and DISCONNECT.
 
     def _subscribe(self, session: Session, packet: Subscribe, reasons: list[int]) -> bool:
-        """Subscribe to the filters behind those that have `reasons`; return False if some are left. Then
-        answer with a SUBACK and owe the retained messages: each filter is granted or refused by itself. A
-        client that sent DISCONNECT right behind gets no answer. Raises RemoteProtocolError for filters that
-        are none, before MQTT 5."""
+        """Subscribe to the filters not yet in `reasons`. Return False if some are left for another turn.
+
+        Then send the SUBACK and start to send the retained messages. Each filter is granted or refused
+        individually. A client that sent DISCONNECT right behind gets no SUBACK. Raises RemoteProtocolError
+        for a malformed filter before MQTT 5.
+        """
         machine, rights = self.machine, self.current_rights()
         assert machine.connect is not None
         if len(self._ingress.batch):
-            self._ingress.turn_done()  # what was published before and is retained must be found
+            self._ingress.turn_done()  # messages retained by earlier publishes must be found
         bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
         identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
         for wanted in islice(packet.subscriptions, len(reasons), None):
@@ -924,7 +996,7 @@ class MqttConnection(AdmittedGuest):
                 if machine.version < Version.V5 and not is_filter(wanted.filter):
                     raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
                 self._ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
-                reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
+                reasons.append(refused)  # before MQTT 5 the codec sends 0x80 for all of them
                 continue
             qos = wanted.qos if self.offer is None else min(wanted.qos, self.offer.qos_max)
             if shared_pattern(wanted.filter) is not None:
@@ -970,8 +1042,10 @@ class MqttConnection(AdmittedGuest):
         return None
 
     def _unsubscribe(self, session: Session, packet: Unsubscribe, reasons: list[int]) -> bool:
-        """Unsubscribe from the filters behind those that have `reasons`; return False if some are left. Then
-        answer with an UNSUBACK."""
+        """Unsubscribe from the filters not yet in `reasons`. Return False if some are left for another turn.
+
+        Then send the UNSUBACK.
+        """
         namespace = self._ingress.namespace
         for topic_filter in islice(packet.filters, len(reasons), None):
             if self.stream.spent():
@@ -983,8 +1057,11 @@ class MqttConnection(AdmittedGuest):
         return True
 
     def _disconnect(self, packet: Disconnect) -> None:
-        """A client says goodbye; in MQTT 5 it may want its will published, or its session kept for another
-        time (5: 3.14.2). Raises RemoteProtocolError when the session was to end with the connection."""
+        """Process DISCONNECT: drop the will unless requested, set the session expiry, end the stream (5:
+        3.14.2).
+
+        Raises RemoteProtocolError if a session that ends with its connection is to be prolonged.
+        """
         session = self.session
         if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
             self.will = None
@@ -996,7 +1073,7 @@ class MqttConnection(AdmittedGuest):
                     reason=ReasonCode.PROTOCOL_ERROR,
                 )
             most = self._ingress.expiry_secs_max(self.current_rights())
-            if expiry > most:  # of CONNECT the CONNACK says so; a DISCONNECT has no answer
+            if expiry > most:  # the CONNACK reports this for CONNECT; DISCONNECT has no response
                 log.info(
                     "session expiry shortened",
                     client=self.sender.client,
@@ -1006,10 +1083,10 @@ class MqttConnection(AdmittedGuest):
             session.expiry_secs = float(min(expiry, most))
         self.stream.end("DISCONNECT")
 
-    # The session, and what is said of it.
+    # Session.
 
     def open(self, session: Session, receive_max: int) -> None:
-        """The client is let in."""
+        """Attach the session of the admitted client and start its deliveries."""
         self.session = session
         after = self._ingress.namespace.answers_after(session)
         if after is not None:
@@ -1019,13 +1096,14 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
-        """Say nothing until what has changed since `before` is where it survives."""
+        """Hold the output until all changes since `before`, a value of `namespace.recorded`, are safe."""
         namespace = self._ingress.namespace
         if namespace.unsaid(before):
             self.stream.hold_output()
             namespace.after_recorded(self.session, self._committed)
 
     def _committed(self, outcome: Outcome) -> None:
+        """Release the output after a successful commit; abort the connection after a failed one."""
         if outcome is not ACCEPTED:
             self.stream.abort(outcome.text)
             return
@@ -1033,20 +1111,21 @@ class MqttConnection(AdmittedGuest):
         self.owe_retained()
 
     def owe_retained(self) -> None:
-        """Go on with what the session is owed of retained messages."""
+        """Continue to send the retained messages that the session is due."""
         if self.session is not None and self.session.owed and not self.gone:
             self._ingress.owe_retained(self.session)
 
     def taken_over(self, *, patient: bool = False) -> None:
-        """Another connection has come with the same client identifier (3.1.4). A client that has said
-        goodbye here, and went to another replica, may be heard of from there first: what it has acknowledged
-        before is not to come again.
+        """Disconnect: another connection uses the same client identifier (3.1.4).
+
+        What the client has sent before is processed first. `patient` True: a client that has moved to another
+        replica gets GOODBYE_SECS for acknowledgements under way, so that these messages are not redelivered.
         """
         self.stream.hear_out(self._ingress.now())
         self._ingress.turn_done()
         if self.gone:
             return
-        # What waits for the log is left to the new connection, which does not know of it.
+        # Publishes that wait for the log are left to the new connection, to which they are new.
         if patient and self.session is not None and self.session.in_flight and self.stream.listening:
             self._elsewhere = True
             self._ingress.tasks.start_soon(self._ingress.await_goodbye, self.stream, self._give_way)
@@ -1054,14 +1133,15 @@ class MqttConnection(AdmittedGuest):
             self._give_way()
 
     def _give_way(self) -> None:
-        """The client has another connection, if it is still here."""
+        """Send DISCONNECT 0x8E (session taken over) and close, unless already closed."""
         if self.gone:
             return
-        self._yields = False  # the client is here again
+        self._yields = False  # the client has reconnected
         self.machine.send_disconnect(ReasonCode.SESSION_TAKEN_OVER)
         self.stream.end("taken over")
 
     def _fail(self, error: RemoteProtocolError) -> None:
+        """End the connection because of the client's protocol error; log and count it."""
         ingress = self._ingress
         ingress.stats.protocol_errors.add(reason_name(error.reason))
         ingress.report(self.stream.remote, error)
@@ -1070,7 +1150,7 @@ class MqttConnection(AdmittedGuest):
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Return events with adjacent publishes as one, whose ids are stored together."""
+    """Return events with adjacent publishes merged, so that their identifiers are stored together."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
@@ -1082,8 +1162,8 @@ def _joined(events: list[Event]) -> list[Event]:
 
 
 class MqttListenerSource(MqttIngress):
-    """Which makes a connection of each client."""
+    """Source that creates an `MqttConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> MqttConnection:
-        """A client has connected."""
+        """Return the connection object of a new client; `now` is in loop-clock seconds."""
         return MqttConnection(self, stream, now)

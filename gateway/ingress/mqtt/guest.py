@@ -1,4 +1,9 @@
-"""A client, as the source of its listener knows it: what it is told of its messages, and what is asked."""
+"""Interface between an MQTT connection and the source of its listener.
+
+The source calls these methods to report outcomes of published messages and to end the connection. The
+implementation is in the modules `admission` and `connection`. A receipt is (connection, packet identifier,
+QoS, message, routing entry).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from gateway.transport.stream import Stream
 
 
 class MqttGuest(Guest):
-    """The owner of one client's stream."""
+    """MQTT client connection, the owner of its stream."""
 
     __slots__ = ("machine", "sender", "stream")
 
@@ -24,40 +29,47 @@ class MqttGuest(Guest):
 
     @property
     def frames(self) -> ServerConnection:
-        """The protocol machine counts them."""
+        """Frame counter: the protocol machine."""
         return self.machine
 
-    # What the source tells of published messages.
+    # Outcomes of published messages, reported by the source.
 
     @abstractmethod
     def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
-        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+        """Acknowledge a message that every target has accepted.
+
+        `taken` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        """
 
     @abstractmethod
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A target did not take the message."""
+        """Handle a message that a target has refused."""
 
     @abstractmethod
     def is_untold(self, retries: bool, outcome: Outcome) -> bool:
-        """Return True if the client cannot be told that a route rejects a message, so that the route has to
-        keep it. `retries`: the route asks for another attempt."""
+        """Return True if the route has to store a rejected message, because the client cannot be notified.
+
+        `retries` is True if the route is configured for another attempt.
+        """
 
     @abstractmethod
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
-        """The routes of these names alone have not accepted a message, and take it for now."""
+        """Record the names of the only routes that have not accepted a message, for its next attempt."""
 
     @abstractmethod
     def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return what is left of an entry for a message that is tried again: who has not accepted it."""
+        """Return the part of an entry that a retried message still has to reach."""
 
     @abstractmethod
     def not_served(self, why: str) -> None:
-        """Turn away a client whose CONNECT has not been answered yet, for now (0x88; 3: code 3)."""
+        """Refuse a CONNECT that has no response yet, as the server is unavailable (0x88; 3.1.1: code 3)."""
 
     @abstractmethod
     def taken_over(self, *, patient: bool = False) -> None:
-        """Another connection has come with the same client identifier (3.1.4). `patient`: a goodbye that is
-        on its way may come first."""
+        """Disconnect: another connection uses the same client identifier (3.1.4).
+
+        `patient` True: a DISCONNECT that is on its way may arrive first.
+        """
 
 
 Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]

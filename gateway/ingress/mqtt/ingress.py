@@ -1,7 +1,9 @@
-"""MQTT on a listener: the published messages of a wake-up become one batch, and its outcomes become PUBACKs.
+"""MQTT source of one listener: published messages become batches, and their outcomes acknowledgements.
 
-A receipt is (connection, packet id, qos, message, entry): enough to answer the message in its own words, or
-to try a refused one again for a client whose version has no word for refusal.
+The messages of a wake-up form one batch. A receipt is (connection, packet identifier, QoS, message, entry),
+which suffices to acknowledge the message, or to publish a refused message again for a client whose MQTT
+version cannot report a refusal. The source also publishes wills, sends retained messages and expires
+sessions. Packets of a client are processed by its connection.
 """
 
 from __future__ import annotations
@@ -49,19 +51,21 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-# Octets that wait for an acknowledgement of TCP's (Nagle) do so for 40 ms, or 200 on some systems.
+# Time for a DISCONNECT to arrive: bytes delayed by Nagle's algorithm wait 40 ms, or 200 ms on some systems.
 GOODBYE_SECS: Final = 0.25
-UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken what they were sent
+UNREAD_SECS: Final = 0.05  # between two checks if clients have read the retained messages sent to them
 
 
 class MqttIngress(ListenerSource):
-    """The MQTT side of one listener, and the source of its batches."""
+    """MQTT side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
         limits = self.limits
         self._namespace = services.mqtt
-        self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
+        self.body_max = (
+            limits.message_bytes_max
+        )  # reading a settings model's attribute is several times slower
         self.unsettled_max = limits.inflight_max
         self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
         given = services.settings.listeners[name]
@@ -71,7 +75,7 @@ class MqttIngress(ListenerSource):
         self.byte_order = given.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self._owing: dict[Session, None] = {}  # retained messages
-        self.taken: list[tuple[ReceivedIds, int]] = []  # QoS 2 messages of the batch whose targets are here
+        self.taken: list[tuple[ReceivedIds, int]] = []  # QoS 2 messages of the batch with local targets only
         self._handing_on = False
         self._sending = False
         self._discarding = False
@@ -82,21 +86,21 @@ class MqttIngress(ListenerSource):
 
     @property
     def namespace(self) -> MqttNamespace:
-        """All topics."""
+        """Namespace of all topics."""
         return self._namespace
 
     def requester(self, reply_to: str) -> Address | None:
-        """A response topic is one like any other."""
+        """Return the address of a response topic, or None if no client may publish to it."""
         try:
             address = MQTT.address("", reply_to)
         except NameRefused:
             return None
         return None if topic_refusal(reply_to, self.limits.topic_levels_max) else address
 
-    # What the listener asks.
+    # Interface to the listener.
 
     def turn_done(self) -> None:
-        """Send the batch on its way, then have the ids of QoS 2 messages stored that are being written."""
+        """Send the batch, then have the identifiers of its QoS 2 messages stored."""
         taken, self.taken = self.taken, []
         before, self._handing_on = self._handing_on, True
         try:
@@ -107,16 +111,16 @@ class MqttIngress(ListenerSource):
             ids.handed_on(packet_id)
 
     def tick(self, now: float) -> None:
-        """Sessions that have been away for too long end; wills whose delay is over are published."""
+        """Expire sessions, publish delayed wills that are due, and update the $SYS topics."""
         super().tick(now)
-        self._adopt(None)  # of listeners that are no more
+        self._adopt(None)  # wills of listeners that no longer exist
         if self.namespace.expire(now) and not self._discarding:
             self._discarding = True
             self.tasks.start_soon(self._expire_more, now)
         self.namespace.system.tick(now, self.options.sys_interval_secs)
 
     async def _expire_more(self, now: float) -> None:
-        """Discard the rest of the sessions whose time is over; everybody else is served meanwhile."""
+        """Discard the remaining expired sessions, in portions between which others are served."""
         more = True
         while more:
             await trio.lowlevel.checkpoint()
@@ -125,14 +129,17 @@ class MqttIngress(ListenerSource):
         self._discarding = False
 
     def _adopt(self, endpoint: str | None) -> None:
-        """Publish in time what clients left that an earlier process has lost."""
+        """Schedule the wills that clients of an earlier process have left.
+
+        `endpoint` is a listener's name, or None for listeners that no longer exist.
+        """
         for will, sender, left_secs, key in self.namespace.left_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
             principal = Principal(sender.user) if sender.user in self.authorization.roles.users else None
             publish = partial(self.publish_will, will, sender, principal)
             self.namespace.delay_will(key or sender.client, at, publish)
 
-    # What batches ask: this is their source.
+    # Interface to batches.
 
     def settle(
         self,
@@ -140,7 +147,11 @@ class MqttIngress(ListenerSource):
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Each receipt's client hears what became of its message."""
+        """Report the outcome of each message to the connection, or to the will, in its receipt.
+
+        `refused` maps indexes in `receipts` to outcomes; None means that all were accepted. `received` is the
+        loop-clock time of the batch, for the latency statistics.
+        """
         for at, receipt in enumerate(receipts):
             if receipt is None:
                 continue
@@ -152,28 +163,30 @@ class MqttIngress(ListenerSource):
                 receipt[0].accepted(receipt[1], receipt[2])
         self.stats.answered(len(receipts), refused, self.now() - received)
 
-    # What connections ask.
+    # Interface to connections.
 
     def forget_entries(self) -> None:
+        """Remove all cached routing entries."""
         self.entries.forget()
 
     @property
     def accepted_in_memory(self) -> bool:
-        """Whether what a target accepts at this moment is in its memory only: it was given it just now."""
+        """True while targets receive messages, so that what they accept is in memory only."""
         return self._handing_on or self.dispatcher.pauses.is_releasing()
 
     @staticmethod
     def new_client_id() -> str:
-        """An identifier for a client that brought none."""
+        """Return an identifier for a client that sent none."""
         return f"auto-{secrets.token_hex(8)}"
 
     def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """No subscription and no route takes the message: that is no error of the client, and MQTT 5 has a
-        word for it (0x10, 5: 3.4.2.1).
+        """Handle a message that no subscription and no route matches: acknowledge, refuse or drop it.
 
-        What may not be published leads nowhere at all; before MQTT 5 only an acknowledgement, or the end of
-        the connection, can answer it (3: [MQTT-3.3.5-2]). What has a topic that can never be taken is kept as
-        a dead letter then.
+        Without a match the acknowledgement of MQTT 5 has reason code 0x10 (5: 3.4.2.1). A message to a
+        forbidden or invalid topic has an entry without targets. MQTT 5 refuses it in the acknowledgement.
+        Older versions can only acknowledge it or end the connection (3: [MQTT-3.3.5-2]); a message whose
+        topic can never be accepted then becomes a dead letter. Raises RemoteProtocolError to end the
+        connection.
         """
         refusal = None
         if isinstance(entry, DeniedEntry):
@@ -198,8 +211,10 @@ class MqttIngress(ListenerSource):
             receipt[0].accepted(receipt[1], receipt[2], taken=refusal is not None)
 
     def _not_allowed(self, entry: DeniedEntry, message: Message, receipt: Receipt | None) -> None:
-        """MQTT 5 acknowledges with 0x87; where nothing is acknowledged, and before MQTT 5, only the end of
-        the connection says so: raises RemoteProtocolError (3: [MQTT-3.3.5-2], as RabbitMQ does)."""
+        """Refuse a message that its client may not publish: MQTT 5 acknowledges QoS 1 and 2 with 0x87.
+
+        Otherwise raises RemoteProtocolError to end the connection, as RabbitMQ does (3: [MQTT-3.3.5-2]).
+        """
         self.denied(message.sender, "publish", message.address.name, entry.rule)
         self.refuse(entry, message, NOT_ALLOWED)
         if receipt is not None and receipt[0].machine.version is Version.V5:
@@ -209,21 +224,24 @@ class MqttIngress(ListenerSource):
         raise RemoteProtocolError(text, reason=ReasonCode.NOT_AUTHORIZED)
 
     def offer_to(self, rights: Rights) -> Offer:
-        """What a client with these rights may publish with."""
+        """Return the highest QoS and the retain availability for a client with these rights."""
         qos_max, retain = min(int(self.options.qos_max), self.namespace.offers.qos_max), self.options.retain
         if not rights.unlimited:
             qos_max, retain = min(qos_max, rights.mqtt.qos_max), retain and rights.mqtt.retain
         return Offer(qos_max, retain)
 
     def expiry_secs_max(self, rights: Rights) -> int:
-        """How long a session may outlive its connection."""
+        """Return the seconds for which a session with these rights may outlive its connection."""
         own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
         most = self.limits.session_expiry_secs_max
         return most if own is None else min(own, most)
 
     def publish_again(self, receipt: Receipt, rights: Rights) -> None:
-        """A message that was refused gets another chance, unless a route now asks for a role that its
-        publisher does not have: then it is a dead letter, for this client cannot be told otherwise."""
+        """Publish a refused message again.
+
+        If a route now requires a role that the publisher does not have, the message becomes a dead letter,
+        since this client cannot be notified.
+        """
         connection, packet_id, qos, message, entry = receipt
         try:
             entry = self.route(rights, entry.address, self.entries.find)
@@ -240,10 +258,8 @@ class MqttIngress(ListenerSource):
             self.unclaimed(entry, message, receipt)
 
     def owe_retained(self, session: Session) -> None:
-        """The session has subscribed, or its client is back: send it a piece of what it is owed retained.
-
-        The rest follows in turns of their own, as the client takes it.
-        """
+        """Send a portion of the retained messages that a session is due; a task sends the rest as the client
+        reads."""
         session.pull()
         if session.pulls:
             self._owing[session] = None
@@ -252,7 +268,8 @@ class MqttIngress(ListenerSource):
                 self.tasks.start_soon(self._send_retained)
 
     async def _send_retained(self) -> None:
-        """A piece for each session in turn; everybody else is served between two of them."""
+        """Send portions of retained messages to each session in turn, and serve others between two of
+        them."""
         while self._owing:
             moved = False
             for session in list(self._owing):
@@ -267,6 +284,8 @@ class MqttIngress(ListenerSource):
         self._sending = False
 
     def _pull(self, session: Session) -> bool:
+        """Send a portion to one session. Return True if there was one, or if it was dropped because of an
+        error."""
         try:
             if not session.pull():
                 return False
@@ -277,31 +296,34 @@ class MqttIngress(ListenerSource):
         return True
 
     def take_over(self, client_id: str) -> None:
-        """A client connects: whoever has its identifier must go."""
+        """Disconnect the connection that uses this client identifier, if any."""
         session = self.namespace.sessions.get(client_id)
         outlet: object = None if session is None else session.outlet
         if isinstance(outlet, MqttGuest):
             try:
                 outlet.taken_over()
-            except Exception as error:  # of the one that goes, not of the one that comes
+            except Exception as error:  # concerns the old connection, not the new one
                 outlet.stream.fail(error)
 
     async def await_goodbye(self, stream: Stream, then: Callable[[], None]) -> None:
-        """The client of `stream` is at another replica: it has a moment for what it has said here."""
+        """Call `then` after GOODBYE_SECS.
+
+        The client of `stream` has moved to another replica; what it sent here before may still arrive.
+        """
         await trio.sleep(GOODBYE_SECS)
         try:
             then()
-        except Exception as error:  # of this one alone
+        except Exception as error:  # concerns this connection only
             stream.fail(error)
         self.flush()
 
     def admit(self, connection: MqttGuest, principal: Principal, rights: Rights, client_id: str) -> None:
-        """The client has said who it is, and has a place."""
+        """Register an authenticated client, and count its login as accepted."""
         self.entered(connection, principal, rights, client_id, connection.machine.version.name.lower())
         self.logins.accepted()
 
     def let_go(self, connection: MqttGuest, reason: ReasonCode) -> None:
-        """End a connection for what its client does not do, and count it."""
+        """Disconnect a client for this reason, log and count it."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
         log.warning(
@@ -314,7 +336,7 @@ class MqttIngress(ListenerSource):
         connection.stream.end(word)
 
     def tell_refused(self, message: Message, outcome: Outcome) -> None:
-        """Say in the log that a client's message is not taken."""
+        """Log that a client's message was refused."""
         log.warning(
             "message refused",
             listener=self.name,
@@ -325,7 +347,7 @@ class MqttIngress(ListenerSource):
         )
 
     def tell_unsubscribed(self, client: str, topic_filter: str, reason: ReasonCode) -> None:
-        """Say in the log that a client does not get a subscription."""
+        """Log that a client's subscription was refused."""
         log.warning(
             "subscription refused",
             listener=self.name,
@@ -335,7 +357,7 @@ class MqttIngress(ListenerSource):
         )
 
     def tell_turned_away(self, packet: Connect, remote: str, reason: ReasonCode, why: str) -> None:
-        """Say in the log that a client may not connect as it wants to."""
+        """Log that a client's CONNECT was refused."""
         log.warning(
             "client refused by MQTT listener",
             listener=self.name,
@@ -347,7 +369,7 @@ class MqttIngress(ListenerSource):
         )
 
     def new_batch(self) -> Batch:
-        """Return an empty batch, whose routes keep what a client cannot be told of."""
+        """Return an empty batch, whose routes store rejected messages if the client cannot be notified."""
         batch = super().new_batch()
         batch.untold = self._is_untold
         batch.undone = self._note_undone
@@ -355,12 +377,12 @@ class MqttIngress(ListenerSource):
 
     @staticmethod
     def _note_undone(receipt: Receipt | SentWill | None, routes: frozenset[str]) -> None:
-        """Have a message that is tried again go to the routes that have not accepted it."""
+        """Have the next attempt of a message go only to the routes that have not accepted it."""
         if receipt is not None and not isinstance(receipt, SentWill):
             receipt[0].note_undone(receipt[1], routes)
 
     def _is_untold(self, receipt: Receipt | SentWill | None, retries: bool, outcome: Outcome) -> bool:
-        """Return True if a route has to keep what it rejects; see gateway.model.batch.Untold."""
+        """Return True if a route has to store what it rejects; see gateway.model.batch.Untold."""
         if receipt is None:
             return False
         if isinstance(receipt, SentWill):
@@ -380,14 +402,19 @@ class MqttIngress(ListenerSource):
         then: Callable[[], None],
         full: Callable[[Outcome], None],
     ) -> None:
-        """Keep a message that no route took, of a client that cannot be told so."""
+        """Store a refused message as a dead letter, because its client cannot be notified.
+
+        `then` is called when it is stored, `full` with the outcome if it cannot be.
+        """
         self.dead_letters.add([message], "", outcome, then, full=full)
 
     def drop_forbidden(
         self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
     ) -> bool:
-        """End the subscriptions that are not allowed; True: there were some. What is not known without asking
-        somebody is kept if `patient`; otherwise this raises Pending."""
+        """End the subscriptions that are not allowed. Return True if there were any.
+
+        A subscription whose check is pending remains if `patient` is True; otherwise raises Pending.
+        """
         found = False
         for topic_filter, options in list(session.subscriptions.items()):
             try:
@@ -405,8 +432,7 @@ class MqttIngress(ListenerSource):
     def leave_will(
         self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
     ) -> None:
-        """Publish the will, if there is one: now, or when its delay is over or the session ends
-        (5: 3.1.2.5)."""
+        """Publish the will, if any: now, or when its delay is over or the session ends (5: 3.1.2.5)."""
         client_id = session.client_id
         if will is None:
             self.namespace.forget_will(client_id)
@@ -420,12 +446,13 @@ class MqttIngress(ListenerSource):
             self.namespace.forget_will(client_id)
 
     def publish_will(self, will: Will, sender: Sender, principal: Principal | None) -> None:
-        """Publish a will; its expiry counts from now (5: 3.1.3.2.4). Rules may have changed since it was
-        left; of a client that is not known any more (`principal` None) they are not asked again. But no will
-        takes a route that asks for a role that its client is not known to have.
+        """Publish a will. Its message expiry starts now (5: 3.1.3.2.4).
 
-        The caller then deletes its record. Where the message is not written in this wake-up, as in front of
-        a paused route, it has a record of its own until it is settled.
+        The client's permission is checked again, as the rules may have changed, unless the client is no
+        longer known (`principal` None). In any case a route that requires a role accepts the will only if the
+        client is known to have that role. The caller then deletes the will's record. If the message is not
+        written in this wake-up (in front of a paused route, for example), it gets a new record until it is
+        settled.
         """
         rights = self.rights_of(principal or Principal(sender.user), sender.client)
         if principal is not None:
@@ -463,7 +490,7 @@ class MqttIngress(ListenerSource):
             sent.keep()
         try:
             taken = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
-        except RemoteProtocolError:  # nobody can publish it, after a restart neither
+        except RemoteProtocolError:  # it can never be published, not even after a restart
             sent.settled(None)
             raise
         if not taken:
@@ -479,15 +506,15 @@ class MqttIngress(ListenerSource):
         self.flush()
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
-        """Say what a client did wrong."""
+        """Log a client's protocol error."""
         log.warning("client violated MQTT protocol", listener=self.name, remote=remote, error=str(error))
 
 
 class SentWill:
-    """The receipt of a will, whose client is gone: keeps its record until the message is settled.
+    """Receipt of a published will, which retains the will's record until the message is settled.
 
-    A will that is not taken for now is published again when the clock next ticks; one that is refused for
-    good is a dead letter.
+    A will that is refused for now is published again at the next tick; one that is refused for good becomes a
+    dead letter.
     """
 
     __slots__ = ("_ingress", "_key", "_principal", "_will", "message")
@@ -506,14 +533,15 @@ class SentWill:
         self._key = ""
 
     def keep(self) -> None:
-        """Record the will, so that it is published again if this process ends before it is settled."""
+        """Store a record of the will, so that it is published again if this process ends before it is
+        settled."""
         namespace, sender = self._ingress.namespace, self.message.sender
         self._key = namespace.new_will_key(sender.client)
         namespace.keep_will(self._key, self._will, sender)
 
     def settled(self, outcome: Outcome | None) -> None:
-        """Forget the record of a will that was accepted (`outcome` None); publish it again, or make it a dead
-        letter."""
+        """Delete the record of an accepted will (`outcome` None); publish a refused one again or dead-letter
+        it."""
         if outcome is None:
             self._forget()
             return

@@ -1,5 +1,7 @@
-"""What a PUBLISH must not ask for, beyond what its packet type must not: it depends on the listener, or on
-the body.
+"""Checks of PUBLISH packets that depend on the listener, on the client's rights or on the body.
+
+They cover the highest QoS, RETAIN, UTF-8 bodies and the topics that no client may publish to. What depends on
+the packet alone is checked by the protocol machine; permissions and routing are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from gateway.protocols.mqtt.octets import is_utf8
 from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
 
-UTF8: Final = b"\x01\x01"  # the payload format indicator, where it stands; elsewhere by chance
+UTF8: Final = b"\x01\x01"  # payload format indicator 1, encoded; may also match other bytes
 NOT_TEXT: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the body is not the UTF-8 that it says it is")
 FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 NOT_ALLOWED: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "no rule allows to publish there")
 TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels than limits.topic_levels_max")
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
-CONNECTION: Final = [SYS, "broker", "connection"]  # below it bridges say how they are
+CONNECTION: Final = [SYS, "broker", "connection"]  # bridges publish their state below it
 
 
 class Offer(NamedTuple):
-    """What a client may publish with, beside its topics: as listener, roles and namespace have it."""
+    """Highest QoS and retain availability for a client, by listener, roles and namespace."""
 
     qos_max: int = 2
     retain: bool = True
@@ -34,7 +36,10 @@ WHOLE_OFFER: Final = Offer()
 
 
 def check_publish(rows: list[PublishRow], offer: Offer) -> None:
-    """Publishing with what is not offered ends the connection (5: 3.2.2.3.4, 3.2.2.3.5)."""
+    """Check the QoS and RETAIN of publishes.
+
+    Raises RemoteProtocolError if one is not available, which ends the connection (5: 3.2.2.3.4, 3.2.2.3.5).
+    """
     for flags, *_ in rows:
         if flags >> 1 & 3 > offer.qos_max:
             raise RemoteProtocolError("the QoS is too high here", reason=ReasonCode.QOS_NOT_SUPPORTED)
@@ -43,19 +48,22 @@ def check_publish(rows: list[PublishRow], offer: Offer) -> None:
 
 
 def is_what_it_says(message: Message) -> bool:
-    """A body whose format indicator says so must be UTF-8 (5: 3.3.2.3.2)."""
+    """Return False if the message is marked as UTF-8 and its body is not (5: 3.3.2.3.2)."""
     return not message.property_set.properties.utf8 or is_utf8(message.body)
 
 
 def topic_refusal(name: str, levels_max: int) -> Outcome | None:
-    """Why nothing may be published to a topic, whoever it is that wants to."""
+    """Return why no client may publish to a topic, or None.
+
+    Reasons are too many levels, and the gateway's own topics.
+    """
     if name.count("/") >= levels_max:
         return TOO_DEEP
     return FORBIDDEN if name.startswith(SYS) and _is_own(name) else None
 
 
 def _is_own(topic: str) -> bool:
-    """Whether only the gateway may publish there."""
+    """Return True if only the gateway may publish to the topic."""
     levels = topic.split("/", 5)
     if levels[0] != SYS:
         return False

@@ -1,6 +1,8 @@
-"""Messages that a target refused, of clients whose version of MQTT has no word for it: tried again, later.
+"""Retries of refused messages for clients before MQTT 5, which cannot be notified of a refusal.
 
-Where our own disk was the reason they go first when it has recovered, before what came behind them.
+A message refused by a target is published again after a delay that doubles each time. A message refused
+because of the gateway's own disk is held, and published first when the disk has recovered, ahead of later
+messages.
 """
 
 from __future__ import annotations
@@ -18,23 +20,27 @@ DOUBLINGS_MAX: Final = 5
 
 
 class Retries:
-    """The refused messages of one connection. A receipt's second member is its packet id."""
+    """Refused messages of one connection. The second element of a receipt is its packet identifier."""
 
     __slots__ = ("_undone", "_waiting", "attempts", "held")
 
     def __init__(self, disk_healthy: Callable[[], bool]) -> None:
         self.held: Held[Any] = Held(disk_healthy)
         self._waiting: list[tuple[float, Any]] = []
-        self.attempts: dict[int, int] = {}  # by packet id; an accepted message's are forgotten
+        self.attempts: dict[int, int] = {}  # by packet identifier; removed on acceptance
         self._undone: dict[int, frozenset[str]] = {}  # names of routes, by packet id
 
     @property
     def waiting(self) -> Held[Any] | None:
-        """The messages that wait for the disk, behind which all goes that comes; None: there are none."""
+        """Messages held until the disk recovers, which later messages must queue behind; None if there are
+        none."""
         return self.held if self.held.on else None
 
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
-        """Try again when the disk is healthy, or after a wait that doubles each time."""
+        """Schedule another attempt: when the disk is healthy, or after a delay that doubles each time.
+
+        `now` is in loop-clock seconds.
+        """
         if outcome.reason is Reason.STORE:
             self.held.refused(receipt)
             return
@@ -43,12 +49,15 @@ class Retries:
         self._waiting.append((now + wait, receipt))
 
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
-        """Note the only routes that have not accepted a message, which is about to be added."""
+        """Record the only routes that have not accepted a message, which is about to be added."""
         self._undone[packet_id] = routes
 
     def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
-        """Return what is left of an entry: the routes that have not accepted the message. If a reload has
-        renamed or removed all of them, that is every target."""
+        """Return the entry restricted to the routes that have not accepted the message.
+
+        Return the whole entry if nothing is recorded, or if a reload has renamed or removed all of these
+        routes.
+        """
         routes = self._undone.pop(packet_id, None)
         if routes is None:
             return entry
@@ -56,12 +65,12 @@ class Retries:
         return left if left.plan.branches else entry
 
     def due(self, now: float) -> list[Any]:
-        """Remove and return the receipts whose time has come."""
+        """Remove and return the receipts that are due."""
         due = [receipt for at, receipt in self._waiting if at <= now]
         if due:
             self._waiting = [retry for retry in self._waiting if retry[0] > now]
         return self.held.due() + due
 
     def give_up(self) -> list[Any]:
-        """The connection is gone: remove and return all."""
+        """Remove and return all receipts, because the connection is closed."""
         return self.due(float("inf")) + self.held.give_up()

@@ -1,9 +1,9 @@
-"""What topics lead to, for all that may do the same: kept until something changes that a topic depends on.
+"""Cache of routing entries by topic, shared by all clients of a listener that have equal rights.
 
-Of a subscription that came or went only the topics are forgotten that its filter may match: a fleet that
-connects, each device with a topic of its own, does not make the others be looked up again. A topic that a
-route leads back into the topic tree depends on filters that it does not match itself, and is forgotten with
-any of them.
+A change of a subscription removes only topics that its filter may match. When a fleet connects, each device
+with its own topic, the entries of the others therefore remain. A topic that a route leads back into the topic
+tree depends on filters that do not match the topic itself, so it is removed on any change. Other changes of
+routing empty the cache.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from gateway.broker.routing import NOWHERE, Namespace, RoutingEntry, RoutingPlan
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 
-TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
-EVERYBODY = object()  # the key of what topics lead to, whoever may publish to them
+TABLES_MAX = 10_000  # rules with {client_id} give each client its own table
+EVERYBODY = object()  # key of the entries that apply without regard to rights
 WILDCARDS = frozenset("+#")
-TOPIC_OCTETS_MAX = 512  # a longer topic is looked up each time: a hundred thousand of 64 KiB are no cache
+TOPIC_OCTETS_MAX = 512  # longer topics are not cached: 100 000 topics of 64 KiB would use too much memory
 
 
 class DeniedEntry(RoutingEntry):
-    """A topic that its publisher may not publish to, by `rule`."""
+    """Entry without targets for a topic that `rule` forbids its publisher."""
 
     __slots__ = ("rule",)
 
@@ -30,7 +30,7 @@ class DeniedEntry(RoutingEntry):
 
 
 class RoutingTable:
-    """The entries of one listener, by rights (their `key`) and topic."""
+    """Routing entries of one listener, by rights (their `key`) and topic."""
 
     __slots__ = (
         "_endpoint",
@@ -45,7 +45,7 @@ class RoutingTable:
     )
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
-        """At most `most` topics are kept for the same rights."""
+        """At most `most` topics are cached for the same rights."""
         self.dispatcher = dispatcher
         self._endpoint = endpoint
         self._namespace = namespace
@@ -53,11 +53,14 @@ class RoutingTable:
         self._generation = -1
         self._tables: dict[object, dict[bytes, RoutingEntry]] = {}
         self._through: set[bytes] = set()
-        self._last = NOWHERE  # the plan of the last entry, which mostly is that of the next, too
+        self._last = NOWHERE  # plan of the last entry, which the next entry mostly has too
         self._leads_back = False
 
     def of(self, key: object) -> dict[bytes, RoutingEntry]:
-        """The entries for those rights, without stale ones; asked for when `dispatcher.generation` moves."""
+        """Return the table of entries for these rights, after removing stale entries.
+
+        Connections call it again when `dispatcher.generation` has changed.
+        """
         if self._generation != self.dispatcher.generation:
             filters = self.dispatcher.filters_since(self._generation)
             self._generation = self.dispatcher.generation
@@ -73,12 +76,14 @@ class RoutingTable:
         return found
 
     def forget(self) -> None:
-        """Every topic; connections hold these very tables."""
+        """Remove every entry. The tables remain, as connections refer to them."""
         for entries in self._tables.values():
             entries.clear()
         self._through.clear()
 
     def _forget(self, filters: list[list[str]]) -> None:
+        """Remove the topics that the filters (lists of levels) may match, and those led back into the topic
+        tree."""
         for entries in self._tables.values():
             for topic in self._through:
                 entries.pop(topic, None)
@@ -86,7 +91,7 @@ class RoutingTable:
         self._through.clear()
 
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Find out where a topic leads, and keep it among `entries`."""
+        """Look up the entry of a topic and cache it in `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
         self.keep(entry, entries)
         plan = entry.plan
@@ -100,19 +105,19 @@ class RoutingTable:
         return entry
 
     def _returns(self, plan: RoutingPlan) -> bool:
-        """Whether a route of the plan leads back into the topic tree."""
+        """Return True if a route of the plan leads back into the topic tree."""
         namespaces = self.dispatcher.namespaces
         return any(
             namespaces.get(branch.route.target_endpoint) is self._namespace for branch in plan.branches
         )
 
     def find(self, address: Address) -> RoutingEntry:
-        """Where a topic leads, for whoever may publish to it: that does not depend on who it is."""
+        """Return the entry of a topic without regard to rights."""
         shared = self.of(EVERYBODY)
         return shared.get(address.wire) or self.resolve(address, shared)
 
     def keep(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
-        """Keep an entry, if its topic is not too long."""
+        """Cache an entry, unless its topic is too long."""
         if len(entry.address.wire) > TOPIC_OCTETS_MAX:
             return
         if len(entries) >= self._most:
@@ -121,7 +126,7 @@ class RoutingTable:
 
 
 def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry]) -> None:
-    """Forget every topic that one of the filters (its levels) may match, and perhaps some more."""
+    """Remove every topic that one of the filters (lists of levels) may match, and possibly some more."""
     below: set[bytes] = set()
     for pattern in filters:
         named = 0
@@ -134,7 +139,7 @@ def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry
         entries.pop(begin, None)
         if named < len(pattern):
             below.add(begin + b"/")
-    if below and entries:  # one look at each topic, however many filters there are
+    if below and entries:  # one pass over the topics for all filters
         begins = tuple(below)
         for topic in [topic for topic in entries if topic.startswith(begins)]:
             del entries[topic]
