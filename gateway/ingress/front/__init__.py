@@ -1,3 +1,1 @@
-"""What stands before a protocol on a listening port: TLS and WebSocket, headers of the PROXY protocol, and
-one port that several listeners share.
-"""
+"""Layers in front of a listener's protocol: TLS, WebSocket, PROXY protocol headers, and shared ports."""

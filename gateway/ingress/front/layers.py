@@ -1,4 +1,9 @@
-"""What a listener's connections pass before its protocol sees them."""
+"""Layers between a listener's sockets and its protocol: PROXY protocol, TLS and WebSocket.
+
+`Front` holds the configured layers of one listener and creates the TLS and WebSocket filters for its
+connections. The filters themselves are in gateway.transport; the PROXY protocol header is read by the module
+`proxy_header`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,11 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Front(NamedTuple):
-    """The layers of one listener, from the socket inwards.
+    """Configured layers of one listener, from the socket inwards.
 
-    `proxies`: who must announce the client by a header of the PROXY protocol, and nobody else may connect;
-    None: no such header is read. `tls` gives the context for the next connection. `websocket_path` "" is
-    none; `origins` None is any.
+    `proxies` are the networks of the balancers that must announce each client with a PROXY protocol header;
+    other addresses may not connect. None means that no header is read. `tls` returns the TLS context for the
+    next connection. `websocket_path` "" means no WebSocket; `origins` None allows any origin.
     """
 
     proxies: Networks | None = None
@@ -33,11 +38,11 @@ class Front(NamedTuple):
     origins: tuple[str, ...] | None = None
 
     def secured(self) -> Filter | None:
-        """TLS for a new connection, if it is to have it."""
+        """Return a TLS filter for a new connection, or None without TLS."""
         return None if self.tls is None else TlsFilter(self.tls(), server_side=True)
 
     def upgraded(self, message_octets_max: int) -> Filter | None:
-        """WebSocket for a new connection, if it is to have it."""
+        """Return a WebSocket filter for a new connection, or None without WebSocket."""
         if not self.websocket_path:
             return None
         return WebSocketFilter(
@@ -49,7 +54,8 @@ class Front(NamedTuple):
 
 
 def front_of(name: str, given: Listener) -> Front:
-    """The layers that the configuration of listener `name` asks for. Raises ConfigurationError."""
+    """Return the configured layers of the listener `name`. Raises ConfigurationError for unusable
+    certificates."""
     tls = given.tls
     web = given if isinstance(given, WebListener) else None
     return Front(

@@ -1,4 +1,8 @@
-"""A connection that no protocol has yet: octets gather until it is clear whose it is, or time is over."""
+"""Base of connections whose protocol has not begun: received bytes are collected until it is known.
+
+A subclass decides by the collected bytes: it hands the stream to another owner, or refuses the client. A
+connection that sends too little within limits.connect_timeout_secs is closed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(Guest):
-    """The first owner of a stream; whatever it waits for, `look` finds in `octets`.
+    """First owner of a stream, which collects received bytes in `octets` for the method `look`.
 
-    The octets of its connection count as its listener's only if they never come to be another's.
+    The bytes of the connection count for this listener only if no other owner takes the stream over.
     """
 
     def __init__(self, guests: Guests, stream: Stream, since: float) -> None:
-        """`since` is when the connection was accepted, in seconds of Trio's clock."""
+        """`since` is the time when the connection was accepted, in loop-clock seconds."""
         self.stream = stream
         self.sender = Sender(guests.name)
         self.since = since
@@ -33,27 +37,27 @@ class PendingConnection(Guest):
         self._answer = b""
 
     def look(self, now: float) -> None:
-        """There are more `octets`."""
+        """Decide about the connection after more bytes have been received."""
         raise NotImplementedError
 
     def leave(self) -> bytes:
-        """Another owner takes the stream; returns the octets that it begins with."""
+        """Give the stream up to another owner. Return the bytes received so far."""
         self._guests.forget(self)
         octets, self.octets = self.octets, b""
         return octets
 
     def refuse(self, word: str, text: str, answer: bytes = b"") -> None:
-        """Turn the client away, count it by `word`, and say `text` in the log."""
+        """Refuse the client, send `answer`, log `text`, and count the refusal as `word`."""
         self._guests.stats.refused.add(word)
         self._turn_away(text, answer)
 
     def break_off(self, word: str, text: str) -> None:
-        """The client broke a rule: count it by `word`, and say `text` in the log."""
+        """Close the connection for a protocol error, log `text`, and count the error as `word`."""
         self._guests.stats.protocol_errors.add(word)
         self._turn_away(text, b"")
 
     def answer(self, octets: bytes) -> None:
-        """Say that and close."""
+        """Send a response and close the connection."""
         self._answer = octets
         self.stream.end("answered")
 
@@ -64,55 +68,55 @@ class PendingConnection(Guest):
         self._answer = answer
         self.stream.end(text)
 
-    # What the stream asks.
+    # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
+        """Collect received bytes and decide again."""
         self.octets += data
         self.look(now)
 
     def data_to_send(self) -> bytes:
-        """The answer, if there is one."""
+        """Return the response, if there is one."""
         answer, self._answer = self._answer, b""
         return answer
 
     def drained(self) -> None:
-        """Nothing is waiting."""
+        """Do nothing: no output is withheld."""
 
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection: count its bytes for this listener."""
         self.stream.count_with(self._guests.stats)
         self._guests.forget(self)
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @property
     def frames(self) -> Self:
-        """It counts its frames itself: none."""
+        """Frame counter: this object, which counts none."""
         return self
 
     @property
     def idle(self) -> bool:
-        """It has published nothing."""
+        """True: the client has published nothing."""
         return True
 
     def in_flight(self) -> InFlight:
-        """It has published nothing, and has been sent nothing."""
+        """Return zero counts: no messages have been exchanged."""
         return InFlight()
 
     def hold(self) -> Callable[[], None] | None:
-        """It has published nothing that could fill a queue."""
+        """Return None: the client has published nothing that could fill a queue."""
         return None
 
     def tick(self, now: float) -> None:
-        """Whoever says too little for too long is cut off."""
+        """Close the connection if its protocol has not begun within limits.connect_timeout_secs."""
         if now >= self.since + self._guests.limits.connect_timeout_secs:
             self._guests.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("it did not say in time what it is")
 
     def rules_changed(self) -> None:
-        """It holds nothing."""
+        """Do nothing: the client has no rights yet."""
 
     def shut_down(self, farewell: Farewell) -> None:
-        """No protocol has begun whose words could be used."""
+        """Close the stream without a message, as no protocol has begun."""
         self.stream.end(farewell.value)

@@ -1,9 +1,9 @@
-"""Connections that a balancer makes on behalf of clients: its header says whose they are.
+"""PROXY protocol headers, by which a balancer announces the client of a connection.
 
-From then on the announced address is the connection's, for access, logs and senders alike, and so is the
-certificate that the balancer says it has verified. A header is believed with one exception: whoever connects
-from another machine cannot announce a client on this one, for whom the rules of loopback would open doors;
-such a connection keeps the balancer's own address.
+After the header, the announced address is that of the connection, for access control, logs and senders. The
+same holds for the client certificate that the balancer reports as verified. There is one exception: a
+balancer on another machine cannot announce a client on this machine, because loopback addresses have more
+rights. Such a connection retains the balancer's own address.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Begin = Callable[[Stream, float, bytes, float], None]
 
 
 class AwaitingProxyHeader(PendingConnection):
-    """Waits for the header, before TLS and anything else; `begin` goes on behind it."""
+    """Connection that waits for the PROXY protocol header, ahead of TLS; then calls `begin`."""
 
     def __init__(self, guests: Guests, stream: Stream, since: float, begin: Begin) -> None:
         super().__init__(guests, stream, since)
         self._begin = begin
 
     def look(self, now: float) -> None:
-        """Read the header; the listener's protocol begins behind it."""
+        """Parse the header; once complete, begin the listener's layers with the rest of the bytes."""
         try:
             header = parse_header(self.octets)
         except RemoteProtocolError as error:
@@ -47,7 +47,7 @@ class AwaitingProxyHeader(PendingConnection):
 
 
 def within_any(networks: Networks, host: str) -> bool:
-    """Is the address `host` in one of the networks? IPv4 in the form of IPv6 counts as IPv4."""
+    """Return True if the address `host` is in one of the networks. IPv4-mapped IPv6 counts as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     return any(address in network for network in networks)

@@ -1,9 +1,9 @@
-"""One port for several listeners: the first octets tell the protocols apart, for in all of them the client
-speaks first.
+"""Port shared by several listeners: the first bytes of the client select the protocol.
 
-Each dialect says what its clients begin with; 0x16 is a TLS handshake, inside which the same is asked again,
-and a capital letter the method of an HTTP request. The connection then belongs to the listener that speaks
-what it has begun: to its statistics, limits and access.
+This works because the client sends first in all supported protocols. Each dialect defines the first bytes of
+its clients; 0x16 begins a TLS handshake, inside which the detection is repeated; an upper-case letter begins
+an HTTP request. The connection is then handed to the listener of that protocol, and counts in its statistics,
+limits and access control. Over HTTP, the port itself serves only a liveness probe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.transport.tls import TlsFilter
 
 TLS_HANDSHAKE: Final = b"\x16"
 LIVENESS: Final = frozenset(("/livez", "/livez/", "/health", "/health/"))
-SHOWN: Final = 8  # octets in the log of what nobody speaks
+SHOWN: Final = 8  # bytes of an unknown protocol in the log
 
 
 def shared_listeners(
@@ -36,7 +36,7 @@ def shared_listeners(
     metrics: Metrics,
     descriptors_max: int,
 ) -> list[Listener]:
-    """The shared ports of the configuration, which give their connections to `listeners`."""
+    """Return the shared ports of the configuration, which hand their connections to `listeners`."""
     made = []
     for name, given in settings.listeners.items():
         if not isinstance(given, SharedListener):
@@ -55,7 +55,7 @@ def shared_listeners(
             port,
             guests,
             writes,
-            front=front._replace(tls=None),  # with it and without: the first octet says
+            front=front._replace(tls=None),  # the first byte decides if there is TLS
             descriptors_max=descriptors_max,
         )
         made.append(listener)
@@ -63,7 +63,8 @@ def shared_listeners(
 
 
 def recognise(octets: bytes) -> str:
-    """What begins with `octets`: a protocol, `tls` or `http`; "": more are needed; `unknown`."""
+    """Return the protocol that begins with `octets`, `tls`, `http` or `unknown`; "" if more bytes are
+    needed."""
     known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
     for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
         if octets.startswith(begin):
@@ -74,7 +75,7 @@ def recognise(octets: bytes) -> str:
 
 
 class SharedPort:
-    """The protocol of a listener that has none of its own. `shares` are (protocol, listener)."""
+    """Protocol object of a shared port. `shares` are pairs of protocol and listener."""
 
     def __init__(
         self,
@@ -95,26 +96,26 @@ class SharedPort:
                 self.by_protocol[protocol] = listener
 
     def connect(self, stream: Stream, now: float) -> Undecided:
-        """A client has connected."""
+        """Return the connection object of a new client; `now` is in loop-clock seconds."""
         return Undecided(self, self._guests, stream, now)
 
     def entrance(self, connection: Guest) -> Entrance | None:
-        """Nobody is let in here: who has said what it speaks goes to another listener."""
+        """Return None: clients are admitted by other listeners."""
 
     def forget_entries(self) -> None:
-        """The listeners that have entries are told, too."""
+        """Do nothing: only the other listeners have entries."""
 
     def turn_done(self) -> None:
-        """What the connections said in the turn that decided about them is routed by their listeners."""
+        """Route what clients sent in the turn in which they were handed over, through their listeners."""
         for listener in (*self.by_protocol.values(), *self.by_path.values()):
             listener.turn_done()
 
     def tick(self, now: float) -> None:
-        """Nothing is due beside the connections."""
+        """Do nothing: only connections have timeouts."""
 
 
 class Undecided(PendingConnection):
-    """A connection to the shared port whose first octets have not come."""
+    """Connection to a shared port whose protocol is not known yet."""
 
     def __init__(self, port: SharedPort, guests: Guests, stream: Stream, since: float) -> None:
         super().__init__(guests, stream, since)
@@ -122,7 +123,7 @@ class Undecided(PendingConnection):
         self._secure = False
 
     def look(self, now: float) -> None:
-        """Tell the protocols apart."""
+        """Detect the protocol, and hand the connection over or refuse it."""
         spoken = recognise(self.octets)
         if not spoken:
             return
@@ -138,6 +139,7 @@ class Undecided(PendingConnection):
             self.refuse("not_shared", f"no listener for {spoken} shares this port")
 
     def _secure_it(self, now: float) -> None:
+        """Start TLS, or refuse the client if the port has no certificate."""
         if self._port.tls is None:
             self.refuse("no_tls", "this port has no certificate")
             return
@@ -147,13 +149,14 @@ class Undecided(PendingConnection):
         self.stream.feed(hello, now, self.stream.layer)
 
     def _hand_over(self, listener: Listener, now: float) -> None:
+        """Hand the connection to a listener, unless that requires TLS or is full."""
         if listener.front.tls is not None and not self._secure:
             self.refuse("tls_required", f"listener {listener.name} is for TLS only")
         elif not listener.guests.no_place(self.stream):
             listener.adopt(self.stream, self.since, self.leave(), now)
 
     def _http(self, now: float) -> None:
-        """WebSocket belongs to its listener; beside it there is a liveness probe, and nothing else."""
+        """Hand a WebSocket request to its listener, respond to a liveness probe, or refuse the request."""
         try:
             request = parse_request(self.octets)
             if request is None:
@@ -161,7 +164,7 @@ class Undecided(PendingConnection):
             if listener := self._port.by_path.get(request.path):
                 self._hand_over(listener, now)
                 return
-            probed = request.method == "OPTIONS" and request.path == "/"  # as HAProxy does if nobody tells it
+            probed = request.method == "OPTIONS" and request.path == "/"  # HAProxy's default probe
             if not probed and request.path not in LIVENESS:
                 raise Refusal(404, "there is nothing here")
             if not probed and request.method not in ("GET", "HEAD"):
