@@ -1,10 +1,10 @@
-"""The places of a listener: who may take one, and who has to give one up.
+"""Admission by number: connection limits of a listener, in total, for each address and for each user.
 
-Besides the total, one address (of IPv6, one /64) and one user have a share. Unless the configuration says
-how large, it is nine tenths, so that somebody else always gets in, and clients on this machine are not
-counted: a sidecar's, and those of a balancer beside us, all come from there. Connections that have not said
-who they are never fill a listener: the oldest stranger of the address with most of them gives way, unless it
-has only just come.
+An address (for IPv6, a /64) and a user each have a share of the listener's connections. The default share is
+90 %, so that others can always connect; under the default, clients on this machine are not limited, because
+all clients of a sidecar or a local balancer come from there. Unauthenticated clients never fill a listener:
+when it is full, the oldest of them at the address with the most is disconnected, unless it connected within
+the last STRANGE_SECS. Permissions are not checked here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gateway.broker.shares import Shares, share_of
 from gateway.settings import Limits
 
 Holder = TypeVar("Holder")
-Seat = tuple[str, str | None]  # place, and user name once it is said
-STRANGE_SECS: Final = 1.0  # for which a handshake is left in peace
-RATES_MAX: Final = 10_000  # addresses whose connects are counted; whoever came longest ago is forgotten
+Seat = tuple[str, str | None]  # address, and user name after authentication
+STRANGE_SECS: Final = 1.0  # seconds in which an unauthenticated client is not evicted
+RATES_MAX: Final = 10_000  # addresses whose connects are counted; the least recent one is dropped
 
 
 class Rate:
-    """At most `most` in a second by one holder, and as many at once; 0: any number."""
+    """Token bucket for each holder: at most `most` per second, and as many at once; 0 is no limit."""
 
     def __init__(self, most: float) -> None:
         self._most = most
-        self._left: dict[str, tuple[float, float]] = {}  # what it has left, and when
+        self._left: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
 
     def take(self, holder: str, now: float) -> bool:
-        """Whether it may have another one now."""
+        """Consume one token of the holder. Return False if none is left. `now` is in loop-clock seconds."""
         if not self._most:
             return True
         full = max(self._most, 1.0)
@@ -43,7 +43,7 @@ class Rate:
 
 
 class Door(Generic[Holder]):
-    """Who is in: guests by their place, the user names of those that have said theirs."""
+    """Connections of one listener, with their addresses and, once authenticated, their users."""
 
     def __init__(self, limits: Limits, connections_max: int) -> None:
         self._most = connections_max
@@ -55,16 +55,19 @@ class Door(Generic[Holder]):
         self._places = Shares()
         self._users = Shares()
         self.guests: dict[Holder, Seat] = {}
-        self._seat: Seat = ("", None)  # the last one: a fleet's are all the same
-        self._strangers: dict[str, dict[Holder, float]] = {}  # by place, with when they came
-        self._strange = Shares()  # strangers by place
+        self._seat: Seat = ("", None)  # the last one, reused: those of a fleet are equal
+        self._strangers: dict[
+            str, dict[Holder, float]
+        ] = {}  # unauthenticated, by address, with the time of connecting
+        self._strange = Shares()  # counts of unauthenticated connections by address
 
     def full(self, now: float) -> bool:
-        """Nobody else may come, and nobody has to go."""
+        """Return True if connections_max is reached and no connection can be evicted."""
         return len(self.guests) >= self._most and self.in_the_way(now) is None
 
     def refusal(self, place: str, now: float) -> str:
-        """The limit that keeps another one of that place out; "" when none does."""
+        """Return the name of the limit that prevents another connection from this address; "" if none
+        does."""
         if self.full(now):
             return "connections_max"
         counted = self._address_said or place != LOOPBACK
@@ -73,11 +76,11 @@ class Door(Generic[Holder]):
         return ""
 
     def too_fast(self, place: str, now: float) -> bool:
-        """Another one of that place comes too soon."""
+        """Return True if the address exceeds limits.connects_per_second_max. Counts the attempt."""
         return not self._rate.take(place, now)
 
     def in_the_way(self, now: float) -> Holder | None:
-        """Who has to go before another one can come, if anybody."""
+        """Return the unauthenticated connection to evict for a new one, or None."""
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
             return None
@@ -85,22 +88,23 @@ class Door(Generic[Holder]):
         return guest if now - since >= STRANGE_SECS else None
 
     def enter(self, guest: Holder, place: str, now: float) -> None:
-        """Another one is in, and has not said who it is."""
+        """Add a connection that is not authenticated yet."""
         self._sit(guest, (place, None))
         self._places.add(place)
         self._strangers.setdefault(place, {})[guest] = now
         self._strange.add(place)
 
     def may_be(self, user: str, place: str) -> bool:
-        """Whether another connection of that user may stay."""
+        """Return True if another connection of the user is within the limit."""
         counted = self._user_said or place != LOOPBACK
         return not counted or self._users[user] < self._per_user
 
     def named(self, guest: Holder, user: str) -> None:
-        """It has said who it is."""
+        """Record the user of an authenticated connection; repeated calls and removed connections are
+        ignored."""
         place, known = self.guests.get(guest, ("", user))
         if known is not None:
-            return  # it has gone, or said so before
+            return  # removed, or named before
         self._forget_stranger(guest, place)
         self._sit(guest, (place, user))
         if self._user_said or place != LOOPBACK:
@@ -112,7 +116,7 @@ class Door(Generic[Holder]):
         self.guests[guest] = self._seat
 
     def leave(self, guest: Holder) -> None:
-        """It has gone; a repeated call is ignored."""
+        """Remove a closed connection; repeated calls are ignored."""
         if guest not in self.guests:
             return
         place, user = self.guests.pop(guest)

@@ -1,5 +1,6 @@
-"""A connection of a listener, as whoever knows no protocol knows it: what it is asked, and what it does when
-its protocol has nothing of its own to do.
+"""Protocol-independent interface of a client connection, with defaults for optional parts.
+
+The stream, the listener, memory management and the console use it. Each protocol has a subclass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.transport.stream import Stream
 
 
 class Farewell(Enum):
-    """Why the gateway ends a connection whose client did nothing wrong."""
+    """Reasons for which the gateway closes a connection without a fault of the client."""
 
     STOPPING = "the gateway is stopping"
     DISMISSED = "an operator has disconnected this client"
@@ -32,15 +33,18 @@ class Farewell(Enum):
 
 
 class InFlight(NamedTuple):
-    """Messages that are under way at a connection: those that its client has published and waits to be told
-    of, and those that it has been sent and has not acknowledged."""
+    """Messages in flight on a connection.
+
+    `unsettled` are published and await an outcome; `unacknowledged` are delivered and await an
+    acknowledgement.
+    """
 
     unsettled: int = 0
     unacknowledged: int = 0
 
 
 class Agreed(NamedTuple):
-    """What a client says of itself, and what both sides have agreed on, as far as its protocol has that."""
+    """Client properties and negotiated values, as far as the protocol has them; `frame_max` is in bytes."""
 
     client_properties: Mapping[str, Any] = MappingProxyType({})
     frame_max: int = 0
@@ -50,111 +54,120 @@ class Agreed(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Guest:
-    """The owner of one client's stream, a publisher as memory knows it, and a connection as the console shows
-    it. `sender` has a client once that has said who it is."""
+    """Client connection: the owner of a stream, a publisher for memory management, a row of the console.
+
+    `sender` has the client's data after authentication.
+    """
 
     __slots__ = ()
 
     stream: Stream
     sender: Sender
 
-    # What the stream asks; see gateway.transport.stream.StreamOwner.
+    # Interface to the stream; see gateway.transport.stream.StreamOwner.
 
     @abstractmethod
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
+        """Process received bytes. `now` is in loop-clock seconds."""
 
     @abstractmethod
     def data_to_send(self) -> bytes | list[Piece]:
-        """Everything to be written now."""
+        """Return everything to be written now."""
 
     @abstractmethod
     def drained(self) -> None:
-        """The client reads again."""
+        """Resume deliveries: the client's send buffer has drained."""
 
     @abstractmethod
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Clean up after the end of the connection for `reason`."""
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @property
     @abstractmethod
     def frames(self) -> FrameCounts:
-        """What counts its frames: always the same object."""
+        """Frame counter of the connection, always the same object."""
 
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """True: nothing of this connection awaits settlement."""
+        """True if nothing of this connection awaits settlement."""
 
     @abstractmethod
     def in_flight(self) -> InFlight:
-        """What is under way."""
+        """Return the numbers of unsettled publishes and unacknowledged deliveries."""
 
     @abstractmethod
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, memory is short; returns what undoes it, None when this must not be stopped."""
+        """Stop reading, for lack of memory. Return the function that resumes it; None if reading must go
+        on."""
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Have what is published on a channel wait, as `hold`; by default nothing is read."""
+        """Hold the publishes of a channel. Return the function that releases them, or None if they go on.
+
+        By default the whole connection is not read, as in `hold`.
+        """
         return self.hold()
 
     @abstractmethod
     def shut_down(self, farewell: Farewell) -> None:
-        """Say goodbye in the protocol's words and end the stream."""
+        """Close the connection for this reason, with the protocol's message for it."""
 
     def tick(self, now: float) -> None:
-        """Do what is due by the clock."""
+        """Do what is due. `now` is in loop-clock seconds."""
 
     def rules_changed(self) -> None:
-        """Other rules are in force. Nobody knows what this client holds by the old ones: it goes, and comes
-        back by the new ones. A protocol that does know takes what is not allowed any more. Raises
-        Pending."""
+        """Recheck the client against changed rules. Raises Pending if a check has to wait.
+
+        By default the client is disconnected, and reconnects under the new rules. Protocols that know what
+        the client uses end only what is no longer allowed.
+        """
         self.shut_down(Farewell.RULES_CHANGED)
 
     @property
     def leaves_a_will(self) -> bool:
-        """Whether something is published when it goes."""
+        """True if a message is published when the connection is lost."""
         return False
 
     @property
     def virtual_host(self) -> str:
-        """Where it is; "" if its protocol has no such thing."""
+        """Name of the client's virtual host; "" if the protocol has none."""
         return ""
 
     @property
     def channel_count(self) -> int:
-        """How many channels it has open."""
+        """Number of open channels."""
         return 0
 
     def agreed(self) -> Agreed:
-        """What was said when it came in."""
+        """Return client properties and negotiated values."""
         return Agreed()
 
-    # What the disk and memory ask; see gateway.broker.memory.Publisher.
+    # Interface to disk and memory management; see gateway.broker.memory.Publisher.
 
     def blocked(self, reason: str) -> None:
-        """The disk takes nothing, for this reason; "": it does again."""
+        """Set why the store is read-only; an empty string means that it is writable again."""
 
     def told_of_memory(self, short: bool) -> None:
-        """It is to wait, or may go on: the client sees that it is not read."""
+        """Notify the client that memory is short, or no longer is. By default it only notices that reading
+        stops."""
 
     @property
     def begun(self) -> int:
-        """Octets of messages that have not come whole, or are not committed."""
+        """Bytes of messages that are incomplete or not committed."""
         return 0
 
     @property
     def outstanding_octets(self) -> int:
-        """Octets of messages that it has been sent, has not acknowledged, and nobody else counts."""
+        """Bytes of unacknowledged deliveries that are not counted elsewhere."""
         return 0
 
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any] | None:
-        """The publishes that wait until a full queue has room; None if its protocol has none that wait."""
+        """Publishes that wait until a full queue has capacity; None if the protocol has none."""
         return None
 
     def let_go_for_memory(self) -> None:
-        """End it: there is no memory for what it has begun."""
+        """Close the connection, because no memory is left for its incomplete messages."""
         self.stream.end(LOW_ON_MEMORY.text)

@@ -1,5 +1,7 @@
-"""Who is connected to one listener, whatever has become of their protocol: the places that connections take,
-and how much each may send.
+"""Connections of one listener: admission by number, lookup by sender, rate limits and eviction.
+
+`Guests` contains every open connection, before and after its protocol has begun. It applies the limits of the
+module `door`, logs refusals, gives each stream its receive rate, and holds the publishers of a full queue.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from gateway.telemetry.stats import ListenerStats
 from gateway.transport.rate import Rate
 from gateway.transport.stream import Stream, WriteSet
 
-SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
+SHORT_INTERVAL_SECS: Final = 4  # shorter heartbeats need more than one tick a second
 
 log = structlog.get_logger(limited=True)
 
 
 class Entrance(NamedTuple):
-    """A client was let in, by the event loop's clock; the version of its protocol that it speaks."""
+    """Time of a client's admission, in loop-clock seconds, and its protocol version."""
 
     since: float
     version: str
 
 
 class Guests:
-    """The connections of one listener. `users` may have rates of their own."""
+    """Connections of one listener. `users` may have individual receive rates."""
 
     def __init__(
         self,
@@ -45,39 +47,43 @@ class Guests:
     ) -> None:
         self.limits = limits
         self.stats = stats
-        self.hurried: set[Guest] = set()  # those that have ticks in between
+        self.hurried: set[Guest] = set()  # connections that need more frequent ticks
         self._users = users or {}
         self._writes = writes
         self._door: Door[Guest] = Door(limits, limits.connections_max)
         self.connections = self._door.guests
-        self._by_sender: dict[Sender, Guest] = {}  # those that are named; a sender has their address
+        self._by_sender: dict[Sender, Guest] = {}  # authenticated connections
 
     @property
     def name(self) -> str:
-        """The listener's."""
+        """Name of the listener."""
         return self.stats.name
 
-    # Places.
+    # Admission.
 
     def full(self) -> bool:
-        """Nobody else may come, and nobody has to go."""
+        """Return True if connections_max is reached and no connection can be evicted."""
         return self._door.full(trio.current_time())
 
     def refusal(self, place: str) -> str:
-        """The limit that keeps a client of that place from connecting now; "" when none does."""
+        """Return the name of the limit that prevents a connection from this address now; "" if none does.
+
+        Counts the attempt towards connects_per_second_max.
+        """
         now = trio.current_time()
         return (
             "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
         )
 
     def refused(self, word: str, remote: str) -> None:
-        """Count and log that there was no place."""
+        """Count and log a connection refused for the limit `word`."""
         self.stats.refused.add(word)
         audit("refused", endpoint=self.name, remote=remote, reason=word)
         log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
 
     def no_place(self, stream: Stream) -> bool:
-        """Whether a connection from a shared port has to go, since there is no place here; it is told so."""
+        """Return True if a connection from a shared port exceeds a limit here; it is then closed and
+        logged."""
         word = self._door.refusal(place_of(stream.remote), trio.current_time())
         if word:
             self.refused(word, stream.remote)
@@ -85,7 +91,7 @@ class Guests:
         return bool(word)
 
     def enter(self, connection: Guest, stream: Stream) -> None:
-        """It has a place, and the stream. A stranger goes, if the listener is full of them."""
+        """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
         now = trio.current_time()
         stranger = self._door.in_the_way(now)
         if stranger is not None:
@@ -96,11 +102,14 @@ class Guests:
         self.stats.opened(connection.frames)
 
     def may_be(self, user: str, remote: str) -> bool:
-        """Whether another connection of that user may stay."""
+        """Return True if another connection of the user is within the limit."""
         return self._door.may_be(user, place_of(remote))
 
     def named(self, connection: Guest, user: str, rights: Rights) -> None:
-        """The client has said who it is. Said once: or it would get another second's worth each time."""
+        """Record the user of an authenticated connection and set its receive rate.
+
+        Call once per connection: each call would grant another second's allowance.
+        """
         self._door.named(connection, user)
         self._by_sender[connection.sender] = connection
         own = self._users.get(user)
@@ -108,18 +117,20 @@ class Guests:
             connection.stream.rate = self.rate(rights, own)
 
     def forget(self, connection: Guest) -> None:
-        """A connection has ended."""
+        """Remove a closed connection."""
         self.hurried.discard(connection)
         self._door.leave(connection)
         if self._by_sender.get(connection.sender) is connection:
             del self._by_sender[connection.sender]
         self.stats.closed(connection.frames)
 
-    # What they may send, and when they are looked at.
+    # Receive rates and ticks.
 
     def rate(self, *given: Rights | User | None) -> Rate | None:
-        """How much a connection may send: as the last of those says that says anything; None: as much as it
-        can."""
+        """Return the receive rate of a connection, or None for no limit.
+
+        Each value is that of the last argument that sets it, or of the listener's limits.
+        """
         octets = self.limits.receive_bytes_per_sec_max
         messages = self.limits.receive_messages_per_sec_max
         for one in given:
@@ -130,12 +141,13 @@ class Guests:
         return Rate(octets, messages, trio.current_time()) if octets or messages else None
 
     def hurry(self, connection: Guest, interval: float) -> None:
-        """The client expects to hear from us every `interval` seconds; 0: it does not."""
+        """Give a connection more frequent ticks if the client expects bytes every `interval` seconds; 0 is
+        never."""
         if 0 < interval < SHORT_INTERVAL_SECS:
             self.hurried.add(connection)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: have its publishers wait; returns what lets them go on."""
+        """Hold the publishers of a full queue or session. Return the functions that release them."""
         releases = []
         for sender in senders:
             guest = self._by_sender.get(sender.connection)

@@ -1,4 +1,8 @@
-"""A guest whose client may say more before the handshake is over than the handshake has asked for."""
+"""Base of connections whose client may send data ahead of the handshake's responses.
+
+Such data waits unprocessed in the protocol machine. After each step of the handshake the connection requests
+the next events from the machine. Used by AMQP 0-9-1 and AMQP/Fast.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,17 @@ from gateway.ingress.guest import Guest
 
 
 class Machine(Protocol):
-    """A protocol machine, as octets go into it; it counts frames."""
+    """Protocol machine, which is fed with bytes and counts frames."""
 
     received: Any
     sent: Any
 
     @property
     def unread(self) -> bool:
-        """There are octets that it has not looked at."""
+        """True if there are bytes that it has not processed."""
 
     def receive_data(self, data: bytes, now: float) -> list[Any]:
-        """What has happened."""
+        """Process bytes. Return the resulting events. `now` is in loop-clock seconds."""
 
 
 MachineT = TypeVar("MachineT", bound=Machine)
@@ -29,22 +33,22 @@ MachineT = TypeVar("MachineT", bound=Machine)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandshakingGuest(Guest, Generic[MachineT]):
-    """What a client sends ahead of our answers in the handshake waits in its machine."""
+    """Client connection in which data sent ahead of the handshake's responses waits in the machine."""
 
     machine: MachineT
     _ready: bool  # the handshake is over
 
     @property
     def frames(self) -> MachineT:
-        """The machine counts them."""
+        """Frame counter: the protocol machine."""
         return self.machine
 
     @abstractmethod
     def _process(self, events: list[Any]) -> None:
-        """Do what they mean, or have them wait."""
+        """Process events, or postpone them."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
+        """Process received bytes, and during the handshake also bytes that waited in the machine."""
         machine = self.machine
         handshake = not self._ready
         self._process(self.stream.postponed() or machine.receive_data(data, now))

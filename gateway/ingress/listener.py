@@ -1,11 +1,11 @@
-"""A listener: accepts connections of one protocol, and gives them to its poller.
+"""Listener: accepts connections for one protocol, and reads them with its poller.
 
-What a connection has to pass before its protocol (TLS, WebSocket, a header of the PROXY protocol) is the
-listener's front; a shared port gives its connections to other listeners, which adopt them.
+A connection first passes the listener's front (PROXY protocol, TLS, WebSocket), then its protocol. A shared
+port hands its connections to other listeners, which adopt them.
 
-Connections are objects, not tasks. The tasks here are three: accepting, polling, and a tick once a second for
-what is due by the clock (keep-alive, heartbeats, handshakes that take too long). Connections whose clients
-expect to hear from us within a few seconds have ticks in between.
+Connections are objects, not tasks. Each listener has three tasks: accepting, polling, and a tick once a
+second for timeouts (keep-alive, heartbeats, slow handshakes). Connections whose clients expect bytes every
+few seconds have additional ticks.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Stream, WriteSet
 
 TICK_SECS: Final = 1.0
-SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
+SHORT_TICKS: Final = 4  # per tick, for connections with short heartbeats
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
-ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
+ACCEPTS_PER_TURN: Final = 256  # before the poller is served
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = structlog.get_logger(limited=True)
 
 
 class Ingress(Protocol):
-    """What a listener needs of its protocol."""
+    """Protocol side of a listener, as the listener uses it."""
 
     limits: Limits
 
     def connect(self, stream: Stream, now: float) -> Guest:
-        """A new connection's owner; `now` is when it was accepted."""
+        """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
     def turn_done(self) -> None:
-        """Route the batch that this wake-up has gathered."""
+        """Route the batch that this wake-up has collected."""
 
     def tick(self, now: float) -> None:
-        """Do what is due by the clock, beside its connections."""
+        """Do what is due, apart from connections. `now` is in loop-clock seconds."""
 
     def entrance(self, connection: Guest) -> Entrance | None:
-        """When a client was let in; None: it has not said who it is."""
+        """Return time and version of a client's admission, or None before it."""
 
     def forget_entries(self) -> None:
-        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+        """Drop cached routing entries, because memory is short."""
 
 
 class Listener:
-    """One listening address of one protocol."""
+    """Listening address of one protocol."""
 
     def __init__(
         self,
@@ -77,8 +77,10 @@ class Listener:
         front: Front | None = None,
         descriptors_max: int = sys.maxsize,
     ) -> None:
-        """`guests` are those that `protocol` knows. A descriptor of `descriptors_max` and above is for others
-        than clients."""
+        """`guests` are the connections that `protocol` uses.
+
+        File descriptors from `descriptors_max` on are reserved for other uses than clients.
+        """
         self.name = name
         self.host = host
         self.port = port
@@ -95,12 +97,14 @@ class Listener:
         self._accepting = trio.CancelScope()
 
     def entrance(self, connection: Guest) -> Entrance | None:
-        """When a client was let in; None: it has not said who it is."""
+        """Return time and version of a client's admission, or None before it."""
         return self._protocol.entrance(connection)
 
     def bind(self, *, shared: bool = False) -> None:
-        """Open the listening sockets; port 0 takes a free one and sets `port`. `shared`: other processes
-        listen there, too. ConfigurationError when refused.
+        """Open the listening sockets; port 0 selects a free one and sets `port`.
+
+        `shared` True lets other processes listen on the port, too. Raises ConfigurationError if the system
+        refuses.
         """
         try:
             self._sockets = all_bound(self.host, self.port, shared=shared)
@@ -117,11 +121,11 @@ class Listener:
 
     @property
     def place(self) -> str:
-        """`host:port`, an IPv6 address in brackets."""
+        """Listening address as `host:port`, with an IPv6 address in brackets."""
         return place_at(self.host, self.port)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections and close the listening sockets."""
         self.open = False
         self._accepting.cancel()
         for sock in self._sockets:
@@ -129,7 +133,7 @@ class Listener:
         self._sockets.clear()
 
     def forget_entries(self) -> None:
-        """Memory is short."""
+        """Drop the protocol's cached routing entries, because memory is short."""
         self._protocol.forget_entries()
 
     async def run(self) -> None:
@@ -147,7 +151,7 @@ class Listener:
             self.close()
 
     async def _accept(self, sock: socket.socket) -> None:
-        while self.open:  # `close` may come before this task first runs, or between its wake-up and its turn
+        while self.open:  # `close` may precede this task's first run, or its turn after a wake-up
             await trio.lowlevel.wait_readable(sock)
             for _ in range(ACCEPTS_PER_TURN if self.open else 0):
                 try:
@@ -172,8 +176,9 @@ class Listener:
                     contained("connection", fault, listener=self.name)
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
+        """Start to serve an accepted socket, or close it if a limit is reached."""
         proxies = self.front.proxies
-        if sock.fileno() >= self.descriptors_max:  # the lowest one that is free: all below are taken
+        if sock.fileno() >= self.descriptors_max:  # the kernel assigns the lowest free number
             word = "descriptors"
         elif proxies is None:
             word = self.guests.refusal(place_of_host(host))
@@ -206,13 +211,18 @@ class Listener:
 
     @property
     def _backlog_max(self) -> int:
-        """A single message may exceed the limit: it is written whole."""
+        """Limit on the unwritten output of a connection, in bytes.
+
+        It exceeds output_bytes_max by two of the largest messages, because a message is written as a whole.
+        """
         limits = self._protocol.limits
         return limits.output_bytes_max + 2 * limits.message_bytes_max
 
     def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
-        """`stream`, accepted at `since`, passes this listener's layers from here on, beginning with
-        `octets`. A balancer has said for whom it connects.
+        """Begin the listener's layers on `stream`, whose client a balancer has announced.
+
+        `since` is the time of accepting, `octets` the first bytes. The connection is closed if a limit is
+        reached.
         """
         word = self.guests.refusal(place_of(stream.remote))
         if word:
@@ -224,11 +234,12 @@ class Listener:
             stream.feed(octets, now, stream.layer)
 
     def _begin(self, stream: Stream, since: float) -> None:
+        """Begin TLS, if configured, and then the protocol."""
         stream.layer = self.front.secured()
         self._connect(stream, since)
 
     def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
-        """Take a connection from a shared port, which has read `octets` of it, through TLS if need be."""
+        """Adopt a connection from a shared port, which has received `octets`, after TLS if it is used."""
         stream.move(
             self._poller,
             layer_ended=self._layer_ended,
@@ -239,7 +250,7 @@ class Listener:
         stream.feed(octets, now, self._connect(stream, since))
 
     def _connect(self, stream: Stream, since: float) -> Filter | None:
-        """The protocol begins, behind WebSocket if that is how it is spoken here; returns that layer."""
+        """Begin the protocol, inside WebSocket if configured. Return the WebSocket layer, or None."""
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
@@ -249,7 +260,7 @@ class Listener:
         return websocket
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
-        """TLS or WebSocket came to its end: count what was wrong."""
+        """Count and log why TLS or WebSocket ended, unless it ended regularly."""
         if ending.broke:
             self.stats.protocol_errors.add(ending.broke)
         elif ending.refused:
@@ -259,7 +270,7 @@ class Listener:
         log.warning("connection refused", listener=self.name, remote=stream.remote, error=ending.text)
 
     def turn_done(self) -> None:
-        """Route what has gathered."""
+        """Route the collected batch."""
         self._protocol.turn_done()
 
     async def _tick(self) -> None:

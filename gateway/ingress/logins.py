@@ -1,9 +1,9 @@
-"""Logins that take their time: a password waits for its hash, or a failure before it for its delay.
+"""Logins that take time: verification of a password, or the delay after a failed login.
 
-Meanwhile a stand-in has the place of the connection's owner. It keeps what the client says and reads
-little of it; and when the client goes, which would not be noticed without reading, the login ends: nobody
-waits behind those who are not there any more. Only what came in one piece with the login is looked at all
-the same, for a device may say all that it has to say, and leave.
+Meanwhile a `Login` replaces the stream's owner. It stores further data and reads little of it. When the
+client disconnects, which is not noticed without reading, the login is cancelled, so that no client waits
+behind those that have left. If data arrived together with the login, reading stops at once, so that a
+disconnection is not noticed and the data is processed: a device may send everything at once and disconnect.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = structlog.get_logger(limited=True)
 
 
 class Login:
-    """Stands in for the owner of a stream."""
+    """Temporary owner of a stream while its client is being verified."""
 
     def __init__(self, stream: Stream, *, behind: bool) -> None:
-        """`behind`: more than the login has been read already."""
+        """`behind` True: data behind the login has been received already."""
         assert stream.owner is not None
         self.stream = stream
         self.scope = trio.CancelScope()
@@ -57,20 +57,19 @@ class Login:
             self.stream.hold()
 
     def look(self) -> None:
-        """Many come and go at once: who has gone already is not to take a place in a queue before that is
-        read.
-        """
+        """Abort the connection if the client has disconnected already, before the login takes a place in a
+        queue."""
         if self._held or self.over:
             return
         try:
             gone = not self.stream.sock.recv(1, socket.MSG_PEEK)
         except OSError:
-            return  # nothing has come, or what is wrong will be read
+            return  # no data, or an error that reading will report
         if gone:
             self.stream.abort("closed by the peer")
 
     def go_on(self, then: Callable[[], None]) -> None:
-        """It is decided: the owner goes on, by `then`, and with what has come since."""
+        """Restore the owner, call `then`, and pass on the data received since."""
         stream, owner = self.stream, self._owner
         stream.owner = owner
         if self._held:
@@ -82,33 +81,33 @@ class Login:
 
     @property
     def over(self) -> bool:
-        """The connection has ended, or begun to."""
+        """True if the connection has ended or is ending."""
         return self.stream.owner is not self
 
-    # What the stream asks.
+    # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """The client does not wait for its answer: it has to wait with what comes behind that."""
+        """Store data that the client sends before the login's response, and stop reading."""
         if data:
             self._given += data
             self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """What the owner says."""
+        """Return the owner's output."""
         return self._owner.data_to_send()
 
     def drained(self) -> None:
-        """What it said has been written."""
+        """Notify the owner that the output has been written."""
         self._owner.drained()
 
     def lost(self, reason: str) -> None:
-        """Nobody waits for this login any more."""
+        """Cancel the login, and notify the owner."""
         self.scope.cancel()
         self._owner.lost(reason)
 
 
 class Logins:
-    """The logins of one listener. `flush` writes what was encoded outside a wake-up."""
+    """Logins of one listener. `flush` writes what was encoded outside a wake-up."""
 
     def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
         self.access = access
@@ -127,8 +126,9 @@ class Logins:
         backend: str = "",
         method: str = "",
     ) -> Credentials:
-        """What a client says of itself, with the certificate that it has shown, if anybody cares for it.
-        `backend` and `method`: only such back ends are asked.
+        """Return the client's credentials, with its certificate if a back end reads certificates.
+
+        `backend` and `method` restrict which back ends are used.
         """
         certificate = certificate_of(stream) if self.access.reads_certificates else None
         return Credentials(user, password, remote_of(stream), certificate, client, backend, method)
@@ -141,12 +141,15 @@ class Logins:
         *,
         behind: bool = False,
     ) -> None:
-        """Look at a password beside the loop, then call `then`, unless the client has gone."""
+        """Verify credentials in a task, then call `then` with the result, unless the client has disconnected.
+
+        `behind` True: data behind the login has been received already.
+        """
         look = partial(self.access.verify, credentials)
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
 
     def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
-        """Call `then` when the delay of a failure is over, unless the client has gone."""
+        """Call `then` after a delay of `secs` seconds, unless the client has disconnected."""
 
         def waited(_: None) -> None:
             then()
@@ -155,6 +158,7 @@ class Logins:
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
+        """Run `work`, restore the stream's owner and call `then` with the result."""
         try:
             login.look()
             with login.scope:
@@ -169,11 +173,11 @@ class Logins:
             login.stream.fail(error)
 
     def accepted(self) -> None:
-        """A client is let in."""
+        """Count an accepted login."""
         self._stats.logins.add(ACCEPTED)
 
     def denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
-        """A client is not; say so in the log."""
+        """Log and count a denied login."""
         self._stats.logins.add(why.value)
         self.turned_away(stream, user, why.value, client)
         user, listener = self.access.loggable(user), self._stats.name
@@ -182,25 +186,29 @@ class Logins:
     def turned_away(
         self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False
     ) -> None:
-        """Write into the audit log that a client is not let in. `reason` is a constant of ours; `proved`: the
-        client has proved to be this user."""
+        """Write a refused client to the audit log.
+
+        `reason` is a constant of the gateway. `proved` True: the client has proved to be this user.
+        """
         name = self._stats.name
         user = user if proved else self.access.loggable(user)
         audit("refused", endpoint=name, user=user, client=client, remote=stream.remote, reason=reason)
 
 
 def remote_of(stream: Stream) -> str:
-    """Return the address that counts for a login: not this machine's, if a web page from elsewhere has opened
-    the connection in a browser that runs here."""
+    """Return the client address that counts for a login.
+
+    A connection that a web page of another origin opened in a local browser does not count as local.
+    """
     if is_loopback(stream.remote) and opened_by_foreign_page(stream.layer):
         return f"page {stream.remote}"
     return stream.remote
 
 
 def certificate_of(stream: Stream) -> Certificate | None:
-    """The certificate that a client has shown, to us or to the balancer that announces it; None: none."""
+    """Return the client's certificate, from TLS or as announced by a balancer; None without one."""
     announced = stream.secured
-    if announced is not None:  # with us only the balancer itself may have shown one
+    if announced is not None:  # a certificate in TLS would be the balancer's own
         return from_balancer(announced.common_name, announced.octets)
     octets = b"" if stream.layer is None else stream.layer.certificate
     return from_octets(octets) if octets else None

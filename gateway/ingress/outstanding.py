@@ -1,8 +1,8 @@
-"""What one AMQP client has been sent and has not acknowledged, by weight.
+"""Limit on the bytes of an AMQP client's unacknowledged deliveries.
 
-Its prefetch counts messages, whatever they weigh, and `basic.get` counts nothing: this is the bound on octets
-that goes with them. Messages count from their delivery until they are settled or return to their queue, also
-while a transaction keeps their acknowledgement.
+Prefetch counts messages without regard to their size, and basic.get is not limited by it, so this limit
+complements them. A message counts from its delivery until it is settled or requeued, also while its
+acknowledgement waits in a transaction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gateway.transport.stream import Stream
 
 
 class Outstanding:
-    """The `octets` that a connection's client holds. `stream` is asked to go on when it is half of `most`."""
+    """Unacknowledged deliveries of one connection, in bytes (`octets`), limited by `most`."""
 
     __slots__ = ("_most", "_starved", "_stream", "octets")
 
@@ -23,14 +23,17 @@ class Outstanding:
 
     @property
     def full(self) -> bool:
-        """True: the client gets nothing more before it acknowledges. Its consumers are told when they may."""
+        """True if nothing more may be delivered before an acknowledgement.
+
+        Reading True requests a call of the owner's `drained` once half of the limit is acknowledged.
+        """
         if self.octets < self._most:
             return False
         self._starved = True
         return True
 
     def settled(self, octets: int) -> None:
-        """So much of it has been acknowledged, or given back."""
+        """Subtract bytes that were acknowledged or requeued, and resume deliveries at half the limit."""
         self.octets -= octets
         if self._starved and self.octets <= self._most // 2:
             self._starved = False

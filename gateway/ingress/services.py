@@ -1,4 +1,8 @@
-"""What a listener of any protocol is made with: the configuration, and the parts of the gateway it uses."""
+"""Parts of the gateway that listeners of all protocols share.
+
+The composition root creates one `Services` object and passes it to each listener's protocol side, which uses
+its settings, broker, access control and store. The object has no behaviour.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from gateway.transport.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Shared by all listeners of a gateway. `store` is None when nothing is to survive."""
+    """Configuration and shared parts of a gateway. `store` is None if nothing survives a restart."""
 
     settings: Settings
     dispatcher: Dispatcher

@@ -1,7 +1,8 @@
-"""Listening sockets: which addresses a host stands for, and ports that several processes share.
+"""Listening sockets: the addresses of a host name, and ports shared by several processes.
 
-With `shared` a socket has SO_REUSEPORT, and the kernel divides connections among the processes that listen
-there. It lets in any process of the same user, so whoever holds such a port looks first whether it is free.
+A `shared` socket has SO_REUSEPORT, and the kernel distributes connections among the processes that listen on
+the port. The kernel admits any process of the same user. A process that reserves such a port therefore checks
+first that it is free.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONO
 
 
 class Place(NamedTuple):
-    """A family, and an address of it without the port."""
+    """Address family, and an address of that family without the port."""
 
     family: int
     address: tuple[Any, ...]
 
 
 def places_of(host: str, port: int) -> list[Place]:
-    """What to bind for a host: `::` is all of IPv4 and of IPv6, a socket each, so that addresses of clients
-    look as they do elsewhere. Raises OSError for a name that is not known.
+    """Return the addresses to bind for a host. Raises OSError for an unknown name.
+
+    `::` stands for all IPv4 and all IPv6 addresses, with a socket each, so that IPv4 clients have IPv4
+    addresses.
     """
     if host == EVERYWHERE:
         return [Place(socket.AF_INET, ("0.0.0.0",)), Place(socket.AF_INET6, (EVERYWHERE,))]
@@ -32,7 +35,7 @@ def places_of(host: str, port: int) -> list[Place]:
 
 
 def bound(place: Place, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that is bound there, and does not listen yet. Raises OSError."""
+    """Return a socket that is bound to the address and port but does not listen. Raises OSError."""
     sock = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,8 +51,10 @@ def bound(place: Place, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def all_bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
-    """A socket for each address of a host, on one port; 0: a free one. A machine without IPv6 has the first
-    of `::`. Raises OSError, and has bound none then.
+    """Return a bound socket for each address of a host, all on one port; port 0 selects a free one.
+
+    For `::` on a machine without IPv6, only the IPv4 socket is returned. Raises OSError and closes all
+    sockets if an address cannot be bound.
     """
     found: list[socket.socket] = []
     try:
@@ -68,8 +73,9 @@ def all_bound(host: str, port: int, *, shared: bool = False) -> list[socket.sock
 
 
 def reserved(host: str, port: int) -> list[socket.socket]:
-    """The same for processes that are going to share it: sockets that hold the port, and never listen. Raises
-    OSError, also when somebody listens there who shares it.
+    """Return sockets that hold a port for processes that will share it, and that never listen.
+
+    Raises OSError, also if another process listens on a shared socket there.
     """
     for sock in all_bound(host, port):
         port = sock.getsockname()[1]
@@ -78,5 +84,5 @@ def reserved(host: str, port: int) -> list[socket.socket]:
 
 
 def place_at(host: str, port: int) -> str:
-    """`host:port`, an IPv6 address in brackets."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

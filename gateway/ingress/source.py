@@ -1,6 +1,8 @@
-"""What listeners of all protocols have in common: they are sources of batches, and connections ask them.
+"""Base of the listeners' protocol sides: the source of batches, and the services that connections use.
 
-A protocol's ingress is a ListenerSource with its own way to connect clients and to answer them.
+Each protocol subclasses `ListenerSource` with its own way to create connections and to report outcomes. The
+base class collects published messages in batches, authorises clients, finds routing entries, registers
+admissions and expirations, and writes the audit log.
 """
 
 from __future__ import annotations
@@ -32,19 +34,18 @@ from gateway.telemetry.audit import audit
 from gateway.transport.stream import Stream
 
 EXPIRED: Final = "expired_while_connected"
-UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
+UNWANTED_SECS: Final = 60.0  # between two log lines about messages without recipient
 
 log = structlog.get_logger(limited=True)
 
 
 class RouteRefused(Exception):
-    """A route takes what is published to an address from a role that the publisher does not have. The text
-    is the rule."""
+    """Exception for a route that requires a role that the publisher does not have. The text is the rule."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ListenerSource:
-    """One protocol on one listener, and the source of its batches."""
+    """Protocol side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         self.name = name
@@ -60,44 +61,47 @@ class ListenerSource:
         self.spool = services.bodies.spool
         self.batch = self.new_batch()
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
-        self._entered: dict[Guest, Entrance] = {}  # clients that were let in
-        self._expiring: dict[Guest, float] = {}  # those whose identity ends, and when (seconds of 1970)
-        self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
+        self._entered: dict[Guest, Entrance] = {}  # admitted clients
+        self._expiring: dict[Guest, float] = {}  # expiry of credentials, in Unix seconds
+        self._unwanted: Message | None = None  # the last one without recipient, until it is logged
         self._tell_unwanted_at = 0.0
-        self._counted: dict[Guest, str] = {}  # whose roles limit its connections
+        self._counted: dict[Guest, str] = {}  # user names of clients whose roles may limit their connections
 
     @property
     @abstractmethod
     def namespace(self) -> Namespace:
-        """Where what its clients publish can end, and where routes lead that end at this listener."""
+        """Namespace in which clients publish, and to which routes to this listener lead."""
 
     def requester(self, reply_to: str) -> Address | None:
-        """The address at which a client takes answers that has said this reply address. None: nothing may be
-        published there, or answers do not come to this protocol's clients from others."""
+        """Return the address at which a client receives replies to this reply address.
+
+        Return None if nothing may be published there, or if clients of this protocol get no replies from
+        others.
+        """
         return None
 
     def forget_entries(self) -> None:
-        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+        """Drop cached routing entries, because memory is short."""
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @abstractmethod
     def connect(self, stream: Stream, now: float) -> Guest:
-        """A client has connected: its owner. `now` is when it was accepted."""
+        """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
     def new_batch(self) -> Batch:
         """Return an empty batch of this source."""
         return self.dispatcher.batch(self, self.now())
 
     def turn_done(self) -> None:
-        """Send the batch that has gathered on its way."""
+        """Send the collected batch."""
         batch = self.batch
         if len(batch):
             self.batch = self.new_batch()
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Do what is due by the clock, beside its connections."""
+        """Do what is due, apart from connections. `now` is in loop-clock seconds."""
         if self._expiring:
             self._expire(clock.utc())
         if self.spool.dead:  # removing a large file takes its time
@@ -108,7 +112,7 @@ class ListenerSource:
             self._unwanted = None
 
     def _tell_unwanted(self, message: Message) -> None:
-        """There may be a hundred thousand a second: one stands for all since the last line."""
+        """Log a message without recipient, on behalf of all since the last such line."""
         log.info(
             "messages without recipient discarded",
             listener=self.name,
@@ -117,64 +121,62 @@ class ListenerSource:
             address=show(message.address),
         )
 
-    # What batches ask.
+    # Interface to batches.
 
     @abstractmethod
     def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Each receipt's client hears what became of its message; see gateway.model.batch.Source."""
+        """Report the outcome of each message to its client; see gateway.model.batch.Source."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: its publishers wait until it calls what is returned."""
+        """Hold the publishers of a full queue or session. Return the functions that release them."""
         return self.guests.hold(senders)
 
-    # What connections ask.
+    # Interface to connections.
 
     def disk_healthy(self) -> bool:
-        """The store, if any, takes messages."""
+        """Return True if the store accepts messages, or if there is no store."""
         return self.dispatcher.disk_healthy()
 
     def ends_here(self, entry: RoutingEntry) -> bool:
-        """Return True if every target of this address has a message in the wake-up that brings it."""
+        """Return True if every target of the entry gets a message in the wake-up in which it arrives."""
         return all(self.dispatcher.ends_here(branch.route) for branch in entry.plan.branches)
 
     def begun_batch(self) -> Batch:
-        """The batch, for something to be published: what waited before its first message counts for
-        nothing."""
+        """Return the current batch for a publish. An empty batch restarts its latency clock."""
         batch = self.batch
         if not batch.receipts:
             batch.received = self.now()
         return batch
 
     def nobody_wanted(self, entry: RoutingEntry, message: Message) -> None:
-        """No subscription, queue or route took it: count it as accepted."""
+        """Count and record a message without recipient as accepted."""
         self.stats.nobody_wanted(self.now() - self.batch.received)
         self._unwanted = message
         self.dispatcher.record_unrouted(entry, message, NO_TAKER, self.batch.received)
 
     def refuse(self, entry: RoutingEntry, message: Message, outcome: Outcome) -> None:
-        """Count and record a message that is refused before it has a target; its client is still to be
-        told."""
+        """Count and record a message refused before it has a target; the caller notifies the client."""
         self.stats.refuse(outcome)
         self.dispatcher.record_unrouted(entry, message, outcome, self.begun_batch().received)
 
     def record_refused(self, message: Message, reason: Reason, text: str) -> None:
-        """Record a message for which its client's channel or handle is closed, before it has an entry."""
+        """Record a refused message without a routing entry, for which a channel or handle is closed."""
         outcome = Outcome(Verdict.REJECTED, reason, text)
         nowhere = RoutingEntry(message.address, NOWHERE)
         self.dispatcher.record_unrouted(nowhere, message, outcome, self.begun_batch().received)
 
     @staticmethod
     def now() -> Monotonic:
-        """The event loop's clock."""
+        """Return the loop clock's time in seconds."""
         return clock.now()
 
     def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
+        """Send the batch, and write what was encoded outside a wake-up."""
         self.turn_done()
         self.guests.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
-        """The limit that keeps another connection of that user out; "" when none does."""
+        """Return the limit that prevents another connection of the user; "" if none does."""
         if self.authorization.full(rights, user):
             return "connections_max of the user's roles"
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
@@ -182,7 +184,7 @@ class ListenerSource:
     def let_in(
         self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
-        """The client has said who it is; the limit that keeps it out, "": it is in."""
+        """Admit an authenticated client. Return "", or the limit that prevents it, which is logged."""
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
             self.stats.refused.add("connections_per_user_max")
@@ -196,7 +198,7 @@ class ListenerSource:
     def entered(
         self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
     ) -> None:
-        """The client has said who it is, and has a place. `client` is what it calls itself."""
+        """Register the admission of an authenticated client; `client` is its name or identifier."""
         if not rights.unlimited:
             self._counted[connection] = principal.name
             self.authorization.enters(principal.name)
@@ -216,7 +218,7 @@ class ListenerSource:
         )
 
     def renewed(self, connection: Guest, principal: Principal) -> None:
-        """The client has proved anew that it is the same user."""
+        """Register that a connected client has authenticated again as the same user."""
         self._lasts(connection, principal)
         audit(
             "renewed",
@@ -229,13 +231,14 @@ class ListenerSource:
         )
 
     def _lasts(self, connection: Guest, principal: Principal) -> None:
+        """Record when the principal's credentials expire, if they do."""
         if principal.expires is None:
             self._expiring.pop(connection, None)
         else:
             self._expiring[connection] = principal.expires
 
     def _expire(self, utc: float) -> None:
-        """Who has not proved anew in time has to go."""
+        """Disconnect clients whose credentials have expired; `utc` is in Unix seconds."""
         for connection in [one for one, expires in self._expiring.items() if expires <= utc]:
             del self._expiring[connection]
             self.stats.logins.add(EXPIRED)
@@ -245,11 +248,11 @@ class ListenerSource:
                 connection.stream.fail(error)
 
     def hurry(self, connection: Guest, interval: float) -> None:
-        """The client expects to hear from us every `interval` seconds."""
+        """Give a connection more frequent ticks if the client expects bytes every `interval` seconds."""
         self.guests.hurry(connection, interval)
 
     def forget(self, connection: Guest, reason: str = "") -> None:
-        """A connection has ended, for this reason."""
+        """Remove a connection that has ended for `reason`."""
         user = self._counted.pop(connection, None)
         if user is not None:
             self.authorization.leaves(user)
@@ -267,15 +270,18 @@ class ListenerSource:
             )
 
     def entrance(self, connection: Guest) -> Entrance | None:
-        """When a client was let in; None: it has not said who it is."""
+        """Return time and version of a client's admission, or None before it."""
         return self._entered.get(connection)
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
-        """What a client may do, as the rules are now."""
+        """Return a client's rights under the current rules."""
         return self.authorization.rights_of(principal, client_id)
 
     def may_publish(self, rights: Rights, address: Address, host: str = "/") -> Decision:
-        """Whether a client may; to a return address only who may publish where it leads."""
+        """Return the decision on publishing to an address with these rights.
+
+        A return address requires the permission for the address to which it leads.
+        """
         there = self.dispatcher.answered_at(address)
         if there is None:
             return rights.publish(address, host)
@@ -284,10 +290,10 @@ class ListenerSource:
 
     @staticmethod
     def route(rights: Rights, address: Address, find: Callable[[Address], RoutingEntry]) -> RoutingEntry:
-        """Return where a message of a client with these rights leads, by the entry that `find` returns.
+        """Return the routing entry of a message from a client with these rights; `find` looks it up.
 
-        Whatever a client publishes, a will and a repeated message too, gets its entry here and nowhere else.
-        Raises RouteRefused if a route asks for a role that the client does not have.
+        All publishes use this function, including wills and retries. Raises RouteRefused if a route requires
+        a role that the client does not have.
         """
         entry = find(address)
         for branch in entry.plan.branches:
@@ -297,8 +303,11 @@ class ListenerSource:
         return entry
 
     def suspend(self, stream: Stream, awaited: Awaited, then: Callable[[], None] | None = None) -> None:
-        """Suspend a client's commands until what one of them needs is known. The connection postpones that
-        one and those behind it; or `then` completes it, also if the client has gone meanwhile."""
+        """Suspend a client's commands until the result that one of them awaits is available.
+
+        The connection postpones that command and the following ones; or `then` completes the command, which
+        is also called if the client has disconnected meanwhile.
+        """
 
         async def task() -> None:
             try:
@@ -315,7 +324,7 @@ class ListenerSource:
         self.tasks.start_soon(task)
 
     def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:
-        """A client may not do what it has asked for: count it, and say so in the audit log."""
+        """Count an action that a client may not perform, and write it to the audit log."""
         self.stats.denied.add(action)
         audit(
             "denied",
@@ -329,8 +338,10 @@ class ListenerSource:
         )
 
     def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
-        """Nobody takes an answer. The log hears whom it was for, and not the return address: who has one may
-        answer."""
+        """Count and log a response that cannot be delivered.
+
+        The log names the requester but not the return address, since anyone who has it may respond.
+        """
         self.stats.answers_lost.add(entry.lost)
         asked = entry.requester
         log.warning(
@@ -344,7 +355,7 @@ class ListenerSource:
         )
 
     def passed_over(self, sender: Sender, queue: str) -> None:
-        """Log that a client cannot be given a message, which waits for others."""
+        """Log that a message exceeds the client's frame size, and waits for other consumers."""
         log.warning(
             "message exceeds consumer's frame size",
             listener=self.name,
@@ -353,5 +364,5 @@ class ListenerSource:
         )
 
     def undeliverable(self, message: Message, outcome: Outcome) -> None:
-        """A delivery that the protocol cannot say is a dead letter."""
+        """Turn a delivery that the protocol cannot encode into a dead letter."""
         self.dead_letters.add([message], "", outcome)

@@ -1,14 +1,14 @@
-"""Publishes of one client that wait until a full queue has room, while its connection is read on.
+"""Publishes of one client that wait until a full queue has capacity, while its connection is still read.
 
-A full queue holds the channels that published to it. The connection goes on: pings, acknowledgements, closes
-and the commands of other channels are processed. What a held channel publishes waits here, and so does what
-the client sends on that channel behind it, unless its protocol lets that go ahead. The events of a channel
-leave in their order, when nothing holds it any more. What the client sent before it closed the channel goes
-ahead of the close, to a queue that accepts or refuses it.
+A full queue holds the channels that publish to it. Reading goes on, so that pings, acknowledgements, closes
+and commands of other channels are processed. Publishes of a held channel wait here, together with later
+commands of the channel, unless the protocol lets those go ahead. When nothing holds the channel any more, its
+events leave in order. If the client closes the channel, earlier publishes go ahead of the close, to a queue
+that accepts or refuses them.
 
-What waits is bounded, for each channel and for the connection. Beyond the bound nothing more is read. What
-waits counts in its user's share of the memory: of a user with more than that nothing more is read as soon as
-anything waits.
+The waiting events are limited for each channel and for the connection; beyond the limit the connection is not
+read. Their bytes count in the user's share of memory: a user above the share is not read as soon as anything
+waits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Final, Generic, TypeVar
 from gateway import clock
 from gateway.transport.stream import Stream
 
-EVERY_CHANNEL: Final = 0  # no channel has this number; for protocols without channels, it is the only one
-# A channel's publishes that wait weigh at most 1.25 MiB: a message in memory takes some 256 bytes by itself.
+EVERY_CHANNEL: Final = 0  # no channel has this number; the only one in protocols without channels
+# Waiting publishes of a channel occupy at most 1.25 MiB, as each message has an overhead of some 256 bytes.
 MESSAGES_MAX: Final = 4_096
-MESSAGE_BYTES: Final = 256  # of an event or message that waits, besides its content
+MESSAGE_BYTES: Final = 256  # overhead of a waiting event or message
 BYTES_MAX: Final = 262_144
-CHANNELS_MAX: Final = 4  # full ones; of a connection with more of them nothing is read
+CHANNELS_MAX: Final = 4  # full channels; a connection with more of them is not read
 EventT = TypeVar("EventT")
 
 
 class Hold:
-    """What holds a channel, and how often."""
+    """Channel that is held, and the number of its holders."""
 
     __slots__ = ("channel", "count")
 
@@ -40,7 +40,7 @@ class Hold:
 
 
 class Line(Generic[EventT]):
-    """What waits of one channel."""
+    """Waiting events of one channel."""
 
     __slots__ = ("bytes", "events", "messages")
 
@@ -51,17 +51,17 @@ class Line(Generic[EventT]):
 
     @property
     def is_full(self) -> bool:
-        """Nothing more may come."""
+        """True if nothing more may wait here."""
         return self.messages > MESSAGES_MAX or self.bytes > BYTES_MAX
 
 
 class WaitingPublishes(Generic[EventT]):
-    """The waiting events of one connection, by channel."""
+    """Waiting events of one connection, by channel."""
 
     __slots__ = ("_ended", "_holds", "_lines", "_restrained", "_stream", "_unread_since", "on")
 
     def __init__(self, stream: Stream) -> None:
-        self.on = False  # something is held or waits; as long as it is not, nothing here has to be called
+        self.on = False  # something is held or waits; if False, no method need be called
         self._stream = stream
         self._holds: dict[int, Hold] = {}
         self._lines: dict[int, Line[EventT]] = {}
@@ -75,7 +75,7 @@ class WaitingPublishes(Generic[EventT]):
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 
     def restrain(self, on: bool) -> None:
-        """Let nothing more wait, or as much as usual. The owner of the stream gets a turn to act on it."""
+        """Forbid (`on` True) or allow events to wait. The stream's owner then gets a turn."""
         if on != self._restrained and not self._ended:
             self._restrained = on
             if not on and not self.full():
@@ -83,7 +83,7 @@ class WaitingPublishes(Generic[EventT]):
             self._stream.again()
 
     def hold(self, channel: int) -> Callable[[], None]:
-        """Have the publishes of a channel, or of EVERY_CHANNEL, wait; returns what undoes it."""
+        """Hold the publishes of a channel, or of EVERY_CHANNEL. Return the function that releases them."""
         hold = self._holds.get(channel)
         if hold is None:
             hold = self._holds[channel] = Hold(channel)
@@ -92,6 +92,7 @@ class WaitingPublishes(Generic[EventT]):
         return partial(self._release, hold)
 
     def _release(self, hold: Hold) -> None:
+        """Undo one hold; the stream's owner gets a turn if events are released."""
         hold.count -= 1
         if not hold.count and self._holds.get(hold.channel) is hold:
             del self._holds[hold.channel]
@@ -101,7 +102,7 @@ class WaitingPublishes(Generic[EventT]):
             self._look()
 
     def forget(self, channel: int) -> None:
-        """Drop what holds a channel, which is closed: its number may be used for another."""
+        """Drop the holds of a closed channel, whose number may be reused."""
         if self._holds.pop(channel, None) is not None:
             self._look()
 
@@ -119,11 +120,11 @@ class WaitingPublishes(Generic[EventT]):
         return channel in self._lines
 
     def blocks(self, channel: int) -> bool:
-        """Return True if what the channel publishes has to wait."""
+        """Return True if a publish of the channel has to wait."""
         return channel in self._lines or self.is_held(channel)
 
     def add(self, channel: int, event: EventT, messages: int, size: int) -> None:
-        """Have an event wait behind the others of its channel. `size` in bytes."""
+        """Append an event to those of its channel. `size` is in bytes."""
         line = self._lines.get(channel)
         if line is None:
             line = self._lines[channel] = Line()
@@ -132,8 +133,10 @@ class WaitingPublishes(Generic[EventT]):
         line.bytes += size
 
     def full(self) -> list[int]:
-        """Return the channels that have as much waiting as may be, or more; all of them if the connection has
-        too much, or its user has more than its share of the memory."""
+        """Return the channels at which no more may wait.
+
+        These are all channels if the connection exceeds its limit, or its user the share of memory.
+        """
         if self._restrained:
             return list(self._lines)
         full = [channel for channel, line in self._lines.items() if line.is_full]
@@ -145,13 +148,13 @@ class WaitingPublishes(Generic[EventT]):
         return full
 
     def stop_reading(self) -> None:
-        """Read nothing more until something has left."""
+        """Stop reading the connection until some events have left."""
         if self._unread_since is None:
             self._unread_since = clock.now()
             self._stream.hold()
 
     def unread_seconds(self, now: float) -> float:
-        """Return for how long the connection has not been read for what waits; 0.0 if it is read."""
+        """Return for how many seconds the connection has not been read; 0.0 if it is read."""
         return 0.0 if self._unread_since is None else now - self._unread_since
 
     def _read_on(self) -> None:
@@ -170,30 +173,33 @@ class WaitingPublishes(Generic[EventT]):
         return line.events
 
     def take_released(self) -> list[EventT]:
-        """Remove and return the events of all channels that nothing holds any more."""
+        """Remove and return the events of all channels that are no longer held."""
         free = [channel for channel in self._lines if not self.is_held(channel)]
         return [event for channel in free for event in self.take(channel)]
 
     def take_all(self) -> list[EventT]:
-        """Remove and return all events, for the connection ends in an orderly way."""
+        """Remove and return all events, because the connection closes in an orderly way."""
         return [event for channel in list(self._lines) for event in self.take(channel)]
 
     def end(self) -> list[EventT]:
-        """Remove and return all events: the connection is gone, and nothing waits from now on."""
+        """Remove and return all events, because the connection is lost; later nothing waits."""
         events = self.take_all()
         self._ended = True
         self.on = False
         return events
 
     def _look(self) -> None:
+        """Update `on`."""
         self.on = bool(self._holds or self._lines) and not self._ended
 
 
 def finish(
     waiting: WaitingPublishes[EventT], stream: Stream, process: Callable[[list[EventT]], None]
 ) -> None:
-    """Process what waits of a connection that is lost: the client has sent it, and cannot send it again if it
-    expects no acknowledgement. A full queue accepts or refuses it. What is pending by then is dropped.
+    """Process the events that wait on a lost connection, until one of them is pending.
+
+    The client has sent these messages, and cannot repeat those without acknowledgement. A full queue accepts
+    or refuses them. Events that are still pending are dropped.
     """
     events: list[EventT] | None = waiting.end()
     while events and not stream.is_suspended:
