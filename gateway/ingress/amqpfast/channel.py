@@ -1,9 +1,12 @@
-"""One channel and its handles: what they were opened for, what they listen to and have listed, what was
-delivered and not acknowledged, and the channel's transaction.
+"""State of AMQP/Fast channels and handles: consumers, unacknowledged deliveries, queries and transactions.
 
-Deliveries are kept in runs, as queues hand them out, for an acknowledgement counts for everything up to its
-number. An acknowledgement, and a COMMIT, can only mean what the client may have seen: what was handed to the
-socket before they were read.
+An acknowledgement applies to all deliveries up to its message number. Deliveries are therefore stored in
+runs, as queues deliver them. An acknowledgement or a COMMIT can only apply to deliveries that the client may
+have received: those that were passed to the socket before it was read.
+
+A handle belongs to a channel and is opened for one destination. It has consumers, durable or temporary
+subscriptions, an index of messages listed by QUERY, and sessions with peer services. Commands are executed by
+the module `commands`, publishes by the module `publishing`.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX, Service
 from gateway.protocols.amqpfast.translate import encode_properties
 
 NUMBERS_LOW: Final = (
-    1_000_000  # message numbers left at which a channel is closed, for they cannot start anew
+    1_000_000  # message numbers left at which a channel is closed, as numbers cannot be reused
 )
 
 
-PROVISIONAL_MIN: Final = 16  # messages that a transaction is expected to acknowledge, at least
+PROVISIONAL_MIN: Final = 16  # minimum addition to the window for acknowledgements in a transaction
 
 UNDELIVERABLE: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
@@ -55,25 +58,28 @@ UNDELIVERABLE: Final = Outcome(
 
 
 class FastSource(ListenerSource):
-    """The source of the batches of one listener, as its channels know it."""
+    """Source of the batches of one listener: the interface to its channels."""
 
     partials: Partials
 
     @abstractmethod
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Begin a task, whose end nobody waits for."""
+        """Start a task in the background."""
 
     @abstractmethod
     def soon(self, then: Callable[[], None]) -> None:
-        """Call that in a turn of its own."""
+        """Call `then` when the current turn is done."""
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
-        """A delivery that cannot be said; by default its head is larger than the client's frames."""
+        """Turn a message that cannot be encoded for its consumer into a dead letter.
+
+        By default the reason is that its head exceeds the client's frame-max.
+        """
         super().undeliverable(message, outcome)
 
 
 class FastGuest(HandshakingGuest[ServerConnection]):
-    """A client's connection, as its channels and the source of its listener know it."""
+    """Client connection: the interface to its channels and to the source of its listener."""
 
     host: FastHost
     owner: str
@@ -87,95 +93,99 @@ class FastGuest(HandshakingGuest[ServerConnection]):
     @property
     @abstractmethod
     def ingress(self) -> FastSource:
-        """The source of its listener."""
+        """Source of the client's listener."""
 
     @property
     @abstractmethod
     def rights(self) -> Rights:
-        """As the rules are now."""
+        """Rights of the client under the current rules."""
 
     @abstractmethod
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Whether a right is given on a destination. Refused 403."""
+        """Check a right on a destination, or (`whole`) on all whose names begin with `name`. Raises Refused
+        403."""
 
     @abstractmethod
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """The same, if the destination is named at all."""
+        """Check a right on what a command names, and the right to create it if it does not exist.
+
+        With `whole`, a name that no destination has stands for all that begin with it. Raises Refused 403.
+        """
 
     @abstractmethod
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Refused 403, if the decision is no."""
+        """Log a negative decision and raise Refused 403."""
 
     @abstractmethod
     def await_replies(self, channel: FastChannel) -> None:
-        """Have the channel go on when the replies that are owed on it have been given."""
+        """Call the channel's `replied` when the replies that are due on it are written."""
 
     @abstractmethod
     def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
-        """Messages were encoded on a channel."""
+        """Count messages encoded on a channel; `octets` is their size in bytes."""
 
     @abstractmethod
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close the handle, or its channel, as the code asks."""
+        """Close the handle or its channel, depending on the code."""
 
     @abstractmethod
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """Close a handle from our side."""
+        """Close a handle from the gateway's side."""
 
     @abstractmethod
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
-        """Close a channel from our side."""
+        """Close a channel from the gateway's side."""
 
     @abstractmethod
     def reopen_channel(self, number: int) -> None:
-        """The number of a channel that was left is used again."""
+        """Discard pending replies of a closed channel, as its number is reused."""
 
     @abstractmethod
     def reopen_handle(self, number: int) -> None:
-        """The same of a handle."""
+        """Discard pending replies of a closed handle, as its number is reused."""
 
     @property
     @abstractmethod
     def gone(self) -> bool:
-        """Nobody is there any more."""
+        """True if the connection is closed or closing."""
 
     @abstractmethod
     def settled(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A message has been settled."""
+        """Reply to a message with this outcome, or close its handle or channel."""
 
     @abstractmethod
     def replied(self, count: int) -> None:
-        """So many messages have been answered."""
+        """Count `count` messages as replied to."""
 
 
 class FragmentedMessage(Protocol):
-    """A message that comes in fragments."""
+    """Message that arrives in fragments."""
 
     handle: FastHandle
 
 
 class ReturningStream(Protocol):
-    """A stream of a peer, whose octets wait for a reply."""
+    """Stream from a peer service, whose bytes wait for a reply that is due."""
 
     def go_on(self) -> None:
-        """No reply is owed on the channel any more."""
+        """Write the waiting bytes: no reply is due on the channel any more."""
 
 
 class PeerSession(Protocol):
-    """What a handle and a peer have to do with each other."""
+    """Session between a handle and a peer service."""
 
     def message(self, head: bytes, body: bytes) -> None:
-        """A whole message came. Raises Refused."""
+        """Process a whole message. Raises Refused."""
 
     def fragment(self, fragment: Fragment) -> None:
-        """A part of a stream came. Raises Refused."""
+        """Process a fragment of a stream. Raises Refused."""
 
     def end(self) -> None:
-        """The handle is over."""
+        """End the session, because the handle is closed."""
 
 
 class Delivery:
-    """A run of messages that were delivered: from `number` on the wire, from `position` in the queue."""
+    """Run of unacknowledged messages with consecutive numbers and queue positions."""
 
     __slots__ = ("at", "consumer", "count", "messages", "number", "position", "queue")
 
@@ -187,11 +197,11 @@ class Delivery:
         self.consumer = consumer
         self.position = position
         self.messages = messages
-        self.at = 0  # where they begin in `messages`
+        self.at = 0  # index of the first one in `messages`
         self.count = len(messages)
 
     def split(self, count: int) -> Delivery:
-        """The first `count` of them; this one goes on behind them."""
+        """Remove the first `count` messages and return them as a run."""
         first = Delivery(self.number, self.queue, self.consumer, self.position, self.messages)
         first.at, first.count = self.at, count
         self.number += count
@@ -201,12 +211,12 @@ class Delivery:
         return first
 
     def rows(self) -> list[tuple[int, Message]]:
-        """Positions and messages."""
+        """Return positions and messages."""
         messages = self.messages[self.at : self.at + self.count]
         return list(enumerate(messages, self.position))
 
     def settle(self) -> None:
-        """The client has them for good."""
+        """Settle the messages in their queue: the client has acknowledged them."""
         self._let_go()
         queue = self.queue
         queue.unacknowledged -= self.count
@@ -214,29 +224,29 @@ class Delivery:
             queue.gone.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
-        """Have them settled on disk in the transaction of what is published in this wake-up."""
+        """Settle the messages on disk in the transaction of what is published in this wake-up."""
         if self.queue.storage is not None and not self.queue.deleted:
             self.queue.storage.forget_beside(range(self.position, self.position + self.count))
 
     def set_aside(self) -> None:
-        """Leave the first of them to other clients."""
+        """Leave the first message to other consumers."""
         self._let_go()
         self.queue.set_aside(self.consumer, self.position, self.messages[self.at], False)
 
     def give_back(self) -> None:
-        """They return to their queue."""
+        """Requeue the messages, unless the queue is deleted."""
         self._let_go()
         if not self.queue.deleted:
             self.queue.requeue(self.rows())
 
     def _let_go(self) -> None:
-        """The client holds them no longer."""
+        """Subtract the messages from the connection's unacknowledged bytes."""
         connection = self.consumer.handle.channel.connection
         connection.outstanding.settled(weight_of(self.messages[self.at : self.at + self.count]))
 
 
 class Join:
-    """Waits until `left` things have settled, then calls `then` with the worst outcome."""
+    """Receipt that collects `left` outcomes, then calls `then` with the worst of them."""
 
     __slots__ = ("_then", "left", "worst")
 
@@ -246,7 +256,7 @@ class Join:
         self._then = then
 
     def settled(self, outcome: Outcome) -> None:
-        """One of them is."""
+        """Record one outcome."""
         self.worst = worse(self.worst, outcome)
         self.left -= 1
         if not self.left:
@@ -254,7 +264,7 @@ class Join:
 
 
 class Call:
-    """A message for the peer service `peer`."""
+    """Message to the peer service `peer`."""
 
     __slots__ = ("body", "handle", "head", "peer")
 
@@ -267,7 +277,7 @@ class Call:
 
 @mypyc_attr(native_class=False)  # weak references point to it
 class FastChannel:
-    """One channel's state."""
+    """State of one channel."""
 
     def __init__(self, connection: FastGuest, command: ChannelOpen) -> None:
         self.connection = connection
@@ -275,57 +285,60 @@ class FastChannel:
         self.sender = connection.sender._replace(channel=command.channel_id)
         self.transacted = command.transacted
         self.restartable = command.restartable
-        self.folder: SharedFolder | None = None  # for what goes out of band
+        self.folder: SharedFolder | None = None  # for out-of-band transfers
         self.large_deliveries = LargeDeliveries(self)
-        self.silent = False  # True: it is gone for the client, nothing may be answered any more
-        self.closing = False  # it will be closed when this turn is done
-        self.streamed = False  # a stream of ours was begun on it, which may still be under way
+        self.silent = False  # True: closed for the client, no more replies are allowed
+        self.closing = False  # to be closed when this turn is done
+        self.streamed = False  # an outgoing stream has begun, and may still be in progress
         self.handles: dict[int, FastHandle] = {}
         self.next_number = 1
         self.incoming: FragmentedMessage | None = None
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[Call] = []  # of peers, within the transaction
-        self.pending_octets = 0  # of bodies that are in memory
+        self.pending_octets = 0  # of what the transaction has in memory
         self.transferred: list[Partial] = []  # complete within the transaction
-        self.streams: list[ReturningStream] = []  # of peers, with octets that wait for a reply
-        self._kept: list[tuple[Delivery, bool]] = []  # messages that do, without numbers, and `redelivered`
+        self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
+        self._kept: list[tuple[Delivery, bool]] = []  # waiting deliveries without numbers, and `redelivered`
         self._deliveries: deque[Delivery] = deque()
         self._acked: list[Delivery] = []  # within the transaction
-        self._boundary = 1  # the first number of the transaction
-        self._sent = 0  # the last number that was handed to the socket,
-        self._written = 0  # and the last that was when the socket had taken everything
+        self._boundary = 1  # first message number of the transaction
+        self._sent = 0  # last message number passed to the socket
+        self._written = 0  # last message number that the socket has certainly accepted
 
     # Deliveries.
 
     def take_numbers(self, count: int) -> int:
-        """The first of `count` message numbers."""
+        """Reserve `count` message numbers. Return the first."""
         first = self.next_number
         self.next_number = first + count
         return first
 
     @property
     def exhausted(self) -> bool:
-        """True: nothing more can be delivered, for there are no numbers left."""
+        """True if nothing more can be delivered, because message numbers have run out."""
         return self.next_number > MESSAGE_NUMBER_MAX - NUMBERS_LOW
 
     def delivered(self, delivery: Delivery) -> None:
-        """Remember what the client has to acknowledge."""
+        """Record a delivery that the client has to acknowledge."""
         self._deliveries.append(delivery)
         self.connection.outstanding.octets += weight_of(delivery.messages)
 
     def flushed(self) -> None:
-        """Everything that was encoded is being handed to the socket."""
+        """Note that everything encoded so far is being passed to the socket."""
         if not self.connection.stream.backlogged:
             self._written = self._sent
         self._sent = self.large_deliveries.limit - 1
 
     @property
     def unacknowledged(self) -> int:
-        """Messages that were sent and not acknowledged."""
+        """Number of messages sent and not acknowledged."""
         return sum([delivery.count for delivery in self._deliveries])
 
     def acknowledge(self, number: int, touched: dict[Queue, None]) -> None:
-        """The client has everything up to `number`; `touched` gets the queues that may go on."""
+        """Acknowledge all messages up to `number`; add the queues to dispatch to `touched`.
+
+        In a transaction the deliveries are settled by the commit.
+        """
         for delivery in self._take(min(number, self._sent)):
             delivery.consumer.acknowledged(delivery.count, touched)
             if self.transacted:
@@ -336,6 +349,7 @@ class FastChannel:
                 touched[delivery.queue] = None
 
     def _take(self, number: int) -> list[Delivery]:
+        """Remove and return the deliveries up to a message number."""
         deliveries = self._deliveries
         taken = []
         while deliveries and deliveries[0].number <= number:
@@ -348,7 +362,8 @@ class FastChannel:
         return taken
 
     def unget(self, handle: FastHandle, number: int) -> bool:
-        """The client cannot use a message of `handle`; False: it is not outstanding."""
+        """Requeue one message that the client of `handle` rejects. Return False if it is not outstanding
+        there."""
         at = self._find(number)
         if at < 0:
             return False
@@ -368,7 +383,7 @@ class FastChannel:
         return True
 
     def unsaid(self, number: int) -> None:
-        """Not all of a message has reached the client, and it never will: somebody else may have it."""
+        """Requeue a message that will never reach the client completely."""
         at = self._find(number)
         if at >= 0:
             one = self._pick(at, number)
@@ -377,7 +392,7 @@ class FastChannel:
             self._give_back([one], touched)
 
     def replied(self) -> None:
-        """Send what had to wait for the replies that were owed, if all of them have been given."""
+        """Send what waited for replies, if no reply is due on the channel any more."""
         self.large_deliveries.go_on()
         if self.connection.machine.owes(self.number):
             self.connection.await_replies(self)
@@ -391,17 +406,20 @@ class FastChannel:
 
     @property
     def keeps(self) -> bool:
-        """Messages wait here for a reply that was owed: what comes must not overtake them."""
+        """True if deliveries wait for a reply, so that later ones must queue behind them."""
         return bool(self._kept)
 
     def keep(self, delivery: Delivery, redelivered: bool) -> None:
-        """Keep messages until no reply is owed on the channel any more (3.2.11); then they get numbers. Until
-        then they cannot be acknowledged, and count against the window of their consumer."""
+        """Hold a delivery until no reply is due on the channel (3.2.11); it gets message numbers then.
+
+        Until then it cannot be acknowledged, and counts against its consumer's window.
+        """
         delivery.consumer.kept += delivery.count
         self.connection.outstanding.octets += weight_of(delivery.messages)
         self._kept.append((delivery, redelivered))
 
     def _deliver_kept(self) -> None:
+        """Deliver the held messages; requeue those whose consumer no longer accepts them."""
         kept, self._kept = self._kept, []
         for delivery, redelivered in kept:
             consumer, queue = delivery.consumer, delivery.queue
@@ -419,7 +437,7 @@ class FastChannel:
                 queue.dispatch()
 
     def give_back_kept(self, handle: FastHandle | None = None) -> None:
-        """Return the messages that a handle (None: any) was to get, and that were not sent."""
+        """Requeue the held messages of a handle, or of all handles (None)."""
         back: list[Delivery] = []
         left: list[tuple[Delivery, bool]] = []
         for delivery, redelivered in self._kept:
@@ -433,12 +451,12 @@ class FastChannel:
             self._give_back(back, {})
 
     def go_on(self) -> None:
-        """Nothing holds up the channel any more: its consumers may have more."""
+        """Resume the consumers, because nothing blocks the channel any more."""
         for handle in list(self.handles.values()):
             handle.dispatch()
 
     def _pick(self, at: int, number: int) -> Delivery:
-        """Take the delivery of one message out of the run that stands at `at`."""
+        """Remove one message from the run at index `at`. Return it as a run."""
         delivery = self._deliveries[at]
         del self._deliveries[at]
         if before := number - delivery.number:
@@ -450,14 +468,18 @@ class FastChannel:
         return one
 
     def _find(self, number: int) -> int:
+        """Return the index of the run that contains a message number, or -1."""
         for at, delivery in enumerate(self._deliveries):
             if delivery.number <= number < delivery.number + delivery.count:
                 return at
         return -1
 
     def drop(self, number: int, *, aside: bool = False) -> None:
-        """What was just delivered under `number` could not be said to the client, and never can be. `aside`:
-        it waits for other clients."""
+        """Remove a message, just delivered under `number`, that cannot be encoded for the client, and settle
+        it.
+
+        `aside` True: leave it to other consumers.
+        """
         last = self._deliveries.pop()
         for part in (last.split(number - last.number), last.split(1), last):
             if part.number == number and part.count == 1 and part is not last:
@@ -469,11 +491,13 @@ class FastChannel:
             elif part.count:
                 self._deliveries.append(part)
 
-    # Transactions, 3.3.3.
+    # Transactions (3.3.3).
 
     def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[Delivery]]:
-        """Return what was sent, and what was acknowledged, with `everything` also what was written before:
-        that is for `finish`.
+        """Begin a commit. Return the transaction's publishes and its acknowledged deliveries.
+
+        `everything` True: also acknowledge all deliveries written to the client before. The deliveries have
+        to be passed to `finish`.
         """
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
@@ -492,20 +516,21 @@ class FastChannel:
 
     @staticmethod
     def _final(deliveries: Iterable[Delivery]) -> None:
-        """What was acknowledged within the transaction is so for good, or not at all."""
+        """Subtract deliveries from those that their consumers have acknowledged provisionally."""
         for delivery in deliveries:
             delivery.consumer.provisional -= delivery.count
 
     @staticmethod
     def settle(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
-        """The client has these for good."""
+        """Settle deliveries, and add the queues to dispatch to `touched`."""
         for delivery in deliveries:
             delivery.settle()
             touched[delivery.queue] = None
 
     def finish(self, deliveries: list[Delivery], *, taken: bool) -> bool:
-        """What was acknowledged within a transaction, whose messages are safe now, or were not taken. Return
-        True if some of it is on disk.
+        """Settle the deliveries of a commit, or requeue them if `taken` is False (a message was refused).
+
+        Return True if any settlement has to be written to disk.
         """
         touched: dict[Queue, None] = {}
         self._final(deliveries)
@@ -518,8 +543,7 @@ class FastChannel:
         return any(queue.storage is not None for queue in touched)
 
     def rollback(self) -> None:
-        """What was sent is dropped; what was notified since the last boundary, or acknowledged, comes
-        again."""
+        """Roll back: drop publishes, and requeue what was delivered or acknowledged in the transaction."""
         self._drop_sent()
         back, self._acked = self._acked, []
         self._final(back)
@@ -536,11 +560,12 @@ class FastChannel:
         self._give_back(back, touched)
 
     def take_calls(self) -> list[Call]:
-        """The calls of peers that the transaction has held."""
+        """Remove and return the transaction's calls of peers."""
         calls, self.calls = self.calls, []
         return calls
 
     def _drop_sent(self) -> None:
+        """Drop the transaction's publishes, calls and transfers."""
         self.pending = []
         self.calls = []
         transferred, self.transferred = self.transferred, []
@@ -548,11 +573,13 @@ class FastChannel:
             self.connection.ingress.partials.release(one)
 
     def _begin(self) -> None:
+        """Begin the next transaction."""
         self._boundary = self.next_number
         self.pending_octets = 0
 
     @staticmethod
     def _give_back(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
+        """Requeue deliveries, and dispatch their queues and those in `touched`."""
         for delivery in deliveries:
             delivery.give_back()
             touched[delivery.queue] = None
@@ -561,7 +588,8 @@ class FastChannel:
                 queue.dispatch()
 
     def close(self) -> None:
-        """The channel is over: its handles are gone already; what is not acknowledged returns."""
+        """Requeue everything unacknowledged, because the channel is closed; its handles are closed
+        already."""
         self._drop_sent()
         self.incoming = None
         self.streams.clear()
@@ -574,18 +602,18 @@ class FastChannel:
         self.connection.host.channel_gone(self)
 
 
-# What a delivery costs on the wire besides its body, about; for noticing congestion between flushes.
+# Approximate bytes of a delivery on the wire besides its body, to notice congestion between flushes.
 DELIVERY_OVERHEAD: Final = 64
-NAMES_MAX: Final = 4_096  # destinations whose octets a consumer remembers
-LISTED_MAX: Final = 10_000  # messages that one INDEX lists; the client asks again for those behind them
-INDEXED_MAX: Final = 100_000  # messages whose ids a handle remembers; for older ones 310 is answered
+NAMES_MAX: Final = 4_096  # encoded destination names cached by a consumer
+LISTED_MAX: Final = 10_000  # messages in one INDEX; the client requests the rest with another QUERY
+INDEXED_MAX: Final = 100_000  # messages whose identifiers a handle stores; older ones are refused with 310
 NO_HEAD: Final = bytes(11)
 
 SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER: "peer"}
 
 
 def sound_head(message: Message) -> bytes:
-    """The head of a message that is only looked at; an empty one when it cannot be encoded."""
+    """Return the head of a browsed message; an empty head if it cannot be encoded."""
     try:
         return encode_properties(message)
     except Exception as error:
@@ -594,13 +622,15 @@ def sound_head(message: Message) -> bytes:
 
 
 def name_octets(address: Address) -> bytes:
-    """The destination's name in an address of AMQP/Fast."""
+    """Return the encoded destination name of an AMQP/Fast address."""
     return address.wire.partition(b":")[2]
 
 
 def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
-    """What speaks on a handle; None when the machine, which has read further than we have come, knows that it
-    is closed.
+    """Return the encoder for a handle's messages; None if the protocol machine knows that the handle is
+    closed.
+
+    The machine may have read further than the events processed so far.
     """
     try:
         return Notifier(handle.channel.connection.machine, handle.number, delivered=delivered)
@@ -609,13 +639,13 @@ def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | Non
 
 
 class FastConsumer:
-    """A HANDLE CONSUME: takes messages out of one or more queues, within one window."""
+    """Consumer created by HANDLE CONSUME: receives messages from one or more queues within one window."""
 
     def __init__(self, handle: FastHandle, *, prefetch: int, unreliable: bool) -> None:
         self.handle = handle
         self.queues: list[PriorityQueue] = []
-        self.provisional = 0  # messages that it has acknowledged within a transaction
-        self.kept = 0  # messages that it has taken, and that wait for a reply on the channel
+        self.provisional = 0  # messages acknowledged in an open transaction
+        self.kept = 0  # messages that wait for a reply on the channel
         self._prefetch = prefetch
         self._unreliable = unreliable
         self._outstanding = 0
@@ -624,20 +654,26 @@ class FastConsumer:
 
     @property
     def paused(self) -> bool:
-        """HANDLE FLOW has stopped it."""
+        """True if HANDLE FLOW has stopped the consumer."""
         return self.handle.paused
 
     @property
     def window(self) -> int:
-        """How many messages it may hold at a time, stopped or not, besides as many as it has acknowledged and
-        not committed, or more: this is no number that changes with each of them."""
+        """Number of messages that it may have unacknowledged, without regard to HANDLE FLOW.
+
+        Messages acknowledged in an open transaction are added, rounded up so that the number changes rarely.
+        """
         if self._unreliable:
             return DISPATCH_MESSAGES_MAX
         provisional = max(self.provisional, PROVISIONAL_MIN) if self.provisional else 0
         return self._prefetch + (1 << provisional.bit_length() if provisional else 0)
 
     def room(self) -> int:
-        """How many messages it will take now."""
+        """Return the number of messages that it accepts now.
+
+        Return 0 if it is paused, if the stream is congested, if a large message or an outgoing stream blocks
+        the channel, or if the connection has too many unacknowledged bytes.
+        """
         channel = self.handle.channel
         if (
             self.paused
@@ -646,7 +682,7 @@ class FastConsumer:
             or not self._may_speak()
         ):
             return 0
-        assert self._notifier is not None  # or it might not speak
+        assert self._notifier is not None  # or it could not send
         if self._notifier.owes or channel.keeps:
             channel.connection.await_replies(channel)
             if channel.connection.outstanding.full:
@@ -657,18 +693,22 @@ class FastConsumer:
         return 0 if channel.connection.outstanding.full else room
 
     def takes_kept(self) -> bool:
-        """Return True if what was kept for a reply may be sent now."""
+        """Return True if messages held for a reply may be delivered now."""
         return self in self.handle.consumers and not self.paused and self._may_speak()
 
     def _may_speak(self) -> bool:
-        """Not on a handle that the machine knows to be closed, though we have not come to that event yet."""
+        """Return False if the machine knows the handle to be closed, or an outgoing stream blocks the
+        channel."""
         try:
             return self._notifier is not None and self._notifier.usable
-        except LocalProtocolError:  # a stream of ours is under way on the channel (3.5.3.1)
+        except LocalProtocolError:  # an outgoing stream is in progress on the channel (3.5.3.1)
             return False
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Encode NOTIFY for each, and remember them until they are acknowledged; or keep them for now."""
+        """Encode the messages as NOTIFY and record them until they are acknowledged.
+
+        If a reply is due on the channel, hold them. Messages that cannot be encoded become dead letters.
+        """
         channel = self.handle.channel
         assert self._notifier is not None  # or there was no room
         if self._notifier.owes or channel.keeps:
@@ -691,7 +731,8 @@ class FastConsumer:
     def _deliver_singly(
         self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Some of the messages cannot be encoded; the one that is left alone with its error is done with."""
+        """Deliver one by one after an encoding error; turn the single message that fails into a dead
+        letter."""
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
                 self.deliver(queue, at, [message], redelivered)
@@ -703,6 +744,11 @@ class FastConsumer:
     def _say(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], octets: int
     ) -> None:
+        """Send encoded messages and record them as unacknowledged.
+
+        Messages that do not fit the client's frames are set aside for other consumers; those of a temporary
+        queue or a subscription become dead letters. Unreliable consumers settle messages at once.
+        """
         channel = self.handle.channel
         connection = channel.connection
         count = len(messages)
@@ -731,13 +777,14 @@ class FastConsumer:
         connection.delivered(channel, count, octets)
 
     def failed(self, error: Exception) -> None:
-        """That costs the connection, when the wake-up ends."""
+        """Close the connection at the end of the wake-up, because of this error."""
         self.handle.channel.connection.stream.doom(error)
 
     def _deliver_in_line(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow]
     ) -> None:
-        """One of them is large, or such a one is on its way: one after the other."""
+        """Queue messages on the channel one after the other, since one is large or a large one is in
+        progress."""
         channel = self.handle.channel
         connection = channel.connection
         if not self._fit(rows):
@@ -771,14 +818,18 @@ class FastConsumer:
         connection.delivered(channel, len(messages), 0)
 
     def _fit(self, rows: list[NotifyRow]) -> bool:
+        """Return True if the heads of all messages fit the client's frames."""
         assert self._notifier is not None  # or there was no room
         return all(self._notifier.fits(name, head) for _, name, head, _ in rows)
 
     def _said(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
-        """A message has gone out, or will never."""
+        """Handle the end of a queued message: requeue it unless it was `sent`.
+
+        An unreliable consumer's message is settled when it is sent.
+        """
         channel = self.handle.channel
         if sent:
-            channel.connection.delivered(channel, 0, 0)  # from now on it may be acknowledged
+            channel.connection.delivered(channel, 0, 0)  # may be acknowledged from now on
             if self._unreliable:
                 queue.acknowledged((position,))
         elif self._unreliable:
@@ -789,7 +840,7 @@ class FastConsumer:
             channel.unsaid(number)
 
     def _name(self, address: Address) -> bytes:
-        """One object for each name, so that the wire's side knows it again."""
+        """Return the encoded name of an address, the same object each time, which speeds up encoding."""
         found = self._names.get(address.wire)
         if found is None:
             if len(self._names) >= NAMES_MAX:
@@ -798,24 +849,25 @@ class FastConsumer:
         return found
 
     def acknowledged(self, count: int, touched: dict[Queue, None]) -> None:
-        """Its window has opened: `touched` gets the queues that it may take from."""
+        """Reopen the window by `count` messages, and add the consumer's queues to `touched`."""
         self._outstanding -= count
         for queue in self.queues:
             touched[queue] = None
 
     def cancelled(self, queue: Queue) -> None:
-        """The queue is gone."""
+        """Remove a deleted queue."""
         self.queues = [one for one in self.queues if one is not queue]
 
     def leave(self) -> None:
-        """It takes nothing more; what it has taken stays outstanding."""
+        """Stop consuming; unacknowledged messages remain outstanding."""
         queues, self.queues = self.queues, []
         for queue in queues:
             queue.remove(self)
 
 
 class Index:
-    """The ids under which a handle's QUERY listed messages; they are not message numbers (3.5.8)."""
+    """Identifiers under which a handle's QUERYs have listed messages. They are not message numbers
+    (3.5.8)."""
 
     def __init__(self, first: int) -> None:
         self._next = first
@@ -823,9 +875,10 @@ class Index:
         self._places: dict[int, tuple[PriorityQueue, int]] = {}
 
     def enter(self, found: Iterable[tuple[PriorityQueue, int]], above: int) -> tuple[list[int], bool]:
-        """The ids above `above` of these messages, ascending, and whether there are more.
+        """Return the identifiers of these messages above `above`, in ascending order, and True if there are
+        more.
 
-        Messages that were not listed before get ids.
+        Messages that were not listed before get identifiers. The result has at most LISTED_MAX entries.
         """
         listed: list[int] = []
         more = False
@@ -852,7 +905,7 @@ class Index:
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
-        """The message with this id, if it still waits."""
+        """Return queue and message of an identifier, or None if the message no longer waits."""
         place = self._places.get(number)
         if place is None:
             return None
@@ -863,7 +916,7 @@ class Index:
 
 @mypyc_attr(native_class=False)  # weak references point to it
 class FastHandle:
-    """One handle's state."""
+    """State of one handle."""
 
     def __init__(self, channel: FastChannel, command: HandleOpen, name: str) -> None:
         self.channel = channel
@@ -872,36 +925,39 @@ class FastHandle:
         self.name = name
         self.mime_type = command.mime_type
         self.encoding = command.encoding
-        self.silent = False  # True: it is gone for the client, nothing may be answered any more
+        self.silent = False  # True: closed for the client, no more replies are allowed
         self.paused = False
         self.consumers: list[FastConsumer] = []
         self.subscriptions: list[Subscription] = []
-        self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # what the names of SEND lead to
+        self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # by the name in SEND
         self.generation = -1
         self.index: Index | None = None
         self.browser: Notifier | None = None
-        self.scan: QueryScan | None = None  # of a QUERY that is not answered yet
-        self.peer_sessions: dict[str, PeerSession] = {}  # with peers, by their names
+        self.scan: QueryScan | None = None  # of a QUERY in progress
+        self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
 
     def pause(self, paused: bool) -> None:
-        """HANDLE FLOW: its messages go to others, or wait."""
+        """Stop or resume its consumers on HANDLE FLOW; meanwhile messages go to other consumers, or wait."""
         self.paused = paused
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Its consumers take what they may have."""
+        """Dispatch the queues of its consumers."""
         for consumer in self.consumers:
             for queue in list(consumer.queues):
                 queue.dispatch()
 
     def listed(self) -> Index:
-        """The index of its queries."""
+        """Return the index of its queries, created at first use."""
         if self.index is None:
             self.index = Index(1)
         return self.index
 
     def close(self) -> None:
-        """The handle is over. What it has delivered stays outstanding on its channel."""
+        """Remove its consumers, temporary subscriptions and peer sessions.
+
+        What it has delivered remains outstanding on its channel.
+        """
         host = self.channel.connection.host
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:

@@ -1,8 +1,10 @@
-"""What each AMQP/Fast command does on the broker, in one table.
+"""AMQP/Fast commands on the embedded broker: one action per command, in two tables.
 
-An action replies through its connection, or raises Refused: most codes cost the client its handle, those for
-want of room or size its channel. Side effects that are told (CREATED, NOTIFY, INDEX) come before the reply,
-but for CONSUME, and for the clients of 2005 (section 12 of the notes), who expect the reply first.
+An action changes channels, handles or destinations and sends the reply through its connection. It raises
+Refused on an error. Most codes close the handle, those for lack of resources or excessive size the channel.
+Messages that report effects (CREATED, NOTIFY, INDEX) precede the reply, except for CONSUME, and except for
+clients of 2005, which expect the reply first (section 12 of the notes). SEND is handled by the module
+`publishing`.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 
 
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
+    """Return the compiled selector, or None if it is empty. Raises Refused 540 or for a malformed
+    selector."""
     try:
         return selection(mime_type, selector)
     except LanguageUnknown as unknown:
@@ -52,15 +56,14 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
 
 
 class ActingGuest(FastGuest):
-    """A client, as far as its commands do something on the broker: one action for each, which replies, or
-    raises Refused."""
+    """Client connection with one action per command, which sends its reply or raises Refused."""
 
     publisher: Publisher
 
     @property
     @abstractmethod
     def ingress(self) -> FastIngress:
-        """The source of its listener."""
+        """Source of the client's listener."""
 
     def _channel_open(self, command: m.ChannelOpen) -> None:
         self.reopen_channel(command.channel_id)
@@ -90,8 +93,10 @@ class ActingGuest(FastGuest):
             self.machine.reply_channel(command.channel_id, command.tag)
 
     def _check_opening(self, handle: FastHandle, command: m.HandleOpen) -> None:
-        """What a handle is for shows later, but nobody opens one for names with which it can do nothing.
-        Refused 403."""
+        """Check that the client may do anything with the names of a new handle. Raises Refused 403.
+
+        The purpose of a handle is not known yet when it is opened; each later command is checked as well.
+        """
         rights, host, service, name = self.rights, self.host, handle.service, handle.name
         if rights.unlimited:
             return
@@ -138,7 +143,10 @@ class ActingGuest(FastGuest):
             machine.send(created)
 
     def _check_consuming(self, handle: FastHandle, name: str, right: str, *, whole: bool) -> None:
-        """What is temporary is its owner's to read; of others the owner is told by their own commands."""
+        """Check a right on what a command reads. Raises Refused 403.
+
+        The owner of a temporary destination needs no permission.
+        """
         host = self.host
         if handle.service == "peer":
             self.check("talk", "peer", name)
@@ -169,6 +177,8 @@ class ActingGuest(FastGuest):
         consumer: FastConsumer,
         selects: Selects | None,
     ) -> None:
+        """Consume the queues that the command names. Raises Refused 403 for another client's temporary
+        queue."""
         if command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
         found = self.host.find(
@@ -197,6 +207,10 @@ class ActingGuest(FastGuest):
         consumer: FastConsumer,
         selects: Selects | None,
     ) -> None:
+        """Subscribe to the topics that the command names.
+
+        The reply to a new durable subscription waits until that is on disk.
+        """
         host = self.host
         name = handle.name + command.dest_name
         key = (self.client_name, command.identifier) if command.identifier else None
@@ -241,7 +255,7 @@ class ActingGuest(FastGuest):
 
         if key is None or subscription is known:
             begin(ACCEPTED)
-        else:  # a new durable subscription is promised when it is on disk
+        else:  # a new durable subscription is confirmed when it is on disk
             self.ingress.after_commit(begin)
 
     def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
@@ -254,7 +268,7 @@ class ActingGuest(FastGuest):
             text = f"there is no durable subscription {command.identifier!r}"
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
         interest, name = found.interest, handle.name + command.dest_name
-        if interest.name or interest.prefix:  # the cluster does not say what it is for
+        if interest.name or interest.prefix:  # unknown for a subscription in the cluster
             if limited:
                 self.check("read", "topic", interest.name, whole=interest.prefix)
             if interest.name != name:
@@ -287,7 +301,10 @@ class ActingGuest(FastGuest):
         self.machine.reply(handle.number, command.tag)
 
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
-        """Raises Pending while the messages have still to be looked at: a selector takes its time."""
+        """Send an INDEX of the messages that the command selects.
+
+        Raises Pending while a selector is still being applied, which is done in portions.
+        """
         scan = handle.scan
         if scan is None:
             selects = _selects(command.selector, command.mime_type)
@@ -312,7 +329,7 @@ class ActingGuest(FastGuest):
         self.machine.send(m.HandleIndex(handle.number, highest, octets))
 
     def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
-        """The queues, or the handle's own subscriptions, in which messages wait that a QUERY asks for."""
+        """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
         if handle.service != "queue":
             return list(handle.subscriptions)
         named = self.host.find("queue", name, whole=whole, creates=False)
@@ -326,7 +343,7 @@ class ActingGuest(FastGuest):
         *,
         whole: bool,
     ) -> Iterator[tuple[PriorityQueue, int, Message]]:
-        """The messages of which a QUERY may select, and where they wait."""
+        """Yield queue, position and message of each message that a QUERY covers."""
         wanted = name.encode()
         for queue in queues:
             for position, message in queue.browse():
@@ -380,7 +397,7 @@ class ActingGuest(FastGuest):
             sent = handle.browser.notify(
                 number, False, name_octets(address), sound_head(message), message.body
             )
-        except LocalProtocolError as error:  # a stream of ours is under way on the channel
+        except LocalProtocolError as error:  # an outgoing stream is in progress on the channel
             raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         if not sent:
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
@@ -398,7 +415,7 @@ CONNECTION_COMMANDS: Final = cast(
         m.HandleOpen: ActingGuest._handle_open,
     },
 )
-"""Commands that open something, and those of channels."""
+"""Commands that belong to no open handle."""
 HANDLE_COMMANDS: Final = cast(
     "dict[type[m.Command], Callable[[ActingGuest, FastHandle, Any], None]]",
     {

@@ -1,4 +1,11 @@
-"""One AMQP/Fast client: its negotiation, its channels and handles, and how each of them ends."""
+"""Connection of one AMQP/Fast client: negotiation, admission, events, and the closing of channels and
+handles.
+
+`FastConnection` receives events from the protocol machine. It authenticates the client and opens the virtual
+host, passes SENDs to its `Publisher` and commands to the tables of the module `commands`, and applies
+acknowledgements. While a full queue holds a channel, later events of the channel wait here in order. Closed
+channels and handles are remembered until their numbers are reused, because replies may still be due.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +59,7 @@ from gateway.protocols.amqpfast.spec import NONE, ReplyCode
 from gateway.protocols.amqpfast.states import State
 from gateway.transport.stream import Stream
 
-# Refusals that cost a channel, for the want is not that of a handle alone (section 5 of the notes).
+# Refusals that close the channel, as the lack concerns more than a handle (section 5 of the notes).
 OF_CHANNELS: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.MESSAGE_TOO_LARGE))
 
 
@@ -79,14 +86,14 @@ FAREWELLS: Final = {
 
 
 AHEAD: Final = (m.HandleOpen, m.HandleFlow, m.HandleUnget)
-"""Commands of handles that do not wait for what was sent before them: credit, what returns a message, and
-what opens a handle, so that its number is known."""
+"""Handle commands that do not wait for earlier publishes: they change credit, requeue a message, or open a
+handle, whose number later commands need."""
 OF_TRANSACTIONS: Final = (m.ChannelCommit, m.ChannelRollback)
-UNREAD_SECS_MAX: Final = 2.0  # of a client with more to publish than may wait; it may be over in a moment
+UNREAD_SECS_MAX: Final = 2.0  # for which a client above the limit of waiting publishes may stay unread
 
 
 def _size_of(event: Event) -> int:
-    """Return the bytes of the content, or of the texts of the command, in an event."""
+    """Return the bytes of the content, or of the command's texts, in an event."""
     if isinstance(event, Fragment | Prepared):
         return len(event.octets)
     if not isinstance(event, CommandReceived):
@@ -96,7 +103,7 @@ def _size_of(event: Event) -> int:
 
 
 def _handle_of(event: Event) -> int | None:
-    """Return the number of the handle that an event belongs to; None if it belongs to none."""
+    """Return the number of the handle that an event belongs to, or None."""
     if isinstance(event, Fragment | Prepared):
         return event.handle
     if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleCommand):
@@ -105,7 +112,7 @@ def _handle_of(event: Event) -> int | None:
 
 
 class FastConnection(ActingGuest):
-    """The owner of one client's stream."""
+    """Connection of one client, and the owner of its stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -134,38 +141,40 @@ class FastConnection(ActingGuest):
         self.sender = Sender(ingress.name)
         self.client_name = ""
         self.owner = ""  # of temporary destinations: the client-name, or a name for this connection alone
-        # The client has closed them, but hears what is settled before their numbers are used again.
+        # Closed by the client, which receives replies until their numbers are reused.
         self._left_channels: WeakValueDictionary[int, FastChannel] = WeakValueDictionary()
         self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
         self.arrivals = IncomingTransfers(self, ingress, self.publisher)
         self.sending = {}  # channels with a large message under way
         self._delivering: dict[FastChannel, None] = {}
-        self._replying: dict[FastChannel, None] = {}  # what they have to send waits for replies that are owed
+        self._replying: dict[FastChannel, None] = {}  # channels with messages that wait for replies
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
 
     @property
     def ingress(self) -> FastIngress:
-        """The source of its listener."""
+        """Source of the client's listener."""
         return self._ingress
 
-    # What it may do.
+    # Permissions.
 
     @property
     def rights(self) -> Rights:
-        """As the rules are now."""
+        """Rights of the client under the current rules."""
         return self._current_rights.of(self.principal, self.client_name)
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Whether a right is given on a destination, or (`whole`) on all that begin with `name`. Refused
+        """Check a right on a destination, or (`whole`) on all whose names begin with `name`. Raises Refused
         403."""
         rights = self.rights
         if not rights.unlimited:
             self.demand(rights.fast(self.host.name, right, service, name, whole=whole), right, service, name)
 
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
-        """The same of what a command names: a destination, which comes to be if it may, or all that begin so
-        if there is none of that name. Refused 403."""
+        """Check a right on what a command names, and the right to create it if it does not exist.
+
+        With `whole`, a name that no destination has stands for all that begin with it. Raises Refused 403.
+        """
         if self.rights.unlimited:
             return
         beginning = whole and self.host.means_several(service, name)
@@ -174,14 +183,17 @@ class FastConnection(ActingGuest):
             self.check("create", service, name)
 
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Refused 403 unless it is allowed."""
+        """Log a negative decision and raise Refused 403."""
         if not decision.allowed:
             self._ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
             raise Refused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
 
     def rules_changed(self) -> None:
-        """Other rules are in force: handles that consume what may not be read any more are closed, and the
-        connection if its virtual host may not be entered."""
+        """Recheck the client against changed rules.
+
+        Close the connection if its virtual host or client-name is no longer allowed, or else handles that
+        consume what may not be read any more, and channels whose transaction may not be sent any more.
+        """
         if not self._ready or self.gone:
             return
         rights, host = self.rights, self.host.name
@@ -205,6 +217,7 @@ class FastConnection(ActingGuest):
                 self.close_channel(channel, error.code, str(error))
 
     def _check_reading(self, handle: FastHandle) -> None:
+        """Check that the handle may still read what it consumes. Raises Refused 403."""
         for consumer in handle.consumers:
             for queue in consumer.queues:
                 if isinstance(queue, FastQueue) and queue.owner != self.owner:
@@ -216,18 +229,21 @@ class FastConnection(ActingGuest):
                 self.check("read", "topic", interest.name, whole=interest.prefix)
 
     def _has_its_name(self, rights: Rights, client_name: str) -> bool:
-        """Whether it may be called so; a client without a name is nobody in particular."""
+        """Return True if the client may use its client-name. An empty name needs no permission."""
         decision = rights.has_client_id(client_name)
         if client_name and not decision.allowed:
             self._ingress.denied(self.sender, "client_id", client_name, decision.rule)
             return False
         return True
 
-    # What the stream asks.
+    # Interface to the stream.
 
     def data_to_send(self) -> bytes | list[Piece]:
-        """Whatever was encoded, what waited for the replies in it, and as much of large messages as the
-        client takes."""
+        """Return the encoded output.
+
+        Messages that waited for the replies in it are added, and as much of large messages as the client
+        accepts.
+        """
         if self._replying:
             replying, self._replying = self._replying, {}
             for channel in replying:
@@ -241,16 +257,16 @@ class FastConnection(ActingGuest):
         return self.machine.to_send()
 
     def await_replies(self, channel: FastChannel) -> None:
-        """Have the channel go on with the write that brings the last reply that is owed on it."""
+        """Call the channel's `replied` with the write that contains the last reply due on it."""
         self._replying[channel] = None
 
     def drained(self) -> None:
-        """The client reads again: large messages and its consumers may go on."""
+        """Resume large messages and deliveries: the client's send buffer has drained."""
         self.stream.mark()
         self._dispatch()
 
     def _pump(self) -> None:
-        """Large messages, a fragment of each in turn."""
+        """Write large messages, one fragment of each in turn, until the stream is congested."""
         while self.sending:
             for large_deliveries in list(self.sending):
                 if self.stream.congested:
@@ -259,13 +275,14 @@ class FastConnection(ActingGuest):
                     large_deliveries.write()
 
     def _dispatch(self) -> None:
+        """Dispatch all queues that the client consumes."""
         for handle in list(self.handles.values()):
             for consumer in list(handle.consumers):
                 for queue in list(consumer.queues):
                     queue.dispatch()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: deliveries return to their queues, what was temporary goes."""
+        """Handle the end of the connection: requeue its deliveries and delete its temporary destinations."""
         self._ingress.dispatcher.memory.forget(self)
         finish(self.waiting, self.stream, self._process)
         self._leave()
@@ -273,53 +290,63 @@ class FastConnection(ActingGuest):
 
     @property
     def gone(self) -> bool:
-        """Nobody is there to hear anything."""
+        """True if the connection is closed or closing."""
         return self.stream.closed or self.stream.ending
 
     def _leave(self) -> None:
+        """Close all channels and give up the client-name.
+
+        The partial transfers of a client without client-name are dropped.
+        """
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
         self._ingress.clients.leave(self.owner, self)
         if self.owner and not self.client_name:
             self._ingress.partials.drop_of(self.host.name, self.sender.user, self.owner)
 
-    # What the listener asks.
+    # Interface to the listener.
 
     @property
     def virtual_host(self) -> str:
-        """Where it is, or the first that it may ask for."""
+        """Name of the client's virtual host; before it opens one, the listener's first."""
         return self.host.name
 
     @property
     def channel_count(self) -> int:
-        """Channels that are open."""
+        """Number of open channels."""
         return len(self.channels)
 
     @property
     def idle(self) -> bool:
-        """Nothing that this client wants to be told about awaits its outcome."""
+        """True if no message of the client awaits a reply, and no command is suspended."""
         return not self.publisher.unsettled and not self.stream.is_suspended
 
     def in_flight(self) -> InFlight:
-        """What is under way."""
+        """Return the numbers of unsettled publishes and unacknowledged deliveries."""
         sent = sum([channel.unacknowledged for channel in self.channels.values()])
         return InFlight(self.publisher.unsettled, sent)
 
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        """Stop reading from the client. Return the function that resumes it.
+
+        Return None and go on reading if the client consumes, since it must be able to acknowledge.
+        """
         if self._consumes:
             return None
         self.stream.hold()
         return self.stream.release
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Have what is sent on a channel wait, unless the client consumes: it is refused at twice the
-        limit."""
+        """Hold the publishes of one channel. Return the function that releases them.
+
+        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
+        limit.
+        """
         return None if self._consumes else self.waiting.hold(channel)
 
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
-        """The publishes that wait until a full queue has room."""
+        """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
@@ -328,22 +355,29 @@ class FastConnection(ActingGuest):
 
     @property
     def begun(self) -> int:
-        """Octets of what is not committed; what arrives in parts has a limit over all connections."""
+        """Bytes of uncommitted publishes.
+
+        Messages arriving in fragments are not included: a limit for all connections together applies to them.
+        """
         return sum(channel.pending_octets for channel in self.channels.values())
 
     @property
     def outstanding_octets(self) -> int:
-        """Octets of what consumers have been sent and have not acknowledged."""
+        """Bytes of unacknowledged deliveries."""
         return self.outstanding.octets
 
     def let_go_for_memory(self) -> None:
-        """506: there is none for what it has begun."""
+        """Close the connection with 506: no memory is left for its transactions."""
         self._report(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
         self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
         self.stream.end(LOW_ON_MEMORY.text)
 
     def tick(self, now: float) -> None:
-        """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""
+        """Process timeouts: heartbeats, closes without response, the pause after a failed negotiation, the
+        handshake.
+
+        `now` is in loop-clock seconds.
+        """
         machine = self.machine
         failed = machine.state is State.FAILED
         if not self._ready and not failed and now >= self._deadline:
@@ -367,7 +401,7 @@ class FastConnection(ActingGuest):
         self.stream.mark()
 
     def _silence(self) -> tuple[str, str]:
-        """What a client has failed to say in time: the name of the error, and the reason."""
+        """Return error name and text for what the client has failed to send in time."""
         if self.machine.unanswered:
             return "close_timeout", "it has not answered our close"
         if self.machine.state is State.ENDING:
@@ -375,7 +409,7 @@ class FastConnection(ActingGuest):
         return "heartbeat_timeout", "it is silent"
 
     def taken_over(self) -> None:
-        """Somebody at another replica has its client-name."""
+        """Close the connection: a client with the same client-name is connected to another replica."""
         text = f"client {self.client_name!r} is active elsewhere"
         self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
         self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
@@ -383,7 +417,7 @@ class FastConnection(ActingGuest):
         self.stream.mark()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """200, 507 from an operator: not now, or 403: it is nobody any more."""
+        """Close the connection with 200, 403 or 507, depending on the reason."""
         self.machine.close(FAREWELLS[farewell], farewell.value)
         self.stream.end(farewell.value)
 
@@ -413,11 +447,11 @@ class FastConnection(ActingGuest):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events that are due: those that nothing holds any more, then those of `events` that do
-        not have to wait."""
+        """Return the events to process now: released ones first, then those of `events` that need not
+        wait."""
         waiting = self.waiting
         due = waiting.take_released()
-        opened: dict[int, int] = {}  # channels of handles that are opened among these events
+        opened: dict[int, int] = {}  # channel numbers of the handles that these events open
         for event in events:
             if isinstance(event, Sends):
                 if rows := self._unheld(event.rows, opened):
@@ -443,7 +477,7 @@ class FastConnection(ActingGuest):
         return due
 
     def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
-        """Have those messages wait that have to, and return the others."""
+        """Hold the messages of held channels, and return the others."""
         unheld: list[SendRow] = []
         held: dict[int, list[SendRow]] = {}
         for row in rows:
@@ -458,7 +492,7 @@ class FastConnection(ActingGuest):
         return unheld
 
     def _channel_of(self, handle: int, opened: dict[int, int]) -> FastChannel | None:
-        """Return the channel of a handle, which may be among those that are being `opened`."""
+        """Return the channel of a handle, which may be in `opened`: handles opened by the same events."""
         number = opened.get(handle)
         if number is not None:
             return self.channels.get(number)
@@ -466,8 +500,10 @@ class FastConnection(ActingGuest):
         return None if found is None else found.channel
 
     def _unheld_acks(self, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Have those acknowledgements wait that belong to a transaction behind a commit that waits, and
-        return the others."""
+        """Return the acknowledgements to process now.
+
+        Hold those that belong to a transaction on a channel where earlier events wait.
+        """
         unheld: list[tuple[int, int, int]] = []
         for row in rows:
             channel = self.channels.get(row[0])
@@ -478,7 +514,7 @@ class FastConnection(ActingGuest):
         return unheld
 
     def _channel_waited_for(self, event: Event, opened: dict[int, int]) -> FastChannel | None:
-        """Return the channel on which the event waits, or None: it goes ahead."""
+        """Return the channel on which the event has to wait, or None if it need not."""
         publishes = False
         handle = _handle_of(event)
         if handle is not None:
@@ -496,19 +532,23 @@ class FastConnection(ActingGuest):
         return channel if channel is not None and self._blocks(channel, publishes=publishes) else None
 
     def _blocks(self, channel: FastChannel, *, publishes: bool) -> bool:
-        """Return True if an event of the channel has to wait: it publishes, or others wait before it."""
+        """Return True if an event of a channel has to wait, because it publishes or because earlier events
+        wait."""
         waiting = self.waiting
         return waiting.blocks(channel.number) if publishes else waiting.has(channel.number)
 
     def _refuse_waiting(self) -> None:
-        """506 on the channels with more to publish than may wait (2.2.8.8); the connection is read on."""
+        """Close with 506 the channels at their limit of waiting publishes (2.2.8.8), so that reading can
+        resume."""
         for number in self.waiting.full():
             if self.waiting.is_held_alone(number):
                 self.close_channel(self.channels[number], ReplyCode.INSUFFICIENT_RESOURCES, FULL.text)
 
     def _perform(self, event: Event) -> bool:
-        """Do what is no message or acknowledgement. Return False if its result is pending, and it is to be
-        postponed."""
+        """Process an event other than SEND and acknowledgement.
+
+        Return False if a result is pending, so that the event must be postponed.
+        """
         try:
             if isinstance(event, Fragment):
                 self.arrivals.fragment(event)
@@ -545,16 +585,18 @@ class FastConnection(ActingGuest):
         self.arrivals.prepared(event)
 
     def _takes_more(self, event: Ready) -> None:
+        """Send the large message for which the client is ready."""
         handle = self.handles.get(event.handle)
         if handle is not None:
             handle.channel.large_deliveries.ready(handle, event.message_size)
 
     def _settle_before(self) -> None:
-        """What the client published before, its command must find in the queues."""
+        """Route the client's earlier publishes, which its next command must find in the queues."""
         if len(self._ingress.batch):
             self._ingress.turn_done()
 
     def _command(self, command: m.Command) -> None:
+        """Execute a command from the tables; errors close the handle or the channel."""
         self._settle_before()
         opens = CONNECTION_COMMANDS.get(type(command))
         if opens is not None:
@@ -563,14 +605,18 @@ class FastConnection(ActingGuest):
         assert isinstance(command, m.HandleCommand)
         handle = self.handles.get(command.handle_id)
         if handle is None:
-            return  # it was closed by what the client said before
+            return  # closed by an earlier event
         try:
             HANDLE_COMMANDS[type(command)](self, handle, command)
         except Refused as error:
             self.refuse(handle, error.code, str(error))
 
     def _acks(self, rows: list[tuple[int, int, int]]) -> None:
-        """They are cumulative: of those that came in a row, the highest of each channel says all."""
+        """Process acknowledgements: tuples of channel, tag and message number.
+
+        They are cumulative, so only the highest number of each channel is applied. Those with a tag get a
+        reply, after the settlement is on disk.
+        """
         touched: dict[Queue, None] = {}
         tagged: list[tuple[FastChannel, int]] = []
         highest: dict[int, int] = {}
@@ -591,14 +637,18 @@ class FastConnection(ActingGuest):
                 self._acked(tagged)
 
     def _acked(self, tagged: list[tuple[FastChannel, int]]) -> None:
-        """What was acknowledged stays so; or, when the disk fails, is delivered again after a crash."""
+        """Reply to acknowledgements after the write; after a failed one, messages may be redelivered after a
+        crash."""
         for channel, tag in tagged:
             if not channel.silent:
                 self.machine.reply_channel(channel.number, tag)
         self.stream.mark()
 
     def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
-        """`count` messages of `octets` in all were encoded on a channel."""
+        """Count messages encoded on a channel; `octets` is their size in bytes.
+
+        Schedules the close of a channel whose message numbers have run out.
+        """
         self._delivering[channel] = None
         stream = self.stream
         stream.queued += octets + DELIVERY_OVERHEAD * count
@@ -609,18 +659,18 @@ class FastConnection(ActingGuest):
             text = "the message numbers of the channel are used up"
             self._ingress.soon(lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text))
 
-    # Ends.
+    # Replies and closes.
 
     def settled(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A message has been settled."""
+        """Reply to a message with this outcome, or close its handle or channel."""
         self.publisher.settled(receipt, outcome)
 
     def replied(self, count: int) -> None:
-        """So many messages have been answered."""
+        """Count `count` messages as replied to."""
         self.publisher.replied(count)
 
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
-        """A command of a handle is refused: it costs the handle, or the channel."""
+        """Close the handle or its channel, depending on the code, because a command is refused."""
         self._report(code, text)
         if code in OF_CHANNELS:
             self.close_channel(handle.channel, code, text)
@@ -628,20 +678,21 @@ class FastConnection(ActingGuest):
             self.close_handle(handle, code, text)
 
     def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
-        """HANDLE CLOSE from our side."""
+        """Send HANDLE CLOSE and drop the handle."""
         if not handle.silent:
             self.machine.close_handle(handle.number, code, text)
             self._drop_handle(handle, silent=True)
             self.stream.mark()
 
     def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
-        """CHANNEL CLOSE from our side."""
+        """Send CHANNEL CLOSE and drop the channel."""
         if not channel.silent:
             self.machine.close_channel(channel.number, code, text)
             self._drop_channel(channel, silent=True)
             self.stream.mark()
 
     def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
+        """Release a closed handle. `silent` True: nothing more may be sent on it."""
         handle.silent = silent
         if self.handles.get(handle.number) is handle:
             if self.waiting.has(handle.channel.number):
@@ -655,6 +706,7 @@ class FastConnection(ActingGuest):
             self._left_handles[handle.number] = handle
 
     def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
+        """Release a closed channel and its handles. `silent` True: nothing more may be sent on it."""
         channel.silent = silent
         if self.waiting.has(channel.number):
             self._forget_waiting(channel, None)
@@ -673,8 +725,8 @@ class FastConnection(ActingGuest):
             self._left_channels[channel.number] = channel
 
     def _forget_waiting(self, channel: FastChannel, handle: int | None) -> None:
-        """A channel, or a handle (None: all of them), was closed for a fault: what waits for it is lost, and
-        counted."""
+        """Drop the held events of a closed channel or of one of its handles, and count its messages as
+        refused."""
         if self.channels.get(channel.number) is not channel:
             return
         lost = 0
@@ -694,13 +746,13 @@ class FastConnection(ActingGuest):
             self._ingress.stats.refuse(FULL, lost)
 
     def reopen_channel(self, number: int) -> None:
-        """The number is used again: nothing that its former owner waited for may be answered under it."""
+        """Discard pending replies of a closed channel, as its number is reused."""
         left = self._left_channels.pop(number, None)
         if left is not None:
             left.silent = True
 
     def reopen_handle(self, number: int) -> None:
-        """The same for the number of a handle."""
+        """Discard pending replies of a closed handle, as its number is reused."""
         left = self._left_handles.pop(number, None)
         if left is not None:
             left.silent = True
@@ -713,7 +765,7 @@ class FastConnection(ActingGuest):
         self._ingress.stats.protocol_errors.add(word)
         self._ingress.report(self.stream.remote, text)
 
-    # The negotiation.
+    # Negotiation.
 
     def _authenticate(self, event: Authenticate) -> None:
         ingress = self._ingress
@@ -762,7 +814,7 @@ class FastConnection(ActingGuest):
         self._failed(code, text)
 
     def _broke(self) -> None:
-        """Count a negotiation that failed before a user was named, for its address (3.2.12)."""
+        """Count a negotiation that failed before a user was named, for the client's address (3.2.12)."""
         self._ingress.logins.failures.broke_negotiation(self.stream.remote)
 
     def _negotiation_failed(self, event: NegotiationFailed) -> None:
@@ -771,7 +823,7 @@ class FastConnection(ActingGuest):
         self._failed(event.reply_code, event.text)
 
     def _failed(self, code: int, text: str) -> None:
-        """The machine pauses now, and ends the negotiation in `tick`; nothing more is read."""
+        """Log a failed negotiation and stop reading; the machine ends it in `tick`, after a pause."""
         self._report(code, text)
         self.stream.hold()
 
@@ -836,8 +888,8 @@ RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
 
 
 class FastListenerSource(FastIngress):
-    """Which makes a connection of each client."""
+    """Source that creates a `FastConnection` for each client."""
 
     def connect(self, stream: Stream, now: float) -> FastConnection:
-        """A client has connected."""
+        """Return the connection object of a new client; `now` is in loop-clock seconds."""
         return FastConnection(self, stream, now)

@@ -1,10 +1,10 @@
-"""Messages that arrive in fragments, and the ways to send a large one (section 7 of the notes).
+"""Messages that arrive in fragments, and the restartable and out-of-band transfer of large ones.
 
-What a small message consists of waits in memory; a large one is written to the spool as it comes. A message
-that was announced by PREPARE always is, for it may be broken off at any time, also by the end of this
-process, and resumed later. Before a message is published that must survive a restart, its file is on disk;
-for that, for its hash, and for files in a shared folder, the connection pauses: what the client said behind
-it waits.
+Section 7 of the notes describes the protocol. Small messages are collected in memory; large ones are written
+to the spool as they arrive. A message announced by PREPARE is always written, because the transfer may be
+interrupted at any time, also by the end of this process, and resumed later. A message that must survive a
+restart is published after its file is on disk. That, the check of its hash, and files in a shared folder are
+processed in a thread; later input of the client waits.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gateway.protocols.amqpfast.codec import (
 from gateway.protocols.amqpfast.events import Fragment, Prepared
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
 
-PART_OCTETS_MIN: Final = 4_096  # what comes in smaller parts is joined as it comes
-STREAMING: Final = NOTIFY_STREAMING  # events say it so for either direction
+PART_OCTETS_MIN: Final = 4_096  # smaller parts are joined on arrival
+STREAMING: Final = NOTIFY_STREAMING  # events use this bit for either direction
 T = TypeVar("T")
-HEAD_OCTETS_MAX: Final = 131_072  # of a file that is to be a head's: texts, and a table of 65 535 octets
+HEAD_OCTETS_MAX: Final = 131_072  # bytes of a file searched for a head: texts, and a table of 65 535 bytes
 
 
 class Fault(GatewayError):
-    """What is wrong with a message costs its handle, or for want of room or size its channel."""
+    """Error of a message that closes its handle or, for lack of resources or excessive size, its channel."""
 
     def __init__(self, code: ReplyCode, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class Fault(GatewayError):
 
 
 class IncomingTransfer:
-    """A message under way on a channel: in `parts`, or in `file`."""
+    """Message in transfer on a channel, with its body in `parts` or in `file`."""
 
     __slots__ = ("body_size", "digest", "file", "handle", "head", "partial", "parts", "size", "spool")
 
@@ -64,7 +64,7 @@ class IncomingTransfer:
         transfer: Partial | None = None,
         digest: bytes = b"",
     ) -> None:
-        """`user` sends it. Raises SpoolFull."""
+        """Reserve memory or create a file for the body. `user` is charged. Raises SpoolFull."""
         self.spool = spool
         self.handle = handle
         self.head = head
@@ -72,7 +72,7 @@ class IncomingTransfer:
         self.partial = transfer
         self.digest = digest
         self.size = 0
-        self.parts: list[bytes | bytearray | memoryview] = []  # the body, or what of it is to be written next
+        self.parts: list[bytes | bytearray | memoryview] = []  # the body, or its unwritten part
         self.file: SpoolFile | None = None
         if transfer is not None:
             self.file = transfer.file
@@ -82,9 +82,9 @@ class IncomingTransfer:
             self.file = spool.draft(user)
 
     def add(self, octets: bytes | memoryview) -> None:
-        """The next of the body; for a file `write` has to follow.
+        """Append the next bytes of the body; a transfer with a file has to call `write` later.
 
-        A view keeps all that was read with it: of that, what is held here has to be most.
+        A memoryview retains its whole read buffer, so small views are copied if the body remains in memory.
         """
         self.size += len(octets)
         parts = self.parts
@@ -101,18 +101,21 @@ class IncomingTransfer:
             parts.append(bytearray(octets))
 
     def write(self) -> None:
-        """Write what was added. Raises SpoolFull."""
+        """Write the added parts to the file, if there is one. Raises SpoolFull."""
         if self.file is not None:
             parts, self.parts = self.parts, []
             self.file.write(*parts)
 
     def leave(self) -> None:
-        """It is complete, or will never be: it counts no longer among those that are held."""
+        """Release the reserved memory, because the transfer is complete or abandoned."""
         if self.file is None:
             self.spool.let_go(self.body_size)
 
     def seal(self, sync: bool) -> bool:
-        """Make the file safe, and check its hash; takes its time. False: it is wrong. Raises OSError."""
+        """Verify the file's hash and, with `sync`, synchronise it to disk. Blocks: call it in a thread.
+
+        Return False if the hash is wrong. Raises OSError.
+        """
         assert self.file is not None
         if self.digest and self.file.digest() != self.digest:
             return False
@@ -123,19 +126,22 @@ class IncomingTransfer:
 
 
 class IncomingTransfers:
-    """Those of one connection."""
+    """Transfers of one connection."""
 
     def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: Publisher) -> None:
         self._connection = connection
         self._ingress = ingress
         self._publisher = publisher
-        self.unwritten: dict[IncomingTransfer, None] = {}  # files for which something came in this wake-up
+        self.unwritten: dict[IncomingTransfer, None] = {}  # transfers with unwritten bytes
         self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, head, digest
 
-    # In fragments.
+    # Fragments.
 
     def fragment(self, event: Fragment) -> None:
-        """A part of a message; the last one makes it whole. Streams are passed on as they come."""
+        """Process a fragment; the last one completes the message. Streams are forwarded as they arrive.
+
+        Raises Pending if a permission check has to wait.
+        """
         connection = self._connection
         handle = connection.handles.get(event.handle)
         if handle is None:
@@ -150,6 +156,7 @@ class IncomingTransfers:
             self._part(handle, event)
 
     def _part(self, handle: FastHandle, event: Fragment) -> None:
+        """Add a fragment to its transfer; the last one completes the message."""
         channel = handle.channel
         try:
             if event.first:
@@ -172,7 +179,8 @@ class IncomingTransfers:
         stream.expect(incoming.body_size)
 
     def write(self) -> None:
-        """Write to their files what has come of messages in this wake-up."""
+        """Write the bytes received in this wake-up to their files; close the channels of those for which the
+        spool is full."""
         unwritten = list(self.unwritten)
         self.unwritten.clear()
         for incoming in unwritten:
@@ -182,6 +190,7 @@ class IncomingTransfers:
                 self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
+        """Return a new transfer, or the one that PREPARE has announced if it is resumed. Raises SpoolFull."""
         spool, user = self._ingress.spool, self._connection.sender.user
         prepared = self._prepared.pop(handle, None)
         if event.bits & RECOVERY:
@@ -196,10 +205,10 @@ class IncomingTransfers:
             self._ingress.partials.end(transfer, taken=anew)
         return IncomingTransfer(spool, handle, event.head, event.body_size, user=user)
 
-    # Restartable, 3.5.13.
+    # Restartable transfers (3.5.13).
 
     def prepared(self, event: Prepared) -> None:
-        """PREPARE: say how much of the message is here."""
+        """Process PREPARE: send READY with the number of bytes already received."""
         connection = self._connection
         handle = connection.handles.get(event.handle)
         if handle is None:
@@ -214,7 +223,7 @@ class IncomingTransfers:
             return
 
         def recorded(outcome: Outcome) -> None:
-            """If it is not, the transfer can be resumed all the same as long as this process lives."""
+            """Send READY. After a failed write the transfer can be resumed only while this process runs."""
             if not handle.silent:
                 connection.machine.ready(handle.number, size)
                 connection.stream.mark()
@@ -224,9 +233,13 @@ class IncomingTransfers:
         self._ingress.after_commit(recorded)
 
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
+        """Claim the announced transfer. Return the number of bytes already received.
+
+        Raises Refused 403, Fault for a malformed head or hash, and SpoolFull.
+        """
         connection = self._connection
         ingress = self._ingress
-        if not connection.rights.unlimited:  # what is sent is checked again when it is complete
+        if not connection.rights.unlimited:  # the complete message is checked again
             decision = connection.rights.fast_concerns(connection.host.name, handle.service, handle.name)
             connection.demand(decision, "write", handle.service, handle.name)
         digest = read_content_hash(event.content_hash)
@@ -248,9 +261,10 @@ class IncomingTransfers:
             file.write(event.octets[file.size :])
         return file.size
 
-    # Complete.
+    # Complete messages.
 
     def _complete(self, incoming: IncomingTransfer, event: Fragment) -> None:
+        """Publish a complete message, after sealing its file if it is persistent or has a hash."""
         incoming.handle.channel.incoming = None
         incoming.leave()
         if incoming.file is None:
@@ -266,6 +280,7 @@ class IncomingTransfers:
             self._sealed(incoming, event, True)
 
     def _sealed(self, incoming: IncomingTransfer, event: Fragment, whole: bool) -> None:
+        """Publish a message whose file is sealed. Raises Fault if its hash is wrong (`whole` False)."""
         connection = self._connection
         handle, transfer = incoming.handle, incoming.partial
         partials = self._ingress.partials
@@ -283,7 +298,10 @@ class IncomingTransfers:
         self._publisher.send_whole(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
     def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what takes its time in a thread; meanwhile nothing more of what the client says is done."""
+        """Run `work` in a thread, then call `then` with its result; later input waits.
+
+        Errors of either close the handle or the channel.
+        """
         connection = self._connection
 
         async def task() -> None:
@@ -299,9 +317,10 @@ class IncomingTransfers:
         connection.stream.suspend()
         self._ingress.start(task)
 
-    # Out of band, 3.5.3.1.
+    # Out-of-band transfers (3.5.3.1).
 
     def _out_of_band(self, handle: FastHandle, event: Fragment) -> None:
+        """Read a fragment from a file in the shared folder."""
         channel = handle.channel
         folder = channel.folder
         assert folder is not None
@@ -332,7 +351,10 @@ class IncomingTransfers:
         self._beside(handle, work, then)
 
     def _read(self, handle: FastHandle, event: Fragment, descriptor: int) -> IncomingTransfer:
-        """The fragment in a file. Raises Fault, OSError, SpoolFull."""
+        """Return the transfer after reading a fragment from an open file.
+
+        Raises Fault, OSError or SpoolFull.
+        """
         incoming = handle.channel.incoming
         at = 0
         if not isinstance(incoming, IncomingTransfer):
@@ -355,7 +377,10 @@ class IncomingTransfers:
         return incoming
 
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
-        """The beginning of a message, and where its body begins in the file."""
+        """Read the head from an open file. Return a new transfer and the offset of the body in bytes.
+
+        Raises Fault for a malformed head or a message that is too large.
+        """
         ingress = self._ingress
         begin = os.pread(descriptor, HEAD_OCTETS_MAX, 0)
         try:
@@ -369,10 +394,10 @@ class IncomingTransfers:
         head, user = begin[BODY_SIZE.size : end], self._connection.sender.user
         return IncomingTransfer(ingress.spool, handle, head, body_size, user=user), end
 
-    # The end.
+    # Closed handles.
 
     def handle_gone(self, handle: FastHandle) -> None:
-        """A handle is over; what it had begun may be resumed, if it was announced."""
+        """Abandon the transfer of a closed handle; one announced by PREPARE can be resumed later."""
         partials = self._ingress.partials
         channel = handle.channel
         incoming = channel.incoming
@@ -381,7 +406,7 @@ class IncomingTransfers:
             incoming.leave()
             if incoming in self.unwritten:
                 del self.unwritten[incoming]
-                with suppress(SpoolFull):  # what did fit counts; the rest will have to be sent again
+                with suppress(SpoolFull):  # the part that did fit counts, the rest must be sent again
                     incoming.write()
             if incoming.partial is not None:
                 partials.release(incoming.partial)

@@ -1,7 +1,8 @@
-"""AMQP/Fast on a listener: sent messages become batches, and outcomes become replies, or closes.
+"""AMQP/Fast source of one listener: sent messages become batches, and outcomes become replies or closes.
 
-The virtual hosts of a listener are `hosts`; routes of the mapping files join the first of them, whose
-endpoint is the listener. A message within another host takes no route.
+A listener has one or more virtual hosts. Routes of the mapping files apply to the first of them, whose
+endpoint name is the listener's; messages in the others take no route. The source also grants the shared
+folders of out-of-band transfers. Commands are executed by the connections.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = structlog.get_logger(limited=True)
 
 
 class FastIngress(FastSource):
-    """The AMQP/Fast side of one listener, and the source of its batches."""
+    """AMQP/Fast side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
@@ -46,32 +47,35 @@ class FastIngress(FastSource):
         self.peers: dict[str, dict[str, PeerService]] = {
             host: given.peers for host, given in options.virtual_hosts.items()
         }
-        # What the clients of 2005 expect, where it is not what the text says.
+        # Behaviour that OpenAMQ clients of 2005 expect and that deviates from the specification.
         self.slashes = self.replies_first = self.options.compatibility == "openamq-2005"
         self.commits_all = self.options.commit_confirms == "all"
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
         self.partials = services.fast_hosts.partials
         self.clients = services.fast_hosts.clients
-        self.folders: set[Path] = set()  # shared with a channel each
+        self.folders: set[Path] = set()  # in use by a channel each
         self._soon: list[Callable[[], None]] = []
 
     @property
     def namespace(self) -> FastHost:
-        """The first of the virtual hosts: routes belong to it."""
+        """Virtual host to which routes of this listener belong: the first of its virtual hosts."""
         return self.hosts[0]
 
     def requester(self, reply_to: str) -> Address | None:
-        """REPLY_TO does not say the service: it is the queue of that name if there is one, or the topic."""
+        """Return the address of a REPLY_TO: the queue of this name if it exists, or else the topic.
+
+        Return None if the name is invalid. REPLY_TO does not contain the service.
+        """
         try:
             return AMQPFAST.address("queue" if reply_to in self.namespace.queues else "topic", reply_to)
         except NameRefused:
             return None
 
-    # What the listener asks.
+    # Interface to the listener.
 
     def turn_done(self) -> None:
-        """Send the batch that has gathered on its way, and do what waits for that."""
+        """Send the batch, then call the functions passed to `soon`."""
         super().turn_done()
         while self._soon:
             try:
@@ -80,16 +84,20 @@ class FastIngress(FastSource):
                 contained("batch", error, listener=self.name)
 
     def tick(self, now: float) -> None:
-        """Forget transfers that nobody resumes."""
+        """Drop old partial transfers. `now` is in loop-clock seconds."""
         super().tick(now)
         self.partials.forget_old()
 
-    # What batches ask: this is their source.
+    # Interface to batches.
 
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Each receipt's handle hears what became of its message."""
+        """Report the outcome of each message to the handle or Join in its receipt.
+
+        `refused` maps indexes in `receipts` to outcomes; None means that all were accepted. `received` is the
+        loop-clock time of the batch, for the latency statistics.
+        """
         if refused is None:
             self._accept(receipts)
         else:
@@ -104,7 +112,7 @@ class FastIngress(FastSource):
         self.stats.answered(len(receipts), refused, self.now() - received)
 
     def _accept(self, receipts: list[Receipt]) -> None:
-        """The common case: replies to runs of messages of one connection."""
+        """Reply to accepted messages, in runs of one connection. This is the common case."""
         rows: list[tuple[int, int]] = []
         last: FastGuest | None = None
         count = 0
@@ -130,19 +138,23 @@ class FastIngress(FastSource):
         connection.replied(count)
         connection.stream.mark()
 
-    # What connections ask.
+    # Interface to connections.
 
     @staticmethod
     def new_owner() -> str:
-        """A name for a client that has none; none that a client could have, for it begins with a blank."""
+        """Return a name for a client without client-name. It begins with a blank, as no client's name can."""
         return f" {secrets.token_hex(8)}"
 
     def endpoint_of(self, host: FastHost) -> str:
-        """The endpoint by which routes know what comes from a virtual host; "": they do not."""
+        """Return the endpoint name under which routes find messages of a virtual host; "" if they do not."""
         return self.name if host is self.hosts[0] else ""
 
     def unclaimed(self, entry: RoutingEntry, message: Message) -> Outcome:
-        """Nobody takes the message: a topic may well have no listeners; an answer is lost."""
+        """Handle a message that no destination and no route matches. Return its outcome.
+
+        A topic without subscribers is normal, so the message is accepted; a response without requester is
+        refused.
+        """
         if not isinstance(entry, AnswerEntry):
             self.nobody_wanted(entry, message)
             return ACCEPTED
@@ -151,7 +163,7 @@ class FastIngress(FastSource):
         return UNROUTED
 
     def after_commit(self, then: Callable[[Outcome], None]) -> None:
-        """Call `then` when what was handed to the store is on disk; at once when there is no store."""
+        """Call `then` when everything passed to the store is on disk; at once without a store."""
         if self.store is None:
             then(ACCEPTED)
         else:
@@ -159,11 +171,15 @@ class FastIngress(FastSource):
 
     @property
     def keeps(self) -> bool:
-        """Whether anything survives a restart."""
+        """True if messages survive a restart."""
         return self.store is not None
 
     def share_folder(self, text: str) -> SharedFolder:
-        """The folder that a channel's out-of-band string names. Refused 540; 506 when another one has it."""
+        """Return the folder that a channel's out-of-band string names.
+
+        Raises Refused 540 if the string is not accepted, and 506 if another channel uses the folder or it is
+        unusable.
+        """
         given = self.options.out_of_band
         path = None if given is None else agreed(text, given.folder)
         if path is None:
@@ -180,7 +196,7 @@ class FastIngress(FastSource):
         return folder
 
     def unshare(self, folder: SharedFolder) -> None:
-        """Its channel is over."""
+        """Release the folder of a closed channel."""
         self.folders.discard(folder.path)
         folder.close()
 
@@ -189,9 +205,9 @@ class FastIngress(FastSource):
         self._soon.append(then)
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task beside the loop."""
+        """Start a task in the background."""
         self.tasks.start_soon(task)
 
     def report(self, remote: str, text: str) -> None:
-        """Say what a client did wrong."""
+        """Log a client's error."""
         log.warning("client refused by AMQP/Fast listener", listener=self.name, remote=remote, error=text)

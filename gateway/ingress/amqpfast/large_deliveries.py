@@ -1,12 +1,12 @@
-"""Large messages to a client, a fragment at a time as its connection takes them.
+"""Large messages to a client, written one fragment at a time as its connection accepts them.
 
-A channel says one thing after the other. While a large message is under way, or an answer to its PREPARE is
-awaited, what the channel is to say next waits in line; small things that the machine writes itself (replies)
-it holds back, too. So does what must not come between a command and its reply (3.2.11). No more of a body is
-in memory than the connection has not taken yet.
+A channel sends one message after the other. While a large message is in progress, or a response to its
+PREPARE is pending, later messages of the channel wait in line, and the protocol machine holds back its
+replies. Messages that must not come between a command and its reply (3.2.11) wait, too. No more of a body is
+in memory than the connection has not written yet.
 
-On a restartable channel a large message is announced by PREPARE, as the text recommends (3.3.2.2), and goes
-on from where the client says that it has it. With a shared folder it is put there.
+On a restartable channel a large message is announced by PREPARE, as the specification recommends (3.3.2.2),
+and resumes from where the client has it. With a shared folder it is written to a file there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE_OCTETS: Final = 1_048_576  # of a body; smaller ones are written whole
 
 
 class SayingClient(Protocol):
-    """The client's connection, as large messages see it."""
+    """Client connection: the interface to large deliveries."""
 
     machine: ServerConnection
     stream: Stream
@@ -38,30 +38,30 @@ class SayingClient(Protocol):
 
     @property
     def ingress(self) -> Starting:
-        """The source of its listener."""
+        """Source of the client's listener."""
 
     def await_replies(self, channel: Any) -> None:
-        """Have the channel go on when the replies that are owed have been given."""
+        """Call the channel's `replied` when the replies that are due on it are written."""
 
     def close_channel(self, channel: Any, code: int, text: str) -> None:
-        """Close a channel from our side."""
+        """Close a channel from the gateway's side."""
 
 
 class Starting(Protocol):
-    """The source of a listener, likewise."""
+    """Source of a listener: the interface to large deliveries."""
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Begin a task, whose end nobody waits for."""
+        """Start a task in the background."""
 
     def soon(self, then: Callable[[], None]) -> None:
-        """Call that in a turn of its own."""
+        """Call `then` when the current turn is done."""
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
 
 
 class SayingChannel(Protocol):
-    """A channel, likewise."""
+    """Channel: the interface to large deliveries."""
 
     next_number: int
     number: int
@@ -70,28 +70,28 @@ class SayingChannel(Protocol):
 
     @property
     def connection(self) -> SayingClient:
-        """The client's."""
+        """Client connection of the channel."""
 
     def go_on(self) -> None:
-        """A large message is done."""
+        """Resume deliveries: no large message is left."""
 
 
 class SayingHandle(Protocol):
-    """A handle, likewise."""
+    """Handle: the interface to large deliveries."""
 
     number: int
     silent: bool
 
     @property
     def channel(self) -> SayingChannel:
-        """Its channel."""
+        """Channel of the handle."""
 
 
 class Large:
-    """One message on its way. `then` hears whether the client has been sent all of it.
+    """Message waiting or in progress. `then` is called with True when it is sent completely, or with False.
 
-    Messages of the channel with numbers from `limit` on have not been said before it. `key` is that of the
-    command which it answers and whose reply follows it; -1: none.
+    `limit` is the first message number of the channel that may not have been sent before this message. `key`
+    is that of the command to which it responds, and whose reply follows it; -1 if there is none.
     """
 
     __slots__ = ("at", "bits", "body", "handle", "head", "key", "limit", "name", "number", "then", "transfer")
@@ -123,11 +123,11 @@ class Large:
 
     @property
     def digest(self) -> bytes:
-        """The content-hash of the body, if it came with one."""
+        """Content-hash of the body, or b"" if it arrived without one."""
         return self.body.file.checked.hex().encode() if isinstance(self.body, Spooled) else b""
 
     def piece(self, count: int, *, read: bool) -> Piece:
-        """The next octets of the body; with `read` in memory. Raises OSError."""
+        """Return the next bytes of the body, at most `count`; with `read` in memory. Raises OSError."""
         body, at = self.body, self.at
         if not isinstance(body, Spooled):
             return memoryview(body)[at : at + count]
@@ -136,7 +136,7 @@ class Large:
 
 
 class LargeDeliveries:
-    """What of a channel waits for its turn."""
+    """Messages of one channel that wait for their turn."""
 
     def __init__(self, channel: SayingChannel) -> None:
         self.active: Large | None = None
@@ -150,12 +150,12 @@ class LargeDeliveries:
 
     @property
     def idle(self) -> bool:
-        """Whatever is said now is said at once."""
+        """True if a new message can be sent at once."""
         return not (self.over or self.active is not None or self._waiting or self._answers)
 
     @property
     def limit(self) -> int:
-        """The first message number that has not been said to the end."""
+        """First message number that has not been sent completely."""
         limit = self._channel.next_number
         if self.active is not None:
             limit = min(limit, self.active.limit)
@@ -165,14 +165,14 @@ class LargeDeliveries:
         return limit
 
     def say(self, large: Large) -> None:
-        """When everything before it has been said, and every reply that is owed before it."""
+        """Queue a message behind earlier ones and behind the replies that are due before it."""
         (self._waiting if large.key < 0 else self._answers).append(large)
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin with the next message, if one may be said now."""
+        """Start the next message, if one may be sent now."""
         if self._choosing:
-            return  # its caller goes on itself
+            return  # the outer call continues
         self._choosing = True
         try:
             while self.active is None and (large := self._take()) is not None:
@@ -182,7 +182,7 @@ class LargeDeliveries:
             self._choosing = False
 
     def _take(self) -> Large | None:
-        """Take the next message that no reply has to precede. Return None if there is no such."""
+        """Remove and return the next message that no reply has to precede, or None."""
         channel = self._channel
         machine = channel.connection.machine
         if self._answers and not machine.owes(channel.number, self._answers[0].key):
@@ -194,6 +194,7 @@ class LargeDeliveries:
         return None
 
     def _begin(self, large: Large) -> None:
+        """Start a message: by PREPARE, in the shared folder, or directly."""
         channel = self._channel
         connection = channel.connection
         machine = connection.machine
@@ -203,7 +204,7 @@ class LargeDeliveries:
         if channel.folder is not None:
             connection.ingress.start(partial(self._put, large))
             return
-        # Section 7: never for what fits a single fragment.
+        # Section 7 of the notes: no PREPARE for a message that fits a single fragment.
         if not channel.restartable or 4 + len(large.head) + len(large.body) <= machine.frame_max:
             self._write_from(large, 0, resumed=False)
             return
@@ -215,12 +216,13 @@ class LargeDeliveries:
             connection.stream.mark()
 
     def ready(self, handle: SayingHandle, size: int) -> None:
-        """The client has `size` octets of what was announced on a handle."""
+        """Send the message that was announced on a handle, of which the client has `size` bytes."""
         large = self.active
         if large is not None and large.handle is handle and large.transfer is None:
             self._write_from(large, size, resumed=True)
 
     def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
+        """Start to write the message from the offset `at`."""
         connection = self._channel.connection
         large.at = at
         if isinstance(large.body, Spooled):
@@ -234,6 +236,7 @@ class LargeDeliveries:
             connection.stream.mark()
 
     def _transfer(self, large: Large, *, resumed: bool = False, out_of_band: bool = False) -> bool:
+        """Create the transfer of a message. Return False if that fails, which closes the channel."""
         try:
             large.transfer = Transfer(
                 self._channel.connection.machine,
@@ -252,7 +255,7 @@ class LargeDeliveries:
         return True
 
     def write(self) -> None:
-        """The next fragment."""
+        """Write the next fragment of the message in progress."""
         large = self.active
         assert large is not None
         transfer = large.transfer
@@ -275,6 +278,7 @@ class LargeDeliveries:
             self._end(large, sent=True)
 
     async def _put(self, large: Large) -> None:
+        """Write the message to the shared folder in a thread, and notify the client."""
         channel = self._channel
         folder = channel.folder
         assert folder is not None
@@ -293,13 +297,14 @@ class LargeDeliveries:
         channel.connection.ingress.flush()
 
     def _fail(self, large: Large, code: int, text: str) -> None:
-        """It cannot be said, now or ever: the channel is closed, and somebody else may have the message."""
+        """Close the channel, because the message can never be sent; other clients may receive it."""
         self.over = True
         self._end(large, sent=False)
         connection = self._channel.connection
         connection.ingress.soon(lambda: connection.close_channel(self._channel, code, text))
 
     def _end(self, large: Large, *, sent: bool) -> None:
+        """End the message in progress and start the next one."""
         self.active = None
         channel = self._channel
         channel.connection.sending.pop(self, None)
@@ -309,12 +314,12 @@ class LargeDeliveries:
             channel.go_on()
 
     def handle_gone(self, handle: SayingHandle) -> None:
-        """A handle is over, and with it what it had begun."""
+        """End the message in progress if it belongs to a closed handle."""
         if self.active is not None and self.active.handle is handle:
             self._end(self.active, sent=False)
 
     def close(self) -> None:
-        """The channel is over."""
+        """End all messages, because the channel is closed."""
         self.over = True
         left = [*([] if self.active is None else [self.active]), *self._answers, *self._waiting]
         self._answers.clear()

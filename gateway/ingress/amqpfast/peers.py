@@ -1,8 +1,8 @@
-"""Peer services: what answers on the handle that was asked.
+"""Peer services: services of the gateway that respond on the handle on which they are called.
 
-`echo` sends each message and each stream back. `tcp` is a tunnel: a handle that streams to it gets a
-connection of its own to the configured address, whose octets come back as a stream, until either side ends.
-Peer messages take message numbers, and never wait for acknowledgements (3.5.2.1).
+`echo` returns each message and each stream. `tcp` is a tunnel: a handle that streams to it gets its own
+connection to the configured address. The bytes of that connection return as a stream until either side ends.
+Peer messages use message numbers, but are never acknowledged (3.5.2.1).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gateway.settings.amqpfast import PeerService
 
 CONNECT_SECS_MAX: Final = 10.0
 READ_OCTETS: Final = 65_536
-UNSENT_OCTETS_HIGH: Final = 262_144  # towards the address; then the client is not read until half has gone
-CONGESTED_SECS: Final = 0.05  # how often a tunnel looks whether its client reads again
+UNSENT_OCTETS_HIGH: Final = 262_144  # bytes to the address above which the client is not read, down to half
+CONGESTED_SECS: Final = 0.05  # between two checks if the client reads again
 
 
 def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSession:
-    """The beginning of a session with the peer called `name`."""
+    """Return a new session of a handle with the peer called `name`."""
     return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
 
 
 class Returning:
-    """What comes back on a handle as a stream."""
+    """Outgoing stream on a handle."""
 
     def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
-        """Raises Refused when something else is under way on the channel."""
+        """Begin the stream with its head. Raises Refused if something else is in progress on the channel."""
         channel = handle.channel
         try:
             self._transfer = Transfer(
@@ -60,7 +60,10 @@ class Returning:
         self.held = 0  # bytes that wait for a reply on the channel, which nothing may precede (3.2.11)
 
     def write(self, octets: bytes | memoryview) -> None:
-        """The next octets of the stream, in fragments that the client takes."""
+        """Write bytes to the stream, in fragments of the client's frame size.
+
+        While a reply is due on the channel, the bytes wait.
+        """
         if not self._held and not self._connection.machine.owes(self._channel.number):
             self._write(octets)
             return
@@ -71,7 +74,7 @@ class Returning:
         self._connection.await_replies(self._channel)
 
     def go_on(self) -> None:
-        """Write what has waited."""
+        """Write the waiting bytes."""
         held, self._held = self._held, []
         self.held = 0
         for octets in held:
@@ -90,7 +93,7 @@ class Returning:
 
 
 class Echo:
-    """Sends back what it gets."""
+    """Peer session that returns everything it receives."""
 
     def __init__(self, handle: FastHandle, name: str) -> None:
         self._handle = handle
@@ -99,9 +102,9 @@ class Echo:
         self._stream: Returning | None = None
 
     def message(self, head: bytes, body: bytes) -> None:
-        """A whole message goes back."""
+        """Return a whole message. Raises Refused if an outgoing stream blocks the channel."""
         if self._notifier is None:
-            return  # nobody is there to hear it
+            return  # the handle is closed
         try:
             if not self._notifier.usable:
                 return
@@ -109,7 +112,7 @@ class Echo:
             raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         head = fit_priority(head)
         channel = self._handle.channel
-        waits = self._notifier.owes  # the reply to what is answered, too
+        waits = self._notifier.owes  # includes the reply to this message
         if waits or len(body) > LARGE_OCTETS or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
             channel.large_deliveries.say(Large(self._handle, number, name, head, body, lambda sent: None))
@@ -119,17 +122,17 @@ class Echo:
         channel.connection.delivered(channel, 1, len(body))
 
     def fragment(self, fragment: Fragment) -> None:
-        """A part of a stream goes back."""
+        """Return a fragment of a stream."""
         if self._stream is None:
             self._stream = Returning(self._handle, self._name, fit_priority(fragment.head))
         self._stream.write(fragment.octets)
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: no resources are in use."""
 
 
 class Tunnel:
-    """Octets between a handle and an address, both ways."""
+    """Peer session that forwards bytes between a handle and a TCP address, both ways."""
 
     def __init__(self, peer: PeerService, handle: FastHandle, name: str) -> None:
         self._peer = peer
@@ -144,14 +147,17 @@ class Tunnel:
         self._ended = False
 
     def message(self, head: bytes, body: bytes) -> None:
-        """A tunnel takes streams only."""
+        """Raise Refused: a tunnel accepts streams only."""
         raise Refused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} takes streams only")
 
     def fragment(self, fragment: Fragment) -> None:
-        """Octets for the address."""
+        """Queue bytes for the address, and connect on the first fragment.
+
+        The client is not read while too many bytes wait.
+        """
         if self._returning is None:
             self._returning = Returning(self._handle, self._name, fragment.head)
-            self._returning.write(b"")  # its head: from now on the handle streams both ways
+            self._returning.write(b"")  # the head: from now on the handle streams both ways
             self._handle.channel.connection.ingress.start(self._run)
         if not fragment.octets:
             return
@@ -164,17 +170,19 @@ class Tunnel:
             self._release = stream.release
 
     def end(self) -> None:
-        """The handle is over, and so is the connection to the address."""
+        """Close the connection to the address, because the handle is closed."""
         self._ended = True
         self._running.cancel()
         self._let_go()
 
     def _let_go(self) -> None:
+        """Resume reading from the client."""
         if self._release is not None:
             release, self._release = self._release, None
             release()
 
     async def _run(self) -> None:
+        """Connect to the address and forward bytes until either side ends."""
         with self._running:
             try:
                 with trio.fail_after(CONNECT_SECS_MAX):
@@ -193,6 +201,7 @@ class Tunnel:
                     self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
 
     async def _read(self, stream: trio.SocketStream) -> None:
+        """Forward bytes from the address to the client, at the client's pace."""
         assert self._returning is not None
         connection = self._handle.channel.connection
         while data := await stream.receive_some(READ_OCTETS):
@@ -204,6 +213,7 @@ class Tunnel:
             await trio.sleep(CONGESTED_SECS)
 
     async def _write(self, stream: trio.SocketStream) -> None:
+        """Forward queued bytes to the address."""
         while True:
             while self._unsent:
                 octets = self._unsent.popleft()
@@ -219,7 +229,7 @@ class Tunnel:
             await self._more.wait()
 
     def _close(self, code: ReplyCode, text: str) -> None:
-        """This side has ended: the client hears it."""
+        """Close the handle, because the connection to the address has ended."""
         if not self._ended:
             connection = self._handle.channel.connection
             connection.close_handle(self._handle, code, text)  # which calls `end`

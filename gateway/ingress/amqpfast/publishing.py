@@ -1,9 +1,10 @@
-"""What a client sends: from the rows of the machine to messages in the batch, and back to replies.
+"""Publishing side of an AMQP/Fast connection: SENDs become messages of the batch, and outcomes replies.
 
-What an acknowledged message is answered with, a receipt, is (handle, confirm-tag), or the handle alone when
-no reply is wanted: a message that is refused costs the handle or channel in any case. A message for several
-destinations, and a transaction, have a Join for a receipt. Receipts hold the handle's object, not its
-number, which may be opened again before the answer is known.
+The receipt of a message is (handle, confirm-tag), or the handle alone if no reply is requested; a refused
+message closes the handle or channel in either case. A message to several destinations, and a transaction,
+have a Join as receipt. Receipts refer to the handle's object instead of its number, because the number may be
+reused before the outcome is known. Messages to peer services, fragments of streams, and transactions are
+handled here as well.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ from gateway.protocols.amqpfast.translate import (
     refusal,
 )
 
-HANDLE_ENTRIES_MAX: Final = 10_000  # of names behind its own; a client has many handles
+HANDLE_ENTRIES_MAX: Final = 10_000  # cached names per handle; a client may have many handles
 
 
 def _properties(handle: FastHandle, head: bytes) -> PropertySet:
-    """What a head says, with the handle's own mime-type and encoding where it says none."""
+    """Return the properties of a head, with the handle's mime-type and encoding where it has none."""
     if handle.mime_type or handle.encoding:
         head = fill_defaults(head, handle.mime_type, handle.encoding)
     return head_properties(head)
 
 
 class Publisher:
-    """The publishing side of one connection. `unsettled` counts messages that are to be replied to."""
+    """Publishing side of one connection. `unsettled` is the number of messages that await a reply."""
 
     def __init__(self, connection: FastGuest, ingress: FastIngress) -> None:
         self.unsettled = 0
@@ -71,7 +72,11 @@ class Publisher:
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
 
     def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
-        """Whole messages; returns those that are left for another turn, when many are not the common case."""
+        """Publish whole messages. Return the rows that are postponed to another turn.
+
+        Rows are postponed if the turn's time is used up by messages that need more than the cached entry of a
+        handle, or if a decision on them is pending.
+        """
         connection = self._connection
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -94,7 +99,7 @@ class Publisher:
             if number != last_number or handle is None or handle.silent:
                 handle = handles.get(number)
                 if handle is None:
-                    continue  # it was closed by what one of these did
+                    continue  # closed by an earlier row
                 last_number, last_head = number, b""
                 sender = handle.channel.sender
                 if handle.generation != generation:
@@ -150,17 +155,17 @@ class Publisher:
         return left
 
     def _refuse(self, number: int, tag: int) -> None:
-        """There is no memory for a message."""
+        """Refuse a message for lack of memory."""
         ingress = self._ingress
         ingress.stats.messages_in += 1
         ingress.stats.refuse(LOW_ON_MEMORY)
         handle = self._connection.handles.get(number)
-        if handle is not None:  # or it was closed for the one before
+        if handle is not None:  # or it was closed for an earlier message
             self.unsettled += bool(tag)
             self.settled((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
-        """What a client publishes waits while too much is owed to it."""
+        """Hold the client's publishes while too many of its messages await a reply."""
         if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
             self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
 
@@ -173,7 +178,11 @@ class Publisher:
         name: bytes,
         partial: Partial | None = None,
     ) -> None:
-        """A message that is not the common case, or whose name has not been used since something changed."""
+        """Publish a message whose destinations are not cached, that belongs to a transaction, or that goes to
+        peers.
+
+        Close the handle or channel if it is refused. Raises Pending.
+        """
         connection = self._connection
         partials = self._ingress.partials
         try:
@@ -226,7 +235,7 @@ class Publisher:
             self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
 
     def _peers(self, handle: FastHandle, name: bytes) -> list[str]:
-        """The peers of a name. Raises Refused."""
+        """Return the names of the peers that a name stands for. Raises Refused."""
         connection = self._connection
         found = connection.host.find_peers(handle.name + name.decode(), whole=not name)
         for peer in found:
@@ -236,7 +245,10 @@ class Publisher:
     def _publish_joined(
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
-        """Several copies have one reply; and a transfer ends when its message is taken."""
+        """Publish copies for several destinations, with one reply for all of them.
+
+        A transfer (`partial`) ends when the message is accepted or refused.
+        """
         partials = self._ingress.partials
         if partial is not None:
             partials.hand_over(partial)
@@ -254,6 +266,7 @@ class Publisher:
     def _publish(
         self, entry: RoutingEntry, message: Message, receipt: Receipt, *, counts: bool = False
     ) -> None:
+        """Publish a message; `counts` True adds it to `unsettled`."""
         ingress = self._ingress
         self.unsettled += counts
         if isinstance(message.body, Spooled):
@@ -265,7 +278,7 @@ class Publisher:
             self.settled(receipt, ingress.unclaimed(entry, message))
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
-        """What a name behind that of the handle leads to. Raises Refused."""
+        """Return the routing entries of a name, appended to that of the handle. Raises Refused or Pending."""
         found = handle.entries.get(name)
         if found is not None:
             return found
@@ -273,7 +286,7 @@ class Publisher:
         ingress, host = self._ingress, connection.host
         full = handle.name + name.decode()
         if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
-            return (self._entry(address),)  # not kept: there are as many of them as there are requesters
+            return (self._entry(address),)  # not cached: there are as many as there are requesters
         if not connection.rights.unlimited:
             self._check(handle.service, full, whole=not name)
         entries = [
@@ -294,15 +307,18 @@ class Publisher:
         return handle.entries[name]
 
     def check_destination(self, handle: FastHandle, name: bytes) -> None:
-        """Raises Pending for a message whose first part has come; what is wrong is said when it is
-        complete."""
+        """Check permissions when the first fragment of a message arrives. Raises Pending if a check has to
+        wait.
+
+        Refusals are reported when the message is complete.
+        """
         rights = self._connection.rights
         if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
             with suppress(Refused):
                 self._check(handle.service, handle.name + name.decode(), whole=not name)
 
     def _entry(self, address: Address) -> RoutingEntry:
-        """Raises Refused for a client that may not send there."""
+        """Return the routing entry of an address. Raises Refused 403 if the client may not send to it."""
         connection = self._connection
         ingress, host = self._ingress, connection.host
         decision = ingress.may_publish(connection.rights, address, host.name)
@@ -316,7 +332,7 @@ class Publisher:
         raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
 
     def _route(self, address: Address) -> RoutingEntry:
-        """Where a message for an address leads. Raises RouteRefused."""
+        """Return the routing entry of an address for the client's rights. Raises RouteRefused."""
         connection, ingress = self._connection, self._ingress
         host, dispatcher = connection.host, ingress.dispatcher
 
@@ -326,16 +342,17 @@ class Publisher:
         return ingress.route(connection.rights, address, find)
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
-        """Before a destination comes to be by being named. Raises Refused."""
+        """Check the write permission before a destination is created by being named. Raises Refused 403."""
         host = self._connection.host
         if not (whole and host.means_several(service, name)):
             self._connection.check_named("write", service, name, whole=False)
 
     def _call(self, call: Call) -> None:
-        """Raises Refused."""
+        """Pass a message to its peer service. Raises Refused."""
         self._peer_session(call.handle, call.peer).message(call.head, call.body)
 
     def _peer_session(self, handle: FastHandle, peer: str) -> PeerSession:
+        """Return the handle's session with a peer, created at first use."""
         found = handle.peer_sessions.get(peer)
         if found is None:
             given = self._ingress.peers[self._connection.host.name][peer]
@@ -343,7 +360,8 @@ class Publisher:
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:
-        """A part of a stream is passed on as it comes."""
+        """Forward a fragment of a stream to the handle's peers; close the handle or channel if one refuses
+        it."""
         connection = self._connection
         try:
             if handle.channel.transacted:
@@ -364,8 +382,10 @@ class Publisher:
         name: bytes,
         partial: Partial | None = None,
     ) -> None:
-        """A message that has come in parts, maybe on disk, and the transfer that brought it, if it could be
-        resumed."""
+        """Publish a message that has arrived in fragments; its body may be on disk.
+
+        `partial` is the restartable transfer that it arrived by, if any.
+        """
         connection = self._connection
         ingress = self._ingress
         memory = ingress.dispatcher.memory
@@ -403,7 +423,7 @@ class Publisher:
         name: bytes,
         partial: Partial | None,
     ) -> None:
-        """The same, when it is known where it goes, or whether it may; what the client said behind it
+        """Publish a complete message when a pending decision is available; later input of the client
         waits."""
         connection, ingress = self._connection, self._ingress
 
@@ -418,7 +438,7 @@ class Publisher:
     # Transactions.
 
     def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]]) -> None:
-        """Nobody sees it until COMMIT; that it could be sent is what its reply says."""
+        """Add messages to the transaction. The reply reports that they could be sent."""
         channel = handle.channel
         channel.pending += sent
         for _, message in sent:
@@ -426,7 +446,7 @@ class Publisher:
         self._held_back(handle, tag)
 
     def _hold_calls(self, handle: FastHandle, tag: int, calls: list[Call]) -> None:
-        """The same for what peers are to get: nobody hears of it before COMMIT."""
+        """Add messages for peers to the transaction, which they receive after COMMIT."""
         channel = handle.channel
         channel.calls += calls
         for call in calls:
@@ -435,6 +455,8 @@ class Publisher:
         self._held_back(handle, tag)
 
     def _held_back(self, handle: FastHandle, tag: int) -> None:
+        """Reply to a message of the transaction, or close the channel if the transaction exceeds its
+        limits."""
         channel = handle.channel
         limits = self._ingress.limits
         if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
@@ -446,8 +468,10 @@ class Publisher:
         self._connection.machine.reply(handle.number, tag)
 
     def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
-        """CHANNEL COMMIT, all or nothing: the reply waits until everything that was sent is safe, and what
-        was acknowledged is so on disk. When something is refused, nothing is acknowledged.
+        """Execute CHANNEL COMMIT, all or nothing.
+
+        The reply waits until all messages are safe, and all acknowledgements on disk. If a message is
+        refused, nothing is acknowledged, and the channel is closed.
         """
         ingress = self._ingress
         entries = self._entries_of(channel)
@@ -478,7 +502,7 @@ class Publisher:
             join.settled(ACCEPTED)
 
     def answer_commit(self, channel: FastChannel, tag: int, calls: list[Call], outcome: Outcome) -> None:
-        """Reply to a CHANNEL COMMIT, and make its calls to peers when it was accepted."""
+        """Reply to CHANNEL COMMIT and call its peers if it was accepted; otherwise close the channel."""
         self.unsettled -= 1
         if channel.silent:
             return
@@ -492,9 +516,9 @@ class Publisher:
             connection.close_channel(channel, code, outcome.text)
 
     def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
-        """Return where the messages of a transaction go, by the rules and routes as they are now.
+        """Return the entries of a transaction's addresses under the current rules and routes.
 
-        None: one of them may not be sent any more, and the channel is closed.
+        Return None after closing the channel if one of the messages may not be sent any more.
         """
         entries: dict[Address, RoutingEntry] = {}
         for entry, _ in channel.pending:
@@ -513,9 +537,8 @@ class Publisher:
         return entries
 
     def _make_calls(self, calls: list[Call]) -> None:
-        """A transaction is committed: its peers hear what they are to hear. Who has closed the handle since
-        would not hear their answers, and does not call.
-        """
+        """Call the peers of a committed transaction, except on handles closed since, which could not receive
+        responses."""
         connection = self._connection
         for call in calls:
             if connection.handles.get(call.handle.number) is not call.handle:
@@ -525,10 +548,10 @@ class Publisher:
             except Refused as error:
                 connection.refuse(call.handle, error.code, str(error))
 
-    # Answers.
+    # Replies.
 
     def settled(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A message has been settled."""
+        """Reply to a message with this outcome, or close its handle or channel."""
         connection = self._connection
         if isinstance(receipt, Join):
             receipt.settled(outcome)
@@ -549,7 +572,8 @@ class Publisher:
         connection.stream.mark()
 
     def replied(self, count: int) -> None:
-        """So many messages with a tag are settled."""
+        """Count `count` messages with a tag as settled; release held publishes when half the limit is
+        reached."""
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None
@@ -557,10 +581,10 @@ class Publisher:
 
 
 class _Commit:
-    """A CHANNEL COMMIT whose messages are not all settled yet.
+    """CHANNEL COMMIT whose messages are not all settled yet.
 
     This is an object and not a nested function, because mypyc stores a nested function in the frame that it
-    refers to. Such a cycle keeps the files of large bodies until the garbage collector runs.
+    refers to. Such a cycle would keep the files of large bodies until the garbage collector runs.
     """
 
     __slots__ = ("_acknowledged", "_calls", "_channel", "_publisher", "_tag", "_transferred")
@@ -581,13 +605,13 @@ class _Commit:
         self._calls = channel.take_calls()
 
     def finish(self, outcome: Outcome) -> None:
-        """Settle what the transaction acknowledged, then answer; `outcome` is the worst of its messages."""
+        """Settle the transaction's acknowledgements, then reply; `outcome` is the worst of its messages."""
         publisher = self._publisher
         ingress = publisher._ingress
         for partial in self._transferred:
             ingress.partials.end(partial, taken=outcome is ACCEPTED)
         if self._channel.finish(self._acknowledged, taken=outcome is ACCEPTED):
-            # A settlement stands although the disk is full: it is written once the disk takes it.
+            # Settlements remain valid if the disk is full: they are written once there is space.
             ingress.after_commit(self._answer_accepted)
         else:
             publisher.answer_commit(self._channel, self._tag, self._calls, outcome)

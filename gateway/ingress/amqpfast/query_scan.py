@@ -1,4 +1,8 @@
-"""The messages of one QUERY, looked at by its selector some milliseconds at a time."""
+"""Selection of messages for one QUERY, in portions of some milliseconds.
+
+A selector may take long for many messages. The scan therefore applies it for at most PASS_SECS at a time, and
+other clients are served between two portions. It covers the messages that waited when the QUERY arrived.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from gateway.model.message import Message
 
 
 class QueryScan:
-    """Where the messages wait that a QUERY selects (`found`), of those that waited when it came."""
+    """Scan for the messages that a QUERY selects. `found` has their queues and positions."""
 
     __slots__ = ("_left", "_selects", "found")
 
     def __init__(
         self, waiting: Iterable[tuple[PriorityQueue, int, Message]], selects: Selects | None
     ) -> None:
-        """Without a selector all are found at once."""
+        """Without a selector, all messages are found at once."""
         self._selects = selects
         self._left: list[tuple[PriorityQueue, int, Message]] = []
         self.found: list[tuple[PriorityQueue, int]] = []
@@ -31,7 +35,7 @@ class QueryScan:
             self._left.reverse()
 
     def go_on(self) -> bool:
-        """Look at messages for some milliseconds. Return True when all have been looked at."""
+        """Apply the selector for some milliseconds. Return True if all messages have been processed."""
         until = perf_counter() + PASS_SECS
         while self._left:
             queue, position, message = self._left.pop()
@@ -43,5 +47,5 @@ class QueryScan:
         return not self._left
 
     async def wait(self) -> None:
-        """Let everybody else be served before it goes on."""
+        """Let other tasks run before the next portion."""
         await trio.lowlevel.checkpoint()

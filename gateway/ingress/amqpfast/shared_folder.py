@@ -1,15 +1,15 @@
 """Out-of-band transfers: bodies as files in a folder that client and gateway share (3.3.2, 3.5.3.1).
 
-The listener's configuration names a folder. CHANNEL OPEN names it again, or a folder directly in it, as
-`file:` and the path; one channel at a time has it. There are no other names to agree on:
+The listener's configuration names a folder. CHANNEL OPEN names the same folder, or a folder directly in it,
+as `file:` and the path; one channel at a time may use it. The names of the files are fixed:
 
 - `HANDLE-N.send` is the N-th out-of-band fragment, from 1, that the client sends on a handle of the channel:
-  the file is complete before its SEND, has exactly `fragment-size` octets, begins with the message's head if
-  it is the first fragment, and is removed by the gateway when it has been read.
-- `NUMBER.notify` is the message of that number, head and body, for the client to remove. What is left is
+  the file is complete before its SEND, has exactly `fragment-size` bytes, begins with the message's head if
+  it is the first fragment, and is removed by the gateway after reading.
+- `NUMBER.notify` is the message of that number, head and body, for the client to remove. Remaining files are
   removed when the channel is closed.
 
-Names that are opened are made of numbers, and no symbolic link is followed, so no other file can be reached.
+The gateway opens only names built from numbers, and follows no symbolic links, so no other file is reachable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def agreed(text: str, folder: Path) -> Path | None:
-    """The folder that an out-of-band string names; None: it is not the one agreed on, or one in it."""
+    """Return the folder that an out-of-band string names; None if it is neither `folder` nor directly in
+    it."""
     path = text.removeprefix(SCHEME)
     base = str(folder.absolute())
     if path == base:
@@ -44,23 +45,27 @@ def agreed(text: str, folder: Path) -> Path | None:
 
 
 class SharedFolder:
-    """One channel's folder. What reads and writes it takes its time: call it in a thread."""
+    """Shared folder of one channel. Its methods block on file access: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when it is no folder."""
+        """Raises OSError if the path is not a folder."""
         self.path = path
         self._taken: dict[int, int] = {}  # fragments by handle
         self._put: set[str] = set()
         os.close(os.open(path, FOLDER))
 
     def next_name(self, handle: int) -> str:
-        """The file of the next fragment that the client sends on `handle`."""
+        """Return the name of the file with the client's next fragment on `handle`."""
         count = self._taken[handle] = self._taken.get(handle, 0) + 1
         return f"{handle}-{count}.send"
 
     @contextmanager
     def reading(self, name: str, size: int) -> Iterator[int]:
-        """A descriptor of a file of exactly `size` octets, which is removed afterwards. Raises OSError."""
+        """Open a file of exactly `size` bytes, yield its descriptor, and remove the file unless an error is
+        raised.
+
+        Raises OSError if the file is missing, has another size, or is not a plain file with one link.
+        """
         folder = os.open(self.path, FOLDER)
         try:
             descriptor = os.open(name, READ, dir_fd=folder)
@@ -79,7 +84,7 @@ class SharedFolder:
             os.close(folder)
 
     def put(self, number: int, head: bytes, body: bytes) -> None:
-        """Write a message for the client, its head with the body-size. Raises OSError."""
+        """Write a message for the client; `head` includes the body size. Raises OSError."""
         name = f"{number}.notify"
         folder = os.open(self.path, FOLDER)
         try:
@@ -96,7 +101,7 @@ class SharedFolder:
             os.close(folder)
 
     def close(self) -> None:
-        """The channel is over: remove what its client has not."""
+        """Remove the messages that the client has not removed, because the channel is closed."""
         try:
             folder = os.open(self.path, FOLDER)
         except OSError:
