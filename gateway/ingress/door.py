@@ -56,9 +56,7 @@ class Door(Generic[Holder]):
         self._users = Shares()
         self.guests: dict[Holder, Seat] = {}
         self._seat: Seat = ("", None)  # the last one, reused: those of a fleet are equal
-        self._strangers: dict[
-            str, dict[Holder, float]
-        ] = {}  # unauthenticated, by address, with the time of connecting
+        self._strangers: dict[str, dict[Holder, float]] = {}  # unauthenticated, by address, with start times
         self._strange = Shares()  # counts of unauthenticated connections by address
 
     def full(self, now: float) -> bool:

@@ -1,6 +1,8 @@
 """Protocol-independent interface of a client connection, with defaults for optional parts.
 
-The stream, the listener, memory management and the console use it. Each protocol has a subclass.
+The stream, the listener, memory management and the console use it. Each protocol has a subclass, which owns
+the stream and drives the protocol machine. The module also defines the reasons for which the gateway itself
+closes a connection.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Listener:
         front: Front | None = None,
         descriptors_max: int = sys.maxsize,
     ) -> None:
-        """`guests` are the connections that `protocol` uses.
+        """Create a listener that is not bound yet. `guests` are the connections that `protocol` uses.
 
         File descriptors from `descriptors_max` on are reserved for other uses than clients.
         """
@@ -151,6 +151,7 @@ class Listener:
             self.close()
 
     async def _accept(self, sock: socket.socket) -> None:
+        """Accept connections on one socket until the listener is closed."""
         while self.open:  # `close` may precede this task's first run, or its turn after a wake-up
             await trio.lowlevel.wait_readable(sock)
             for _ in range(ACCEPTS_PER_TURN if self.open else 0):
@@ -274,6 +275,7 @@ class Listener:
         self._protocol.turn_done()
 
     async def _tick(self) -> None:
+        """Call the ticks of connections and protocol, containing their errors."""
         short = 0
         while True:
             hurried = bool(self.guests.hurried)

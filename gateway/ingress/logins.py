@@ -40,7 +40,7 @@ class Login:
     """Temporary owner of a stream while its client is being verified."""
 
     def __init__(self, stream: Stream, *, behind: bool) -> None:
-        """`behind` True: data behind the login has been received already."""
+        """Replace the stream's owner. `behind` True: data behind the login has been received already."""
         assert stream.owner is not None
         self.stream = stream
         self.scope = trio.CancelScope()

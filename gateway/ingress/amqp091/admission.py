@@ -222,6 +222,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
     # Authentication.
 
     def _authenticate(self, event: Authenticate) -> None:
+        """Verify the client by its SASL response: certificate, password or token.
+
+        The client is admitted or denied at once, or when the verification of a password or token is complete.
+        """
         self.client_properties = plain(event.client_properties)
         capabilities = self.client_properties.get("capabilities")
         if not isinstance(capabilities, dict):
@@ -256,6 +260,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             )
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
+        """Admit or deny the client after its password or token was verified, then process further input."""
         if isinstance(found, Denial):
             self._entrance.logins.denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
@@ -315,6 +320,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _admit(self, principal: Principal) -> None:
+        """Register the authenticated user and continue the handshake with connection.tune."""
         self.principal = principal
         self._entrance.logins.accepted()
         name = self.client_properties.get("connection_name", "")

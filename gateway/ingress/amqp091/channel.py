@@ -1,6 +1,6 @@
 """State of one AMQP 0-9-1 channel: consumers, unacknowledged deliveries, outstanding confirms, transaction.
 
-A consumer takes messages from a queue within its credit. The channel remembers each delivery until it is
+A consumer receives messages from a queue within its credit. The channel remembers each delivery until it is
 acknowledged, and collects confirms until the wake-up ends. Methods are decoded and executed elsewhere.
 
 In a transaction, publishes and acknowledgements wait for tx.commit. A message is routed when it arrives, to
@@ -365,7 +365,10 @@ class AmqpChannel:
         return unknown
 
     def acknowledge(self, tag: int, multiple: bool, touched: Touched) -> bool:
-        """Acknowledge one delivery, or all up to `tag` (0: all). Return False if the tag is unknown."""
+        """Acknowledge one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
+
+        In a transaction they are settled by the commit. Adds the queues to dispatch to `touched`.
+        """
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, None)
         if not multiple:
@@ -378,7 +381,8 @@ class AmqpChannel:
     def give_back(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
         """Reject one delivery, or all up to `tag` (0: all). Return False if the tag is unknown.
 
-        `requeue` False drops the messages or dead-letters them, as their queue is configured.
+        `requeue` False drops the messages or dead-letters them, as their queue is configured. In a
+        transaction they are settled by the commit.
         """
         if multiple and tag and tag not in self.unacknowledged:
             return False

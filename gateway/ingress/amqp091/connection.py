@@ -131,6 +131,8 @@ class AmqpConnection(ActingGuest):
                 self.check_topic(permission, exchange, key)
 
     def _recheck(self) -> None:
+        """Close channels whose consumers or transaction use what the client may no longer use. Raises
+        Pending."""
         for channel in list(self.channels.values()):
             try:
                 for consumer in channel.consumers.values():
@@ -238,6 +240,7 @@ class AmqpConnection(ActingGuest):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
+        """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
         self.stream.expect(self.machine.due)
         if self.waiting.on:
             events = self._without_waiting(events)
@@ -484,9 +487,7 @@ class AmqpConnection(ActingGuest):
         entries = ingress.entries_of(self.rights, self.host)
         batch = ingress.begun_batch()
         channels = self.channels
-        known: tuple[bytes, bytes] | None = (
-            None  # of the previous message: identical objects have equal content
-        )
+        known: tuple[bytes, bytes] | None = None  # of the previous message, compared by identity
         in_turn = iter(contents)
         left: list[Content] = []
         for content in in_turn:

@@ -128,6 +128,10 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, not method.no_wait, m.ExchangeUnbindOk())
 
     def _queue_declare(self, channel: AmqpChannel, method: m.QueueDeclare) -> None:
+        """Declare a queue, or check that it exists (`passive`), and make it the channel's last queue.
+
+        The pseudo-queue of direct replies, and a requester's own name, get a reply without a queue.
+        """
         name = named(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):
             if name != REPLY_TO and self.host.replies.find(name) is None:
@@ -219,6 +223,10 @@ class ActingGuest(AmqpGuest):
             channel.prefetch = min(method.prefetch_count or most, most)
 
     def _basic_consume(self, channel: AmqpChannel, method: m.BasicConsume) -> None:
+        """Add a consumer to a queue, or start to consume direct replies.
+
+        Raises Refused if the queue is in exclusive use, or if limits.consumers_max is reached.
+        """
         ingress = self.ingress
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if method.queue == REPLY_TO:
@@ -262,6 +270,12 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, not method.no_wait, m.BasicCancelOk(method.consumer_tag))
 
     def _basic_get(self, channel: AmqpChannel, method: m.BasicGet) -> None:
+        """Send the queue's next message, or basic.get-empty.
+
+        Raises Pending while the queue reads messages from disk, or while its messages may be withdrawn.
+        Raises Refused 405 for a quorum queue with a single active consumer, and 406 if too many messages are
+        unacknowledged.
+        """
         self._check_queue(channel, "read", method.queue)
         queue = self._queue(channel, method.queue)
         if queue.options.quorum and queue.options.single_active:

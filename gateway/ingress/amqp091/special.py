@@ -2,7 +2,7 @@
 
 `essentials` reports which messages have such properties, so that the many others cost nothing here. The
 user-id is compared with the client's user. A direct reply-to is replaced by the name of the channel's reply
-address. The keys in CC and BCC are added to the routing key, and BCC is removed from the properties.
+address. The keys in CC and BCC are added to the routing key; BCC is removed later, on delivery.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Copies:
 def look_closer(
     channel: AmqpChannel, entry: RoutingEntry, given: PropertySet
 ) -> tuple[RoutingEntry, PropertySet]:
-    """Return the routing entry of a message with special properties, and the properties that receivers may
-    see.
+    """Return the routing entry of a message with special properties, and its properties.
 
-    Raises Refused 406 if the user-id is not the client's user, if CC or BCC are no arrays or have more than
-    COPIES_MAX keys, if the headers cannot be re-encoded, or if a direct reply is requested on a channel that
-    does not consume direct replies. Raises Refused 403 if the client may not write to a copied key.
+    A direct reply-to in them is replaced by the channel's reply address. Raises Refused 406 if the user-id is
+    not the client's user, if CC or BCC are no arrays or have more than COPIES_MAX keys, if the headers cannot
+    be re-encoded, or if a direct reply is requested on a channel that does not consume direct replies. Raises
+    Refused 403 if the client may not write to a copied key.
     """
     native = decode_properties(given.raw)
     principal = channel.connection.principal

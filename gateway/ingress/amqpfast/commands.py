@@ -45,8 +45,10 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 
 
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
-    """Return the compiled selector, or None if it is empty. Raises Refused 540 or for a malformed
-    selector."""
+    """Return the compiled selector, or None if there is none.
+
+    Raises Refused: NOT_IMPLEMENTED for an unknown language, BAD_FIELD_VALUE for a malformed selector.
+    """
     try:
         return selection(mime_type, selector)
     except LanguageUnknown as unknown:
@@ -110,6 +112,8 @@ class ActingGuest(FastGuest):
             self.check("create", service, name)
 
     def _handle_open(self, command: m.HandleOpen) -> None:
+        """Open a handle, with a new temporary destination if requested; refuse it for a forbidden or invalid
+        name."""
         self.reopen_handle(command.handle_id)
         channel = self.channels.get(command.channel_id)
         if channel is None:
@@ -259,6 +263,7 @@ class ActingGuest(FastGuest):
             self.ingress.after_commit(begin)
 
     def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
+        """End a durable subscription. The reply waits until that is on disk."""
         if not command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
         host = self.host
@@ -354,6 +359,10 @@ class ActingGuest(FastGuest):
                 yield queue, position, message
 
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
+        """Send a copy of one listed message without removing it from its queue.
+
+        Clients of 2005 get the reply before the message, others after it.
+        """
         machine = self.machine
         first = self.ingress.replies_first
         found = handle.listed().find(command.message_number)

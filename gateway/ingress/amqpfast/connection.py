@@ -1,5 +1,4 @@
-"""Connection of one AMQP/Fast client: negotiation, admission, events, and the closing of channels and
-handles.
+"""Connection of one AMQP/Fast client: negotiation, admission, events, closing of channels and handles.
 
 `FastConnection` receives events from the protocol machine. It authenticates the client and opens the virtual
 host, passes SENDs to its `Publisher` and commands to the tables of the module `commands`, and applies
@@ -424,6 +423,7 @@ class FastConnection(ActingGuest):
     # Events.
 
     def _process(self, events: list[Event]) -> None:
+        """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
         if self.waiting.on:
             events = self._without_waiting(events)
         for at, event in enumerate(events):
@@ -768,6 +768,10 @@ class FastConnection(ActingGuest):
     # Negotiation.
 
     def _authenticate(self, event: Authenticate) -> None:
+        """Verify the client by its password or token, or admit it anonymously; deny it if that fails.
+
+        Failures before a user is named are counted for the client's address.
+        """
         ingress = self._ingress
         if ingress.logins.failures.blocks(self.stream.remote):
             ingress.logins.denied(self.stream, "", Denial.REFUSED)
@@ -801,6 +805,7 @@ class FastConnection(ActingGuest):
             ingress.logins.verify(self.stream, credentials, partial(self._verified, user))
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
+        """Admit or deny the client after its password or token was verified, then process further input."""
         if isinstance(found, Denial):
             self._ingress.logins.denied(self.stream, user, found)
             self._deny(*DENIALS[found])
@@ -834,6 +839,11 @@ class FastConnection(ActingGuest):
         self.stream.mark()
 
     def _open(self, event: Open) -> None:
+        """Open the virtual host for the client, or close the connection.
+
+        Reasons to close it are an unknown or forbidden virtual host, a client-name that is active or
+        forbidden, and the limit of the user's connections.
+        """
         host = next((one for one in self._ingress.hosts if one.name == event.virtual_path), None)
         if host is None:
             assert self.principal is not None

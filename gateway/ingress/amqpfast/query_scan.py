@@ -24,7 +24,7 @@ class QueryScan:
     def __init__(
         self, waiting: Iterable[tuple[PriorityQueue, int, Message]], selects: Selects | None
     ) -> None:
-        """Without a selector, all messages are found at once."""
+        """Prepare the scan of `waiting`; without a selector, find all messages at once."""
         self._selects = selects
         self._left: list[tuple[PriorityQueue, int, Message]] = []
         self.found: list[tuple[PriorityQueue, int]] = []

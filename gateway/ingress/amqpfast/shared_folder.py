@@ -48,7 +48,7 @@ class SharedFolder:
     """Shared folder of one channel. Its methods block on file access: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the path is not a folder."""
+        """Check that `path` is a folder. Raises OSError if it is not."""
         self.path = path
         self._taken: dict[int, int] = {}  # fragments by handle
         self._put: set[str] = set()

@@ -26,7 +26,7 @@ class PendingConnection(Guest):
     """
 
     def __init__(self, guests: Guests, stream: Stream, since: float) -> None:
-        """`since` is the time when the connection was accepted, in loop-clock seconds."""
+        """Create the owner of a stream that was accepted at `since`, in loop-clock seconds."""
         self.stream = stream
         self.sender = Sender(guests.name)
         self.since = since

@@ -1,6 +1,6 @@
 """Processing of a client's acknowledgements: their effect on its session, and the responses to them.
 
-PUBREC is answered with PUBREL, and PUBREL with PUBCOMP. Either lets the client forget a packet identifier.
+The response to PUBREC is PUBREL, and to PUBREL it is PUBCOMP. Either lets the client forget the identifier.
 For a session that survives a restart, they are therefore sent only when the change that they confirm is on
 disk, or wherever else it survives. PUBACK and PUBCOMP end a delivery and have no response.
 """
@@ -30,7 +30,7 @@ class Answers:
     def __init__(
         self, after: Callable[[Callable[[Outcome], None]], None], machine: ServerConnection, stream: Stream
     ) -> None:
-        """`after` registers a function that is called when everything recorded so far is safe."""
+        """Create an empty object. `after` registers a function to call when all recorded so far is safe."""
         self._after = after
         self._machine = machine
         self._stream = stream

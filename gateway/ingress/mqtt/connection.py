@@ -1021,7 +1021,8 @@ class MqttConnection(AdmittedGuest):
         rights: Rights,
         wanted: Subscription,
     ) -> Reason | None:
-        """Return why a filter is refused, or None. Raises Pending."""
+        """Return why a filter of a SUBSCRIBE is refused, or None. Raises Pending if the permission check has
+        to wait."""
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
         size = len(wanted.filter.encode())
@@ -1116,7 +1117,7 @@ class MqttConnection(AdmittedGuest):
             self._ingress.owe_retained(self.session)
 
     def taken_over(self, *, patient: bool = False) -> None:
-        """Disconnect: another connection uses the same client identifier (3.1.4).
+        """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         What the client has sent before is processed first. `patient` True: a client that has moved to another
         replica gets GOODBYE_SECS for acknowledgements under way, so that these messages are not redelivered.

@@ -66,7 +66,7 @@ class MqttGuest(Guest):
 
     @abstractmethod
     def taken_over(self, *, patient: bool = False) -> None:
-        """Disconnect: another connection uses the same client identifier (3.1.4).
+        """Disconnect the client, because another connection uses its client identifier (3.1.4).
 
         `patient` True: a DISCONNECT that is on its way may arrive first.
         """

@@ -63,9 +63,7 @@ class MqttIngress(ListenerSource):
         super().__init__(name, services, guests)
         limits = self.limits
         self._namespace = services.mqtt
-        self.body_max = (
-            limits.message_bytes_max
-        )  # reading a settings model's attribute is several times slower
+        self.body_max = limits.message_bytes_max  # faster to read than an attribute of a settings model
         self.unsettled_max = limits.inflight_max
         self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
         given = services.settings.listeners[name]
@@ -237,7 +235,7 @@ class MqttIngress(ListenerSource):
         return most if own is None else min(own, most)
 
     def publish_again(self, receipt: Receipt, rights: Rights) -> None:
-        """Publish a refused message again.
+        """Publish a refused message again, to the routes that have not accepted it.
 
         If a route now requires a role that the publisher does not have, the message becomes a dead letter,
         since this client cannot be notified.

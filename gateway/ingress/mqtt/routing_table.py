@@ -45,7 +45,7 @@ class RoutingTable:
     )
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
-        """At most `most` topics are cached for the same rights."""
+        """Create an empty cache of at most `most` topics for the same rights."""
         self.dispatcher = dispatcher
         self._endpoint = endpoint
         self._namespace = namespace
