@@ -224,18 +224,18 @@ class AmqpClient:
 
 
 class Confirming:
-    """What was published and is not confirmed, by its tag; and what was refused, by its position."""
+    """Published messages that are not confirmed yet, by delivery tag, and refused ones, by position."""
 
     def __init__(self) -> None:
         self.refused: dict[int, Refusal] = {}
         self._open: dict[int, tuple[int, Sent]] = {}
-        self._returned: dict[int, Refusal] = {}  # by tag: refused when the confirm comes, which says yes
+        self._returned: dict[int, Refusal] = {}  # by tag; a positive confirm follows
 
     def __len__(self) -> int:
         return len(self._open)
 
     def sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
-        """These were published, with tags from `first` on."""
+        """Record published messages, whose delivery tags begin with `first`."""
         self._open.update(enumerate(rows, first))
 
     def returned(self, event: Returned) -> None:

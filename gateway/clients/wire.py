@@ -75,31 +75,33 @@ class Client(Protocol):
         """
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume what these words of the protocol's addresses name. Raises LinkError."""
+        """Consume from the address `given`, as options of the protocol. Raises LinkError."""
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """What has come; waits at most so long for something. Raises LinkError."""
+        """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
 
     def rest(self, seconds: float) -> None:
-        """Read nothing for so long, and stay connected. Raises LinkError."""
+        """Stay connected for `seconds` without reading messages. Raises LinkError."""
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """These, in the order in which they came and without a hole before them, are done with."""
+        """Acknowledge these messages, which must be the oldest unacknowledged ones, in their order."""
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Disconnect as the protocol provides."""
 
     def cut(self) -> None:
-        """Go without a word, when there is nobody to say it to."""
+        """Close the socket without a goodbye: the connection is broken."""
 
 
 class Silence(LinkError):
-    """The server has been reached, and says nothing."""
+    """The server accepted the connection and does not respond."""
 
 
 def messages(client: Client, seconds: float | None) -> Iterator[Message]:
-    """What a client consumes, for so long (None: for ever); each message is acknowledged when the next one is
-    asked for. Raises LinkError."""
+    """Yield the messages that `client` consumes, for `seconds` (None: for ever). Raises LinkError.
+
+    Each message is acknowledged when the next one is requested.
+    """
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
         for arrival in client.arrivals(TICK_SECS if end is None else end - time.monotonic()):

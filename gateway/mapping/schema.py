@@ -81,7 +81,7 @@ class Words(Addressed):
 
 
 class TargetWords(Words):
-    """Where a route puts messages, and how."""
+    """Target of a route: endpoint, address and properties."""
 
     qos: Qos | None = Field(None, description="QoS of the message in the target; default: kept.")
     retain: bool | None = Field(None, description="Retain flag of the message in the target; default: kept.")
@@ -154,7 +154,7 @@ class Delivery(Strict):
 
 
 class OutboxRule(Strict):
-    """How much may wait in a route's outbox; what is not given is as the link's options say."""
+    """Limits of a route's outbox. Those that are not given are the link's."""
 
     messages_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Messages that wait.")
     bytes_max: Annotated[int, Field(ge=1)] | None = Field(
@@ -317,7 +317,7 @@ class Published(Named):
 
 
 class Expected(Named):
-    """What must arrive. Only what is given is compared; of the headers, only the names that are given."""
+    """Expected result of an example. Only the fields and headers that are given are compared."""
 
     endpoint: str
     body: str | None = None

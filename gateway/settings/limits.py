@@ -40,8 +40,9 @@ class Limits(Section):
     have sent to a full queue. Beyond it a queue on disk leaves what comes there, any other is full, and
     nothing more is read of a client whose publishes wait."""
     memory_per_address_share: float = Field(0.25, gt=0, le=1)
-    """The same of one address (of IPv6: one /64), in sessions, of what is not acknowledged, and of what waits
-    for a full queue. This machine is not counted."""
+    """Fraction of `memory_bytes_max` that clients of one address (of IPv6: one /64) may occupy in the same
+    way: in sessions, with unacknowledged messages, and with publishes that wait for a full queue. This
+    machine is not counted."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener. Each takes a file descriptor and some 10 KiB."""
     connections_per_address_max: int = Field(0, ge=0)

@@ -38,6 +38,10 @@ BANNED_CLASSES: Final = frozenset(
 )
 BANNED_WORDS: Final = {"manager", "handler", "helper", "helpers", "util", "utils"}
 OPENING: Final = re.compile(r'(#.*\n)*r?"""\S')
+WITHOUT_SUBJECT: Final = re.compile(
+    r"(It|They|This|These|Those|What|Who|Whom|Whose|Where|How|There|So|The same|As|Of these|Another|Nobody"
+    r"|Somebody|Whoever|Everywhere|Whether)\b"
+)
 UNFINISHED: Final = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 FILES = sorted(path for room in ("gateway", "tests") for path in (ROOT / room).rglob("*.py"))
@@ -50,6 +54,27 @@ def name_of(path: Path) -> str:
 def test_a_file_opens_with_its_theory() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in FILES}
     assert [name_of(path) for path, text in texts.items() if text and not OPENING.match(text)] == []
+
+
+def documentation(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def test_a_docstring_names_its_subject() -> None:
+    """Of `gateway/`: a docstring is read alone, in a search result or below a signature."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = {
+        name_of(path): texts
+        for path in OURS
+        if (
+            texts := [
+                text.partition("\n")[0]
+                for node in nodes_of(path)
+                if isinstance(node, documented) and WITHOUT_SUBJECT.match(text := documentation(node))
+            ]
+        )
+    }
+    assert found == {}
 
 
 def test_nothing_is_left_unfinished() -> None:
