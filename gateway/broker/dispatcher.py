@@ -203,7 +203,10 @@ class RouteRecipient(Recipient):
 
 
 class StagedRecipient(RouteRecipient):
-    """Recipient for a route's guard, gate or outbox, behind which the route's messages are counted."""
+    """Recipient for a stage before a route's target: duplicate check, pause or outbox.
+
+    Messages count as sent by the route only when they leave the stage.
+    """
 
     __slots__ = ()
 

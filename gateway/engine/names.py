@@ -41,7 +41,7 @@ class Names(NamedTuple):
 
 
 def names_of(namespace: str, topic_exchange: str) -> Names:
-    """Return the names of a namespace."""
+    """Return the names of exchanges and queues in RabbitMQ for replicas with this `namespace`."""
     return Names(
         topic_exchange,
         f"{namespace}.replica",

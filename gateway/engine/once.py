@@ -166,7 +166,7 @@ class Recent:
 
 
 def recent_chunks(unconfirmed: int, unacknowledged: int) -> int:
-    """Return how many chunks a session needs for the messages that may be repeated.
+    """Return the number of chunks of ids that a session must keep to recognise repeated messages.
 
     These are up to `unconfirmed` messages of a lost replica, among as many others that it numbered meanwhile,
     and `unacknowledged` messages that were sent to the client, with a chunk for each.

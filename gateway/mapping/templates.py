@@ -108,7 +108,10 @@ class Template:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, values: Values) -> str:
-        """Build the name; `values` returns the levels of a reference in the target's form."""
+        """Return the name with each placeholder replaced by its value.
+
+        `values` returns the levels of a placeholder's value, encoded for the target's protocol.
+        """
         levels: list[str] = []
         for level in self.levels:
             if len(level) == 1 and isinstance(level[0], Name):

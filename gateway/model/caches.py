@@ -58,7 +58,7 @@ class Recurring(Generic[V]):
         return found
 
     def put(self, octets: bytes, found: V) -> None:
-        """Add a computed result. It remains for at least NEW_MAX further results that are not stored."""
+        """Store a computed result: one of KEPT_OF for long, the others until NEW_MAX newer ones have come."""
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
             if len(self.known) >= self._most:

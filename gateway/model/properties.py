@@ -251,7 +251,7 @@ class PropertySet:
 
 
 def property_set(properties: Properties) -> PropertySet:
-    """Return a set of properties that no protocol has encoded yet."""
+    """Return these properties as a set without an encoded form of a protocol."""
     made = PropertySet("model", b"", properties=properties)
     made.octets = _weight(properties)
     return made

@@ -39,7 +39,10 @@ def binding_key(method: m.QueueBind | m.QueueUnbind, queue: str) -> str:
 
 
 def check_binding(checker: Checker, kind: str, destination: str, source: str, key: str) -> None:
-    """Check a binding, by normalised names: it is written to its destination, and read from its source."""
+    """Check that the user may bind: write to the destination and read from the source, by normalised names.
+
+    The checker raises its error if a right is missing.
+    """
     if destination:
         checker.check("write", kind, destination)
     if source:  # the default exchange is refused elsewhere

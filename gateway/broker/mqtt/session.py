@@ -81,7 +81,7 @@ class Grant:
         self._hash = hash(self._key())
 
     def is_of(self, options: SubscriptionOptions) -> bool:
-        """Return True if a single subscription with these options has the same grant."""
+        """Return True if one subscription with these options alone would give the same QoS and options."""
         identifier = options.identifier
         return (
             self.qos == options.qos

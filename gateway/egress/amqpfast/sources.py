@@ -111,7 +111,7 @@ class Sources:
 
     @property
     def surveyed(self) -> bool:
-        """True if the server has replied for every source on this connection."""
+        """True if the server has accepted or refused consumption from every source on this connection."""
         return all(source.settled for source in self._sources.values())
 
     def want(self, subscriptions: Subscriptions) -> tuple[list[Source], list[Source]]:

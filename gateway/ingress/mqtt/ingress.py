@@ -169,7 +169,7 @@ class MqttIngress(ListenerSource):
 
     @property
     def accepted_in_memory(self) -> bool:
-        """True while targets receive messages, so that what they accept is in memory only."""
+        """True while a batch is being delivered: what targets accept in that time is not on disk yet."""
         return self._handing_on or self.dispatcher.pauses.is_releasing()
 
     @staticmethod

@@ -265,7 +265,8 @@ class _Target:
     def ready(self, rows: DataFrame, kind: StructType) -> StructType:
         """Create the table, or add missing columns. Return the type of bodies for its rows.
 
-        `kind` has a field for each existing one. Raises PipelineError if a column has another type.
+        `kind` is the type of the bodies in `rows`. Raises PipelineError if a column of the table has another
+        type.
         """
         there = self.there()
         fields = {one.name: one.dataType.simpleString() for one in rows.schema.fields}

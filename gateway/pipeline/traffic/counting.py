@@ -188,7 +188,7 @@ class Asked:
 
 
 class _Recipients:
-    """Hashes of the recorded fate of rows; NO_LANE when the message took no route."""
+    """Numbers for combinations of route, target and outcome in journal rows; NO_LANE without a route."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts

@@ -309,7 +309,10 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
 
 
 def _ours(block: Block) -> bool:
-    """Return True if this gateway would write the block so; other columns are for other readers and kept."""
+    """Return True if the block has exactly the columns that this version writes.
+
+    Blocks with other columns are not merged, because columns would be lost.
+    """
     return tuple(block.columns.values()) == COLUMNS and all(
         block.buffers(name)[0] for name in ("client", "route", "outcome")
     )

@@ -78,7 +78,10 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
 
 
 def lengths_of(several: Sequence[tuple[Sequence[int] | None, int]]) -> Sequence[int] | None:
-    """Return the lengths of runs joined; each comes with their number, for None: of one row each."""
+    """Return the lengths of several lists of runs as one list, or None if every run has one row.
+
+    Each list comes with its number of runs; None in place of a list stands for runs of one row.
+    """
     if all(lengths is None for lengths, _ in several):
         return None
     return list(chain.from_iterable([[1] * count if known is None else known for known, count in several]))
