@@ -267,7 +267,7 @@ async def test_only_so_many_listen() -> None:
     events = EventsApi(admission, dict)
     events.streams.add("others", 0, LISTENERS_MAX)
     listen, _ = events.operations()
-    caller = SimpleNamespace(owner="another")
+    caller = SimpleNamespace(principal=SimpleNamespace(name="another"))
     with pytest.raises(UnavailableError, match="all 20 event streams are open already"):
         await listen.serve(
             Request({"type": "http", "method": "GET", "headers": [], "state": {"caller": caller}})

@@ -119,7 +119,7 @@ def test_complaints_about_rows(row: dict[str, Any], text: str) -> None:
 OPTIONS = [
     ({"url": "mqtt://h", "topicz": "a"}, "no option topicz; did you mean topics"),
     ({"url": "mqtt://ann:secret@h"}, "use option passwordFile"),
-    ({"url": "http://h"}, "option url: a broker's URL begins with"),
+    ({"url": "http://h"}, "option url: a broker's URL must begin with"),
     ({"url": "amqp://h"}, "speaks mqtt, and url is of amqp091"),
     ({}, "needs option url, for example mqtts://"),
     ({"url": "mqtt://h", "passwordFile": "/no/such"}, "passwordFile: /no/such: No such file"),
