@@ -357,6 +357,10 @@ class Queue:
         """Return the consumers with credit, each with the number of messages that it accepts."""
         return [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
 
+    def _eligible(self) -> list[Consumer]:
+        """Return the consumers that may get messages, with or without credit, the preferred ones first."""
+        return self.consumers
+
     # Messages that some consumers cannot receive.
 
     def set_aside(
@@ -372,19 +376,18 @@ class Queue:
         self._aside[position] = aside
         self.unacknowledged -= 1
         self.octets += self.weigh((message,))
-        self._offers = self._offers or any(one not in aside.unable for one in self.consumers)
+        self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
 
     def _offer_aside(self) -> None:
         """Deliver what is set aside to other consumers. One without credit is tried at the next dispatch."""
         self._drop_expired_aside()
         self._offers = False
+        eligible = self._eligible()
         for position in sorted(self._aside):
             aside = self._aside[position]
             while position in self._aside:
                 able = [
-                    one
-                    for one in self.consumers
-                    if one not in aside.unable and self._may_have(one, aside.message)
+                    one for one in eligible if one not in aside.unable and self._may_have(one, aside.message)
                 ]
                 free = next((one for one in able if one.room() > 0), None)
                 if free is None:

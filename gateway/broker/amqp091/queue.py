@@ -214,6 +214,7 @@ class AmqpQueue(Queue):
         self.used = time.monotonic()
         self.watch_use()
         if self.options.single_active:
+            self._offers = bool(self._aside)  # to the one that is active now
             self.dispatch()
 
     def watch_use(self) -> None:
@@ -251,6 +252,14 @@ class AmqpQueue(Queue):
             best = max(ranks.get(consumer, 0) for consumer, _ in open_)
             return [one for one in open_ if ranks.get(one[0], 0) == best]
         return open_
+
+    def _eligible(self) -> list[Consumer]:
+        """Return the active consumer alone, or all, those of the highest priority first."""
+        if self.options.single_active:
+            return self.consumers[:1]
+        if not self._ranks:
+            return self.consumers
+        return sorted(self.consumers, key=lambda one: -self._ranks.get(one, 0))
 
     # Out.
 

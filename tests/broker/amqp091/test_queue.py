@@ -16,6 +16,7 @@ from gateway.broker.alarms import CANCELLED_MAX, Alarms
 from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.pressure import FULL
+from gateway.broker.queue import Queue
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -415,6 +416,47 @@ def test_consumers_of_higher_priority_or_the_first_one_go_first(single: bool) ->
     one.remove(low)
     publish(one, bodies("e"))
     assert (len(high.taken), len(other.taken)) == ((1, 0) if single else (2, 1))
+
+
+class NarrowTaker(Taker):
+    """A consumer that cannot receive a message with the body `wide`, as one with small frames."""
+
+    def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
+        super().deliver(queue, position, messages, redelivered)
+        for row in [row for row in self.taken if row[1].body == b"wide"]:
+            self.taken.remove(row)
+            self.credit += 1
+            queue.set_aside(self, *row)
+
+
+@pytest.mark.parametrize("priorities", [False, True])
+def test_a_standby_consumer_gets_no_message_that_the_active_one_cannot_receive(priorities: bool) -> None:
+    levels = {"max_priority": 5} if priorities else {}
+    one = queue(Host(), "q", single_active_consumer=True, **levels)
+    active, standby, last = NarrowTaker(), NarrowTaker(), Taker()
+    for consumer in (active, standby, last):
+        one.add_ranked(consumer, 0, exclusive=False)
+    publish(one, bodies("a", "wide", "b"))
+    assert active.bodies == [b"a", b"b"]
+    assert (standby.bodies, last.bodies, len(one)) == ([], [], 1)
+    one.remove(active)
+    assert (standby.bodies, last.bodies, len(one)) == ([], [], 1)
+    one.remove(standby)
+    assert (last.bodies, len(one)) == ([b"wide"], 0), "it has become the active one"
+
+
+def test_a_set_aside_message_goes_to_the_highest_priority_with_credit() -> None:
+    one = queue(Host(), "q")
+    narrow, low, high, busy = NarrowTaker(), Taker(), Taker(), Taker(0)
+    for consumer, rank in ((low, 0), (narrow, 9), (high, 5), (busy, 7)):
+        one.add_ranked(consumer, rank, exclusive=False)
+    publish(one, bodies("wide", "a"))
+    assert (narrow.bodies, high.bodies, low.bodies) == ([b"a"], [b"wide"], [])
+    high.credit, busy.credit = 0, 1
+    publish(one, bodies("wide", "b"))
+    assert (busy.bodies, low.bodies) == ([b"wide"], [])
+    publish(one, bodies("wide"))
+    assert low.bodies == [b"wide"], "those above it have no credit"
 
 
 def test_what_returns_goes_to_the_one_that_is_active() -> None:
