@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway import clock
@@ -87,6 +88,8 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
         self.held_back: HeldBack[tuple[ConsumerT, int, Message]] = HeldBack(message_of)
         self._sending_held_back = False
+        # Messages to become dead letters once there is room for these.
+        self._burials: list[tuple[tuple[ConsumerT, int, Message], Outcome]] = []
         self.batch = self.new_batch()
         self._connection: ConnectionT | None = None
         self._caches: dict[str, Entries] = {}
@@ -133,7 +136,13 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Retry messages that wait for the disk, once it has recovered, or for a target."""
+        """Retry messages that wait for the disk, once it has recovered, for a target or as dead letters."""
+        burials, self._burials = self._burials, []
+        for receipt, outcome in burials:
+            if receipt[0].stopping:
+                self.give_back_later(receipt)
+            elif receipt[0].live:
+                self._bury(receipt, outcome)
         if self.dispatcher.memory.short:
             return
         for receipt in self.held.due():
@@ -183,6 +192,25 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     @abstractmethod
     def give_back_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Requeue a message at its broker after a moment."""
+
+    def bury(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+        """Store a message that no route accepted as a dead letter, and acknowledge it once that is safe.
+
+        While there is no room for dead letters it stays unacknowledged.
+        """
+        self.stats.refuse(outcome)
+        self._bury(receipt, outcome)
+
+    def _bury(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+        def wait(full: Outcome) -> None:
+            self._burials.append((receipt, outcome))
+
+        then = partial(self.settle_buried, receipt, outcome)
+        self.dispatcher.dead_letters.add([receipt[2]], "", outcome, then, full=wait)
+
+    def settle_buried(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+        """Acknowledge a message whose dead letter is safe."""
+        self.accept([receipt])
 
     def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> Hashable:
         """Return the key of the line in which a message waits for its routes, in order."""

@@ -58,6 +58,7 @@ def test_it_goes_back_and_the_link_stays(far: str, tmp_path: Path) -> None:
             stats = near.gateway.links["far"].stats
             near.until(lambda: ("rejected", "too_large", 1) in [tuple(one) for one in stats.settled()])
             assert near.ask(lambda: stats.connects) == connects
+            assert near.ask(lambda: len(near.gateway.dead_letters)) == 1
         _, _, body = next(channel.consume(letters, auto_ack=True, inactivity_timeout=20.0))
         assert body == bytes(3 * MIB)
         channel.cancel()

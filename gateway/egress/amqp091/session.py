@@ -35,8 +35,8 @@ from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import Nowhere, PassedOver, Piece
+from gateway.model.properties import NO_PROPERTIES, Headers, Value, ValueType, string
+from gateway.model.spooled import Body, Nowhere, PassedOver, Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
@@ -408,11 +408,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 if special and not session.options.trust_user_id:
                     property_set = content_properties(without_user_id(raw))
             except RemoteProtocolError as error:
-                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+                self._refuse(consumer, tag, entry, body, Reason.MALFORMED, str(error))
                 continue
             if not body and isinstance(body, PassedOver):
                 text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
-                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
+                self._refuse(consumer, tag, entry, body, Reason.TOO_LARGE, text)
                 continue
             message = Message(
                 entry.address,
@@ -442,11 +442,31 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
         check_fields(raw, limits.properties_max)
 
-    def _refuse(self, consumer: AmqpLinkConsumer, tag: int, outcome: Outcome) -> None:
-        """Reject a malformed or oversized message: the broker may have a dead-letter exchange for it."""
-        self._session.stats.refuse(outcome)
-        log.warning("message unusable", link=self._session.name, error=outcome.text)
-        consumer.rejected(tag)
+    def _refuse(
+        self,
+        consumer: AmqpLinkConsumer,
+        tag: int,
+        entry: RoutingEntry | None,
+        body: Body,
+        reason: Reason,
+        text: str,
+    ) -> None:
+        """Make a dead letter of a malformed or oversized message, without its properties.
+
+        `entry` is None if its address is malformed. If all its routes leave what they reject to the broker
+        (`on_reject: retry`), the broker gets it back, for a dead-letter exchange of its own.
+        """
+        session = self._session
+        outcome = Outcome(Verdict.REJECTED, reason, text)
+        log.warning("message unusable", link=session.name, error=text)
+        branches = () if entry is None else entry.plan.branches
+        if branches and all(branch.route.on_reject == "retry" for branch in branches):
+            session.stats.refuse(outcome)
+            consumer.rejected(tag)
+            return
+        address = amqp_address("", consumer.declaration.route_queue) if entry is None else entry.address
+        message = Message(address, bytes(body), NO_PROPERTIES, sender=self._sender)
+        session.bury((consumer, tag, message), outcome)
 
 
 Receipt = tuple[AmqpLinkConsumer, int, Message]
@@ -522,6 +542,17 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     def give_back_later(self, receipt: Receipt) -> None:
         """Requeue a message at its broker after a moment."""
         receipt[0].give_back_later(receipt[1], trio.current_time())
+
+    def settle_buried(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Acknowledge a message whose dead letter is safe.
+
+        A message whose body was too large to keep is rejected instead: the broker may have a dead-letter
+        exchange for the whole message.
+        """
+        if outcome.reason is Reason.TOO_LARGE:
+            receipt[0].rejected(receipt[1])
+        else:
+            self.accept([receipt])
 
     def queue_of(self, consumer: AmqpLinkConsumer) -> str:
         """Return the queue of a consumer, by which routes may select messages."""

@@ -7,7 +7,6 @@ not.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import structlog
@@ -555,8 +554,6 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             octets_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
-        # Dead letters of unrouted messages, until there is room.
-        self._burials: list[tuple[Receipt, Outcome]] = []
         self.pings = settings.compatibility == "rfc"
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
 
@@ -582,10 +579,6 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """Retry refused destinations, messages that wait for the disk, and postponed dead letters."""
         self.publisher.tick(now)
         super().tick(now)
-        burials, self._burials = self._burials, []
-        for receipt, outcome in burials:
-            if receipt[0].live:
-                self._bury(receipt, outcome)
 
     # Interface for batches: the session is their source.
 
@@ -619,25 +612,9 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         batch.untold = self._is_untold
         return batch
 
-    def bury(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Store a message that no route accepted as a dead letter, and acknowledge it once that is safe.
-
-        There is no other way to settle it.
-        """
-        self.stats.refuse(outcome)
-        self._bury(receipt, outcome)
-
     def _is_untold(self, receipt: Receipt, retries: bool, outcome: Outcome) -> bool:
         """Return True: a route has to store whatever it rejects; see gateway.model.batch.Untold."""
         return True
-
-    def _bury(self, receipt: Receipt, outcome: Outcome) -> None:
-        def wait(full: Outcome) -> None:
-            self._burials.append((receipt, outcome))
-
-        self.dispatcher.dead_letters.add(
-            [receipt[2]], "", outcome, partial(self.accept, [receipt]), full=wait
-        )
 
     def queue_of(self, consumer: FastLinkConsumer) -> str:
         """Return "": a destination is known by its address."""

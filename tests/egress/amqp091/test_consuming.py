@@ -17,6 +17,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import BasicQos
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.settings import Limits
 from tests.broker.parts import newest
 from tests.egress.amqp091.remote import NO_PROPERTIES, LinkRig, Shelf, routed
 
@@ -47,15 +48,26 @@ def shelf() -> Shelf:
     return Shelf()
 
 
-@pytest.fixture
-async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
-    router = routed(tmp_path, MAPPING)
-    dispatcher = Dispatcher(router, DeadLetters())
-    made = LinkRig(dispatcher, prefetch=50)
+def rig(
+    folder: Path,
+    shelf: Shelf,
+    letters: DeadLetters | None = None,
+    *,
+    mapping: str = MAPPING,
+    limits: Limits | None = None,
+) -> LinkRig:
+    router = routed(folder, mapping)
+    dispatcher = Dispatcher(router, DeadLetters() if letters is None else letters)
+    made = LinkRig(dispatcher, limits, prefetch=50)
     dispatcher.namespaces |= {"mqtt": shelf, "erp": made.session}
     made.route(router.subscriptions("erp"), router.targets("erp"))
     made.connect()
     return made
+
+
+@pytest.fixture
+async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
+    return rig(tmp_path, shelf)
 
 
 def consume(one: LinkRig, queue: str, address: Address, *bodies: bytes, raw: bytes = b"\x10\0\x02") -> None:
@@ -322,12 +334,75 @@ async def test_what_a_condition_excludes_is_just_acknowledged(one: LinkRig, shel
     assert len(one.dispatcher.dead_letters) == 0
 
 
-async def test_a_message_that_cannot_be_read_is_refused_alone(one: LinkRig, shelf: Shelf) -> None:
+async def test_a_message_that_cannot_be_read_is_a_dead_letter_alone(one: LinkRig, shelf: Shelf) -> None:
     consume(one, "commands", EVENTS, b"bad", raw=b"\x10\0")
     consume(one, "commands", EVENTS, b"good")
-    assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
+    assert one.world.nacks == []
+    (letter,) = newest(one.dispatcher.dead_letters)
+    assert (letter.message.address, letter.message.body) == (EVENTS, b"bad")
+    assert letter.outcome.reason is Reason.MALFORMED
     assert [message.body for message in shelf.messages] == [b"good"]
+    assert [ack[1:] for ack in one.world.acks] == [(1, False), (2, False)]
+    assert one.session.idle
+
+
+async def test_a_body_over_the_limit_is_a_dead_letter_without_it(tmp_path: Path, shelf: Shelf) -> None:
+    one = rig(tmp_path, shelf, limits=Limits(message_bytes_max=1_000))
+    consume(one, "gw-1.events", EVENTS, b"x" * 1_001, b"after")
+    (letter,) = newest(one.dispatcher.dead_letters)
+    assert (letter.message.address, letter.message.body) == (EVENTS, b"")
+    assert letter.outcome.reason is Reason.TOO_LARGE
+    assert [message.body for message in shelf.messages] == [b"after"]
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)], "the broker has the whole message"
     assert [ack[1:] for ack in one.world.acks] == [(2, False)]
+    assert one.session.idle
+
+
+async def test_an_unusable_message_stays_at_the_broker_while_the_dead_letters_are_full(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    letters = DeadLetters(messages_max=1)
+    one = rig(tmp_path, shelf, letters)
+    consume(one, "commands", EVENTS, b"1", b"2", raw=b"\x10\0")
+    consume(one, "commands", EVENTS, b"good")
+    assert [message.body for message in shelf.messages] == [b"good"]
+    assert sorted(ack[1:] for ack in one.world.acks) == [(1, False), (3, False)]
+    assert not one.session.idle
+    one.tick()
+    one.move()
+    assert letters.refused == 2
+    letters.delete([newest(letters)[0].id], lambda count: None)
+    one.tick()
+    one.move()
+    assert [letter.message.body for letter in newest(letters)] == [b"2"]
+    assert one.world.nacks == []
+    assert one.session.idle
+
+
+async def test_an_unusable_message_of_a_lost_connection_is_not_stored_later(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    letters = DeadLetters(messages_max=1)
+    one = rig(tmp_path, shelf, letters)
+    consume(one, "commands", EVENTS, b"1", b"2", raw=b"\x10\0")
+    one.lose()
+    one.connect()
+    letters.delete([newest(letters)[0].id], lambda count: None)
+    one.tick()
+    one.move()
+    assert len(letters) == 0, "the broker sends it again"
+
+
+@pytest.mark.parametrize("policy, buried", [("retry", 0), ("dead_letter", 1)])
+async def test_a_route_may_leave_unusable_messages_to_the_broker(
+    tmp_path: Path, shelf: Shelf, policy: str, buried: int
+) -> None:
+    mapping = MAPPING.replace('{routing_key...}"}', '{routing_key...}"}\n    on_reject: ' + policy)
+    one = rig(tmp_path, shelf, mapping=mapping)
+    consume(one, "commands", EVENTS, b"bad", raw=b"\x10\0")
+    assert len(one.dispatcher.dead_letters) == buried
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)][buried:]
+    assert one.session.idle
 
 
 async def test_a_settlement_after_the_connection_was_lost_is_dropped(one: LinkRig, shelf: Shelf) -> None:
