@@ -568,7 +568,10 @@ class Grave:
         self._route = route  # the route in force with that name, if any
 
     def publish(self, part: SubBatch) -> None:
-        """Store messages as dead letters; each is acknowledged when its dead letter is safe."""
+        """Store messages as dead letters; each is acknowledged when its dead letter is safe.
+
+        While there is no room for dead letters they are released.
+        """
         letters = self._outboxes.dispatcher.dead_letters
         for at, stored in enumerate(part.messages):
             outcome, message, crossed = CROWDED_OUT, stored, True
@@ -580,7 +583,9 @@ class Grave:
             except (RemoteProtocolError, StoreError) as error:
                 outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
             then = partial(self._gone, part, at, message if crossed else None, outcome)
-            letters.add([message], self._name, outcome, then, crossed=crossed)
+            letters.add(
+                [message], self._name, outcome, then, crossed=crossed, full=partial(part.settle_at, (at,))
+            )
 
     def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
         part.settle_at((at,))
@@ -654,13 +659,22 @@ class Drain:
     def bury(
         self, part: SubBatch, at: int, message: Message, outcome: Outcome, *, crossed: bool = True
     ) -> None:
-        """Store a message as a dead letter; it leaves the outbox when that is safe."""
-        self.route.failed += 1
+        """Store a message as a dead letter; it leaves the outbox when that is safe.
+
+        While there is no room for dead letters it is released.
+        """
         then = partial(self._gone, part, at, message if crossed else None, outcome)
         letters = self.outboxes.dispatcher.dead_letters
-        letters.add([message], self.route.name, outcome, then, crossed=crossed)
+        full = partial(self.retry, part, at)
+        letters.add([message], self.route.name, outcome, then, crossed=crossed, full=full)
+
+    def retry(self, part: SubBatch, at: int, outcome: Outcome) -> None:
+        """Return a message to its queue, for another attempt."""
+        self.route.retried += 1
+        part.settle_at((at,), outcome)
 
     def _gone(self, part: SubBatch, at: int, message: Message | None, outcome: Outcome) -> None:
+        self.route.failed += 1
         part.settle_at((at,))
         if message is not None:
             self.note([message], outcome, WAS_BURIED)
@@ -696,8 +710,7 @@ class DrainSource:
         for at, outcome in refused.items():
             position, message = receipts[at]
             if outcome.verdict is Verdict.RELEASED or self._drain.tries_again(self._part, position, outcome):
-                self._drain.route.retried += 1
-                self._part.settle_at((position,), outcome._replace(verdict=Verdict.RELEASED))
+                self._drain.retry(self._part, position, outcome._replace(verdict=Verdict.RELEASED))
             else:
                 self._drain.bury(self._part, position, message, outcome)
 
