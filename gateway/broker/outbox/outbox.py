@@ -22,18 +22,19 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from gateway import clock
 from gateway.broker.backoff import Backoff
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import RouteRecipient, misfit
 from gateway.broker.outbox.marks import MARK_SECS, Marks
-from gateway.broker.queue import Queue
+from gateway.broker.queue import HOLE, Queue
 from gateway.broker.routing import Namespace, OneSink
 from gateway.broker.shares import UserQuotas
 from gateway.broker.storage import QueueStorage
 from gateway.containment import contained
 from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, SubBatch
-from gateway.model.message import Message, Sender, weight_of
+from gateway.model.message import NEVER, Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
@@ -137,6 +138,25 @@ class OutboxRecipient(RouteRecipient):
         part.batch.settle(slots, outcome)
 
 
+class OutboxQueue(Queue):
+    """Queue of an outbox. Expired messages stay in it while there is no room for their dead letters.
+
+    `keeps_expired` is True if such a message may be among those that are delivered.
+    """
+
+    def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
+        super().__init__(name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=expired)
+        self.keeps_expired = False
+        self._letters = letters
+
+    def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
+        is_expired = NEVER < message.expires <= utc and message is not HOLE
+        if is_expired and not self._letters.has_room_for([message]):
+            self.keeps_expired = True
+            return False
+        return super()._drop_expired(position, message, utc)
+
+
 class Outbox(OneSink):
     """Outbox of one route: sink and namespace of the route, consumer of its queue, source of sent batches."""
 
@@ -187,9 +207,7 @@ class Outbox(OneSink):
         extent = store.extent(log)
         self._marks = Marks(store, name)
         self._marks.recover(marks, extent.first, extent.end, utc())
-        self._queue = Queue(
-            name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=self._expired
-        )
+        self._queue = OutboxQueue(name, dead_letters, self._expired)
         self._kept = QueueStorage(
             self._queue,
             store,
@@ -409,7 +427,7 @@ class Outbox(OneSink):
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
         positions: Sequence[int] = range(position, position + len(messages))
-        if position < self._unsure_before:
+        if position < self._unsure_before or self._queue.keeps_expired:
             positions = self._fitting(positions)
             messages = [self._open[one] for one in positions]
         if messages:
@@ -418,16 +436,19 @@ class Outbox(OneSink):
         self._shares.remove_messages(waited)
 
     def _fitting(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions of messages whose address is of the link's protocol.
+        """Return the positions of messages that are not expired and whose address is of the link's protocol.
 
         Others, which were routed before a change of the mapping or the links, become dead letters.
         """
         route = self._route
         assert route is not None
+        utc = clock.utc() if self._queue.keeps_expired else NEVER
+        self._queue.keeps_expired = False
         fitting: list[int] = []
         unfit: list[tuple[int, Outcome]] = []
         for position in positions:
-            outcome = misfit(route, self._open[position])
+            message = self._open[position]
+            outcome = EXPIRED if NEVER < message.expires <= utc else misfit(route, message)
             if outcome is None:
                 fitting.append(position)
             else:

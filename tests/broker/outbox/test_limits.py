@@ -256,3 +256,42 @@ def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
     assert bench.stored(6).outcomes == [ACCEPTED]
     assert [number for number, _, _ in bench.dead()] == [1, 2]
     bench.one.store.close()
+
+
+@pytest.mark.parametrize("policy", ["reject", "drop_oldest", "dead_letter"])
+@pytest.mark.parametrize("at", ["head", "middle", "disk"])
+def test_what_expires_without_room_for_its_dead_letter_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, at: str
+) -> None:
+    """It is not sent, and what is behind it waits, as behind every dead letter without room.
+
+    What is on its way together with it is not held up.
+    """
+    bench = timed(tmp_path, monkeypatch, f", outbox: {{policy: {policy}}}")
+    bench.link.up = False
+    first = [1] if at == "middle" else []
+    if first:
+        bench.stored(*first)
+    bench.stored(2, 3, expires=bench.now + 10)
+    bench.stored(4)
+    if at == "disk":
+        bench.restart()
+        bench.link.up = False
+    with monkeypatch.context() as full:
+        full.setattr(bench.letters, "has_room_for", lambda messages: False)
+        bench.after(20.0)
+        bench.link.up, bench.link.at_once = True, ACCEPTED
+        for _ in range(5):
+            bench.after(40.0)
+            bench.commit()
+            bench.commit()
+            bench.stored(5)
+        assert bench.link.bodies == [*first, 4]
+        assert (bench.state.messages, bench.dead()) == (7, [])
+    bench.after(40.0)
+    bench.until(lambda: 5 in bench.link.bodies)
+    bench.commit()
+    assert bench.link.bodies == [*first, 4, 5, 5, 5, 5, 5]
+    assert bench.dead() == [(2, "out", "expired"), (3, "out", "expired")]
+    assert bench.state.messages == 0
+    bench.one.store.close()
