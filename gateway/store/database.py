@@ -148,6 +148,7 @@ class Database:
         self.reader = reader
         self.damage = damage
         self.index = Index()
+        self.tagged: dict[bytes, set[int]] = {}  # ids of the logs with messages of a tag, at the start
         self.garbage: array[int] = array("q")
         self._elsewhere: array[int] = array("q")  # rows whose messages must be in the heap
         self._unreadable: set[int] = set()  # rows that were reported as damaged
@@ -187,6 +188,8 @@ class Database:
                 self.garbage.append(id)
             else:
                 add(id, first, count, octets)
+                if tag:
+                    self.tagged.setdefault(tag, set()).add(log)
         self._last_row = id
         for id, bits in self.connection.execute("SELECT row, bits FROM settled"):
             self.index.settled[id] = int.from_bytes(bits, "little")

@@ -123,6 +123,7 @@ class Store:
 
     def start(self, call_soon: CallSoon) -> None:
         """Start the writer thread, which passes functions for the event loop to `call_soon`."""
+        self._database.tagged.clear()
         self._writer.call_soon = call_soon
         self._thread = threading.Thread(target=self._writer.run, name="store", daemon=True)
         self._thread.start()
@@ -250,6 +251,11 @@ class Store:
         """Return the rows of a log, in order of position. Only valid before `start`."""
         self._before_start()
         return self._database.index.rows(log.id)
+
+    def logs_tagged(self, fits: Callable[[bytes], bool]) -> set[int]:
+        """Return the ids of logs with messages whose tag fits. Only valid before `start`."""
+        self._before_start()
+        return set().union(*[logs for tag, logs in self._database.tagged.items() if fits(tag)])
 
     # Messages.
 

@@ -31,6 +31,7 @@ from gateway.broker.mqtt.session import (
     SubscriptionOptions,
     Told,
     Walk,
+    is_shared,
 )
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
@@ -177,10 +178,13 @@ class MqttNamespace:
 
     def _restore(self, records: Records) -> None:
         kept: dict[str, DurableSession] = {}
+        shared = records.store.logs_tagged(is_shared)
         for client, record in records.sessions():
             with set_aside("session", client):
                 session = DurableSession(client, self.limits, self.tally, records)
                 session.restore(record)
+                # It may have unsubscribed since, so its subscriptions do not say so.
+                session.shares = session.log.id in shared
                 kept[client] = session
                 self._count(session)
         self.sessions.update(kept)

@@ -122,9 +122,14 @@ class Grant:
         return bytes((first,)) + b"".join(identifiers)
 
 
+def is_shared(octets: bytes) -> bool:
+    """Return True if an encoded grant is of a shared subscription."""
+    return bool(octets[0] & SHARED)
+
+
 def shared_filter(octets: bytes) -> str:
     """Return the filter of a shared subscription from an encoded grant; "" if it is not shared."""
-    return octets[1 + IDENTIFIER_OCTETS :].decode() if octets[0] & SHARED else ""
+    return octets[1 + IDENTIFIER_OCTETS :].decode() if is_shared(octets) else ""
 
 
 def decode_grant(session: Session, octets: bytes) -> Grant:

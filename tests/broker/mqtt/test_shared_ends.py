@@ -197,6 +197,44 @@ def test_a_full_member_gets_it_when_it_has_room(tmp_path: Path, crashes: Crashes
         assert world.space.tally.unshared == 0
 
 
+@pytest.mark.parametrize("end", ENDS)
+def test_what_was_owed_before_an_unsubscribe_goes_to_others_after_a_restart(
+    tmp_path: Path, crashes: Crashes, end: End
+) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        first, _ = away(world, "A", "B")
+        give(world, numbered(20))
+        world.space.unsubscribe(first, SHARED)
+        assert world.one.commit() is ACCEPTED
+    with World(tmp_path, crashes=crashes) as world:
+        first, second = (world.space.sessions[name] for name in "AB")
+        assert len(first) == 10
+        end(world, first)
+        settle(world)
+        assert received(world, second, 20, crashes) == list(range(20))
+        assert world.space.tally.unshared == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_after_a_restart_only_logs_with_messages_of_a_group_outlive_their_sessions(
+    tmp_path: Path, shared: bool
+) -> None:
+    with World(tmp_path) as world:
+        session = world.session("A", SHARED if shared else "a/#")
+        connected(session).congested = True
+        session.detach()
+        give(world, numbered(3))
+        for topic_filter in list(session.subscriptions):
+            world.space.unsubscribe(session, topic_filter)
+        assert world.one.commit() is ACCEPTED
+    with World(tmp_path) as world:
+        world.space.discard(world.space.sessions["A"])
+        assert len(world.space._ended or ()) == shared
+        settle(world)
+        assert world.space.tally.unshared == (3 if shared else 0)
+        assert [log.kind for log in world.one.store.logs() if log.kind in ("session", ENDED)] == []
+
+
 # A full disk.
 
 
