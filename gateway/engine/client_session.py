@@ -47,7 +47,7 @@ from gateway.engine.stored import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.address import Address
 from gateway.model.caches import make_room
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import Headers
 from gateway.model.times import Monotonic
@@ -269,6 +269,10 @@ class ClientSession(Session):
         return found
 
     # Messages from a queue.
+
+    def drop_expired(self) -> None:
+        """Do nothing: what waits is in a queue of the cluster, which drops it in time."""
+        self.purge_at = NEVER
 
     def waits(self, count: int) -> None:
         """Record how many messages were in the queue before it is consumed."""

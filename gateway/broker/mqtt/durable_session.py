@@ -30,6 +30,7 @@ from gateway.broker.mqtt.received_ids import DurableReceivedIds
 from gateway.broker.mqtt.records import SESSION, Records, SessionRecord
 from gateway.broker.mqtt.renumbered import RenumberedMessages
 from gateway.broker.mqtt.session import (
+    CHECKED_PER_SECOND,
     PACKET_IDS,
     ROWS_MAX,
     ROWS_OCTETS_MAX,
@@ -46,10 +47,11 @@ from gateway.broker.mqtt.session import (
     decode_grant,
 )
 from gateway.broker.pressure import hold_sources
-from gateway.broker.storage import PagedLog
+from gateway.broker.storage import PIECE_MESSAGES_MAX, PIECE_OCTETS_MAX, PagedLog
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message, weight_of
+from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.store.database import Stored
 from gateway.store.index import Log
 
 
@@ -61,12 +63,14 @@ class DurableSession(Session):
         "_gone",
         "_grants",
         "_ids",
+        "_is_checking",
         "_left",
         "_moving",
         "_positions",
         "_records",
         "_renumbered",
         "_safe",
+        "_stays",
         "_stuck",
         "away_secs",
         "log",
@@ -88,6 +92,8 @@ class DurableSession(Session):
         self._moving: dict[int, QueuedRow] = {}  # being passed to other sessions, by position
         self._renumbered: RenumberedMessages | None = None  # most sessions never need it
         self._left = False  # its log was passed on to others
+        self._stays = 0  # times that a client was attached, or the session ended
+        self._is_checking = False  # reading what is on disk alone, for expired messages
         self._gone: list[int] = []  # acknowledged or expired; settled in the store once in a wake-up
         self._safe = 0  # messages below this position were committed or refused
         self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
@@ -115,6 +121,7 @@ class DurableSession(Session):
         if extent.count:
             self._on_disk().put(*extent)
             self._octets = extent.octets
+            self._expect_expired()
         if record.attached or record.sent != self.sent:
             self._record(attached=False)
 
@@ -273,6 +280,61 @@ class DurableSession(Session):
 
     # Out.
 
+    def drop_expired(self) -> None:
+        """Drop expired messages as Session does; what is on disk alone is read for that in pieces."""
+        if self.failing:
+            self.purge_at = clock.utc() + 1.0
+            return
+        self.purge_at = NEVER
+        if self._is_checking:
+            return
+        super().drop_expired()
+        if self.outlet is None and self._aside and (first := self._aside.first) is not None:
+            self._is_checking = True
+            self._check_from(first, self._stays)
+
+    @property
+    def is_checking(self) -> bool:
+        """True while the disk is read for expired messages."""
+        return self._is_checking
+
+    def _settle_waiting(self, position: int) -> None:
+        self._records.store.settle(self.log, (position,))
+
+    def _check_from(self, position: int, stays: int) -> None:
+        self._records.store.read_from(
+            *(self.log, position, partial(self._checked, stays)),
+            messages_max=PIECE_MESSAGES_MAX,
+            octets_max=PIECE_OCTETS_MAX,
+        )
+
+    def _checked(self, stays: int, found: list[Stored]) -> None:
+        """Drop the expired ones of some messages that were on disk alone, and check those behind them."""
+        if not found or stays != self._stays or self._aside is None:
+            self._is_checking = False
+            self._rests_until = clock.utc() + len(self) / CHECKED_PER_SECOND
+            if stays == self._stays:
+                self._plan_purge()
+            elif self.outlet is None:
+                self._expect_expired()
+            return
+        utc = clock.utc()
+        positions: list[int] = []
+        octets = 0
+        for position, message, _ in found:
+            # The disk may still refuse one that is not safe.
+            if message.expires and message.expires <= utc and position < self._safe:
+                positions.append(position)
+                octets += message.octets
+            else:
+                self._note_expiry((message,))
+        if positions:
+            self.tally.expired += len(positions)
+            self._aside.take_back(len(positions), octets)
+            self._records.store.settle(self.log, positions)
+            self._let_go(octets)
+        self._check_from(found[-1][0] + 1, stays)
+
     def pump(self) -> None:
         """Send what waits in memory, and then what waits on disk alone."""
         if (gate := self._records.store.gate).shut:
@@ -360,6 +422,7 @@ class DurableSession(Session):
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
         """Attach a connection, as Session does, and record that the client is connected."""
+        self._stays += 1
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
         self._again = list(reversed(self.in_flight.values()))
@@ -448,6 +511,7 @@ class DurableSession(Session):
 
     def discarded(self) -> None:
         """End the session, and delete its records."""
+        self._stays += 1
         super().discarded()
         self._records.forget_session(self.client_id)
         if not self._left:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 from mypy_extensions import mypyc_attr
 
+from gateway import clock
 from gateway.broker.matching_steps import MatchingSteps, filter_steps
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
@@ -53,6 +54,7 @@ log = structlog.get_logger(limited=True)
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
 EXPIRE_SECS: Final = 0.005  # time budget for discarding sessions at once
+CHECKED_AT_ONCE: Final = 4  # sessions that look for expired messages
 LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait for a full disk
 NEVER: Final = (inf, None)
 
@@ -168,6 +170,7 @@ class MqttNamespace:
         self._unshared: dict[Session, None] = {}  # could not pass on everything, because the disk was full
         self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
         self._due: deque[Session] = deque()  # sessions that have expired
+        self._checking: list[Session] = []  # sessions that look for expired messages on disk
         self._ended: EndedSessions | None = None
         if store is not None:
             self._ended = EndedSessions(store, self.tally, self._hand)
@@ -671,6 +674,7 @@ class MqttNamespace:
         if self._ended is not None:
             self._ended.tick()
         self.retained.tick()
+        self._drop_expired()
         self._due.extend(
             [
                 session
@@ -679,6 +683,16 @@ class MqttNamespace:
             ]
         )
         return self.expire_more(now)
+
+    def _drop_expired(self) -> None:
+        """Have half-full sessions, a few at a time, drop expired messages, which take the place of others."""
+        utc = clock.utc()
+        self._checking = [session for session in self._checking if session.is_checking]
+        due = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
+        for session in due[: CHECKED_AT_ONCE - len(self._checking)]:
+            session.drop_expired()
+            if session.is_checking:
+                self._checking.append(session)
 
     def expire_more(self, now: float) -> bool:
         """Discard sessions that `expire` has found, for some milliseconds. Return True if some are left."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, Protocol
@@ -23,7 +23,7 @@ from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
 from gateway.broker.pressure import MayHold, Pace, Pressure, everybody_may_hold, lowered
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message, weight_of
+from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.store.index import Log
@@ -189,6 +189,8 @@ UNKEPT: Final = -1  # position of a message that is in memory only
 # Limits of what is written at once, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
 ROWS_OCTETS_MAX: Final = 1_048_576
+LONG_AGO: Final = 1.0  # POSIX seconds
+CHECKED_PER_SECOND: Final = 10_000  # waiting messages of one session that are checked for expired ones
 PACED_MIN: Final = 2 * ROWS_MAX  # waiting messages; fewer are no delay
 
 
@@ -279,7 +281,9 @@ class Session:
         "_lossy",
         "_octets",
         "_pace",
+        "_rests_until",
         "_since",
+        "_soonest",
         "_tight",
         "_waiting",
         "client_id",
@@ -294,6 +298,7 @@ class Session:
         "patient",
         "place",
         "pressure",
+        "purge_at",
         "received_ids",
         "released",
         "shares",
@@ -334,6 +339,11 @@ class Session:
         self._lossy = False  # copies were dropped since it last had room
         self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
         self._last_id = 0
+        # When `drop_expired` is due (POSIX seconds): the client is disconnected, much waits, and some of it
+        # may have expired. NEVER: it is not.
+        self.purge_at = NEVER
+        self._soonest = NEVER  # no message that waits expires earlier; only while disconnected
+        self._rests_until = NEVER  # no check before this time, because it examines all messages
         # The last grant of a single subscription: most messages have the same.
         self._grant: Grant | None = None
         # Original limits, while `limits` are reduced because its owner holds too much.
@@ -453,6 +463,9 @@ class Session:
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """Return as many of the messages as the limits allow, and count the others."""
+        if self.outlet is None:
+            self._note_expiry(messages)
+            self._plan_purge(len(messages))
         stretch = 1 if self.outlet is None or not self.patient else 2
         room = self.limits.messages_max * stretch - len(self)
         if len(messages) > room or self._octets > self.limits.octets_max * stretch:
@@ -463,6 +476,50 @@ class Session:
                 self._tight = self._lossy = True
                 log.warning("session full, copies dropped", client=self.client_id, user=self.user)
         return messages
+
+    # Expired messages of a disconnected client, which would take the place of others.
+
+    def _note_expiry(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.expires and (not self._soonest or message.expires < self._soonest):
+                self._soonest = message.expires
+
+    def _plan_purge(self, coming: int = 0) -> None:
+        """Set `purge_at`. `coming` is the number of messages that are about to wait."""
+        limits = self.limits
+        half_full = 2 * (len(self) + coming) >= limits.messages_max or 2 * self._octets >= limits.octets_max
+        self.purge_at = max(self._soonest, self._rests_until) if half_full and self._soonest else NEVER
+
+    def drop_expired(self) -> None:
+        """Drop the expired messages that wait for a disconnected client, and count them."""
+        self.purge_at = NEVER
+        if self.outlet is not None:
+            return
+        utc = clock.utc()
+        self._soonest = NEVER
+        self._rests_until = utc + len(self) / CHECKED_PER_SECOND
+        octets = 0
+        waiting, self._waiting = self._waiting or (), None
+        for row in waiting:
+            message, _, position = row
+            if message.expires and message.expires <= utc:
+                self.tally.expired += 1
+                octets += message.octets
+                if position != UNKEPT:
+                    self._settle_waiting(position)
+            else:
+                self._note_expiry((message,))
+                self._wait((row,))
+        self._let_go(octets)
+        self._plan_purge()
+
+    @property
+    def is_checking(self) -> bool:
+        """True while `drop_expired` goes on in the background."""
+        return False
+
+    def _settle_waiting(self, position: int) -> None:
+        """Settle a message that waits in memory and is in the store at this position."""
 
     def pump(self) -> None:
         """Send what waits, as far as credit and the connection allow."""
@@ -616,6 +673,13 @@ class Session:
             self._waiting = None
         self._pace = None
         self.pressure.relieve()
+        self._expect_expired()
+
+    def _expect_expired(self) -> None:
+        """Have all that waits checked for expired messages soon, if it is much: nobody has noted which."""
+        if len(self):
+            self._soonest = LONG_AGO
+            self._plan_purge()
 
     def _wait(self, rows: Sequence[QueuedRow]) -> None:
         """Queue rows behind the others."""
