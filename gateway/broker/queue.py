@@ -645,12 +645,16 @@ class Queue:
         if message is HOLE:
             return True
         self.octets -= self.weigh((message,))
+        self._expire(position, message)
+        self._tell_drained(leaving=1)
+        return True
+
+    def _expire(self, position: int, message: Message) -> None:
+        """Settle an expired message, which leaves the queue; overridden by queues that route it."""
         if self.gone is not None:
             self.gone.append(position)
         if self._expired is not None:
             self._expired(message)
-        self._tell_drained(leaving=1)
-        return True
 
     def shrink(self, octets: int) -> None:
         """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained."""

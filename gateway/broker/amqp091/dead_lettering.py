@@ -1,10 +1,11 @@
 """Dead-lettering: messages that leave a queue without being consumed, and where they go.
 
 A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
-work: dead letters are routed by the queue's dead letter exchange and put into the queues there in the same
-wake-up, so that the store adds the dead letter and settles the message in one commit. `x-death` lists where a
-message has died before. A dead letter does not return to a queue in which it has died, unless a consumer
-rejected it on the way; otherwise it would travel forever.
+work: dead letters are routed by the queue's dead letter exchange and put into the queues there. Each message
+is settled in the same wake-up, so that the store adds the dead letter and settles the message in one commit.
+Many deaths are processed in turns; those that wait are not settled. `x-death` lists where a message has died
+before. A dead letter does not return to a queue in which it has died, unless a consumer rejected it on the
+way; otherwise it would travel forever.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
@@ -68,15 +69,44 @@ class Mortal(Sink, Protocol):
     def is_delay(self) -> bool:
         """True if messages only wait here until they are due, and do not die, whatever the queue's name."""
 
-    def tell_of_the_dead(self) -> None:
-        """Settle the dead messages on disk, because their dead letters are on their way."""
+    def settle_dead(self, positions: list[int]) -> None:
+        """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
 
 
-Release = Callable[[Message, float], tuple[Sequence[Mortal], Message]]
-"""Function that returns the queues of a message whose delay is over, and the message for them.
+class Delay(Mortal, Protocol):
+    """Queue of messages whose delay is not over."""
 
-Its second argument is the time in UTC seconds.
-"""
+    def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+        """Return the queues of a message whose delay is over, and the message for them.
+
+        `utc` is the time in UTC seconds.
+        """
+
+    def settle_beside(self, positions: list[int]) -> None:
+        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+
+    def take_back(self, position: int, message: Message) -> bool:
+        """Requeue a message that the failing disk refused. Return False if the exchange is deleted."""
+
+
+class Death:
+    """Message that has left its queue and is not routed yet."""
+
+    __slots__ = ("delay", "is_settled", "message", "position", "queue", "reason")
+
+    def __init__(
+        self, queue: Mortal, message: Message, reason: str, position: int | None, delay: Delay | None = None
+    ) -> None:
+        """Note a message that was at `position`; None if it never was in the queue.
+
+        `delay` is the queue if the message did not die, but is due.
+        """
+        self.queue = queue
+        self.message = message
+        self.reason = reason
+        self.position = position
+        self.delay = delay
+        self.is_settled = False  # every queue has accepted or refused it
 
 
 class Undertaker(Protocol):
@@ -93,31 +123,35 @@ class DeadLettering:
 
     def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
         """Create it for `host`; `lost` gets the dead letters that a queue refused."""
-        self.noted: deque[tuple[Mortal, Message, str, Release | None]] = deque()
+        self.noted: deque[Death] = deque()
         self.dropped: Counter[str] = Counter()  # by reason: messages that were dropped
         self._host = host
         self._lost = lost
         self._burying = False
         self._next_turn: Alarm | None = None
-        self.owing: dict[Mortal, None] = {}  # queues whose dead messages are not yet settled on disk
 
     @property
     def late(self) -> bool:
         """True if dead letters wait for the next turn."""
         return self._next_turn is not None
 
-    def note(self, queue: Mortal, message: Message, reason: str) -> None:
-        """Note a dead message, which its queue no longer has."""
+    def note(self, queue: Mortal, message: Message, reason: str, position: int | None = None) -> bool:
+        """Note a dead message, which its queue no longer has at `position` (None if it never had it).
+
+        Return False if there will be no dead letter: the queue then settles the message itself.
+        """
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
-        elif len(self.noted) >= NOTED_MAX:
+            return False
+        if len(self.noted) >= NOTED_MAX:
             self.dropped["dead_letter_refused"] += 1
-        else:
-            self.noted.append((queue, message, reason, None))
+            return False
+        self.noted.append(Death(queue, message, reason, position))
+        return True
 
-    def note_due(self, queue: Mortal, message: Message, release: Release) -> None:
+    def note_due(self, delay: Delay, message: Message, position: int) -> None:
         """Queue a message whose delay is over, to be routed when the dead letters are sent."""
-        self.noted.append((queue, message, DELAYED, release))
+        self.noted.append(Death(delay, message, DELAYED, position, delay))
 
     def bury(self) -> None:
         """Send the noted dead letters, including those that this causes."""
@@ -132,55 +166,64 @@ class DeadLettering:
             self._burying = False
         if self.noted:
             self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
-            return
-        owing, self.owing = self.owing, {}
-        for queue in owing:
-            queue.tell_of_the_dead()
 
     def _go_on(self) -> None:
         self._next_turn = None
         self.bury()
 
     def _bury(self, most: int) -> int:
-        """Send some dead letters. Return how many they and their targets are."""
+        """Send some dead letters, and settle the dead messages. Return the number of letters and targets."""
         batch = Batch(self, clock.now())
         recipients: dict[Mortal, Recipient] = {}
+        settled: dict[Mortal, list[int]] = {}
+        released: list[Death] = []
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
-            queue, message, reason, release = self.noted.popleft()
-            targets: Sequence[Mortal] | None
-            try:
-                if release is None:
-                    targets, letter = self._letter(queue, message, reason, utc)
-                else:
-                    targets, letter = release(message, utc)
-            except Exception as error:
-                lost = (
-                    message if release is None else living(message, NEVER)
-                )  # a due message, which does not expire
-                self._lose(lost, poisoned(error, queue=queue.name))
-                count += 1
-                continue
-            if targets is None:
-                self._lose(letter, TOO_OFTEN)
-                count += 1
-                continue
+            death = self.noted.popleft()
+            letter, targets = self._routed(death, utc)
             count += 1 + len(targets)
-            if not targets:
-                if release is not None:
-                    self._lose(letter, NOBODY_NOW, "delayed_unrouted")
-                elif queue.options.at_least_once:
-                    self._lose(letter, NOBODY)
-                else:
-                    self.dropped[f"queue_{reason}"] += 1
-                continue
-            for target in targets:
-                if target not in recipients:
-                    recipients[target] = Recipient(target)
-            batch.add(letter, [(recipients[target], letter) for target in targets])
+            if targets:
+                for target in targets:
+                    if target not in recipients:
+                        recipients[target] = Recipient(target)
+                batch.add((death, letter), [(recipients[target], letter) for target in targets])
+            if targets and death.delay is not None:
+                released.append(death)
+            elif death.position is not None:
+                settled.setdefault(death.queue, []).append(death.position)
         batch.send()
+        for queue, positions in settled.items():
+            queue.settle_dead(positions)
+        _settle_beside(released)
         return count
+
+    def _routed(self, death: Death, utc: float) -> tuple[Message, Sequence[Mortal]]:
+        """Return the dead letter of a message, or the message that is due, and its queues.
+
+        A message without queues is dropped or kept as the gateway's dead letter.
+        """
+        queue, message, delay = death.queue, death.message, death.delay
+        targets: Sequence[Mortal] | None
+        try:
+            if delay is None:
+                targets, letter = self._letter(queue, message, death.reason, utc)
+            else:
+                targets, letter = delay.release(message, utc)
+        except Exception as error:
+            # A due message does not expire as a dead letter.
+            letter = message if delay is None else living(message, NEVER)
+            self._lose(letter, poisoned(error, queue=queue.name))
+            return letter, ()
+        if targets is None:
+            self._lose(letter, TOO_OFTEN)
+        elif not targets and delay is not None:
+            self._lose(letter, NOBODY_NOW, "delayed_unrouted")
+        elif not targets and queue.options.at_least_once:
+            self._lose(letter, NOBODY)
+        elif not targets:
+            self.dropped[f"queue_{death.reason}"] += 1
+        return letter, targets or ()
 
     def _letter(
         self, queue: Mortal, message: Message, reason: str, utc: float
@@ -225,10 +268,29 @@ class DeadLettering:
 
     # Interface of a batch's source.
 
-    def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
-        """Count and report the dead letters that a queue refused."""
-        for at, outcome in (refused or {}).items():
-            self._lose(letters[at], outcome)
+    def settle(
+        self,
+        receipts: list[tuple[Death, Message]],
+        refused: dict[int, Outcome] | None,
+        received: Monotonic,
+    ) -> None:
+        """Settle due messages, and count and report what a queue refused.
+
+        A due message that the failing disk refused is requeued instead.
+        """
+        settled: dict[Delay, list[int]] = {}
+        for at, (death, letter) in enumerate(receipts):
+            death.is_settled = True
+            delay, position = death.delay, death.position
+            outcome = ACCEPTED if refused is None else refused.get(at, ACCEPTED)
+            if delay is not None and position is not None:
+                if outcome.reason is Reason.STORE and delay.take_back(position, death.message):
+                    continue
+                settled.setdefault(delay, []).append(position)
+            if outcome is not ACCEPTED:
+                self._lose(letter, outcome)
+        for queue, positions in settled.items():
+            queue.settle_dead(positions)
 
     def _lose(self, letter: Message, outcome: Outcome, word: str = "dead_letter_refused") -> None:
         self.dropped[word] += 1
@@ -238,6 +300,16 @@ class DeadLettering:
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Return no functions, because deaths cannot be paused."""
         return []
+
+
+def _settle_beside(released: list[Death]) -> None:
+    """Settle due messages in the transaction that stores them elsewhere, except those that are settled."""
+    pending: dict[Delay, list[int]] = {}
+    for death in released:
+        if death.delay is not None and death.position is not None and not death.is_settled:
+            pending.setdefault(death.delay, []).append(death.position)
+    for delay, positions in pending.items():
+        delay.settle_beside(positions)
 
 
 def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:

@@ -3,7 +3,8 @@
 An exchange of that type has one `DelayedMessages`, a queue without consumers. A message with a delay waits in
 it with the time at which it is due in place of its expiry, so the clock, the order and the store of queues
 apply to it. A due message leaves like an expired one: it is routed by the exchange, with a negative
-`x-delay`, in the transaction that deletes it here. Messages are in memory, the durable ones on disk, too. The
+`x-delay`, in the transaction that deletes it here. If that fails, the message waits here until the disk works
+again. Messages are in memory, the durable ones on disk, too. The
 exchange's user owns them, and they count against that user's share of memory.
 
 The lifetime of a message starts at the end of its delay if its `expiration` is that of AMQP, as in RabbitMQ.
@@ -102,7 +103,6 @@ class DelayedMessages(PriorityQueue):
             durable=durable,
             messages_max=host.queue_messages_max,
             octets_max=host.queue_octets_max,
-            expired=self._is_due,
             full_queues=host.full_queues,
         )
         self.user = user
@@ -159,8 +159,6 @@ class DelayedMessages(PriorityQueue):
 
     def dispatch(self) -> None:
         """Route due messages, and set the alarm for the next one."""
-        if self.gone:
-            self._tell_gone()
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
@@ -170,14 +168,17 @@ class DelayedMessages(PriorityQueue):
             due = clock.utc() + RETRY_SECS if self._heap else NEVER
         else:
             due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
-        if due and not self.deleted and (self._alarm is None or due < self._alarm.utc):
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm = self._alarms.set(due, self._alarmed)
+        if due:
+            self._set_alarm(due)
         if self._dead_lettering.noted:
             self._dead_lettering.bury()
-        if self.gone:
-            self._tell_gone()
+
+    def _set_alarm(self, utc: float) -> None:
+        """Dispatch at `utc` (POSIX seconds), or before."""
+        if not self.deleted and (self._alarm is None or utc < self._alarm.utc):
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._alarms.set(utc, self._alarmed)
 
     def _alarmed(self) -> None:
         self._alarm = None
@@ -197,10 +198,10 @@ class DelayedMessages(PriorityQueue):
             heapq.heappop(self._heap)
         return NEVER
 
-    def _is_due(self, message: Message) -> None:
-        self._dead_lettering.note_due(self, message, self._released)
+    def _expire(self, position: int, message: Message) -> None:
+        self._dead_lettering.note_due(self, message, position)
 
-    def _released(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+    def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
         """Return the queues of a message whose delay is over, and the message as they get it."""
         kept = essentials(message.property_set).expiration_ms
         own = message if kept is not None else living(message, NEVER)
@@ -224,17 +225,27 @@ class DelayedMessages(PriorityQueue):
         )
         return self._route(keys[: COPIES_MAX + 1], released), released
 
-    def _tell_gone(self) -> None:
-        """Settle removed messages on disk, once they are routed: a crash would lose them."""
-        if self._dead_lettering.noted:
-            self._dead_lettering.owing[self] = None
-        else:
-            super()._tell_gone()
-
-    def tell_of_the_dead(self) -> None:
+    def settle_dead(self, positions: list[int]) -> None:
         """Settle routed messages on disk."""
-        if self.gone and not self.deleted:
-            self._tell_gone()
+        if self.storage is not None and not self.deleted:
+            self.storage.forget(positions)
+
+    def settle_beside(self, positions: list[int]) -> None:
+        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+        if self.storage is not None and not self.deleted:
+            self.storage.forget_beside(positions)
+
+    def take_back(self, position: int, message: Message) -> bool:
+        """Requeue a message that the failing disk refused, for the next attempt.
+
+        Return False if the exchange is deleted. Queues that accepted the message get it again.
+        """
+        if self.deleted:
+            return False
+        self.octets += self.weigh((message,))
+        self._wait(position, message, redelivered=False)
+        self._set_alarm(clock.utc() + RETRY_SECS)
+        return True
 
     def delete(self) -> int:
         """Drop and count all messages of a deleted exchange. Return their number."""

@@ -78,7 +78,6 @@ class AmqpQueue(Queue):
             durable=durable,
             messages_max=host.queue_messages_max,
             octets_max=host.queue_octets_max,
-            expired=self._has_expired,
             full_queues=host.full_queues,
             **more,
         )
@@ -295,8 +294,8 @@ class AmqpQueue(Queue):
 
     def reject(self, position: int, message: Message) -> None:
         """Reject a delivered message: it becomes a dead letter or is dropped."""
-        self._let_go(position)
-        self._dead_lettering.note(self, message, REJECTED)
+        self.unacknowledged -= 1
+        self._die(position, message, REJECTED)
 
     def wake(self) -> None:
         """Read the head from the disk, so that it expires in time without consumers."""
@@ -308,9 +307,9 @@ class AmqpQueue(Queue):
         self.drop_expired(self._at_once())
         self.come_to_rest()
 
-    def _let_go(self, position: int) -> None:
-        self.unacknowledged -= 1
-        if self.gone is not None:
+    def _die(self, position: int, message: Message, reason: str) -> None:
+        """Note a dead message, which is settled with its dead letter, or at once if it gets none."""
+        if not self._dead_lettering.note(self, message, reason, position) and self.gone is not None:
             self.gone.append(position)
 
     def come_to_rest(self) -> None:
@@ -335,8 +334,8 @@ class AmqpQueue(Queue):
             taken = self.take_aside(_any) or super().take()
             if taken is None:  # the rest is still being read
                 return
-            self._let_go(taken[0])
-            self._dead_lettering.note(self, taken[1], TOO_MANY)
+            self.unacknowledged -= 1
+            self._die(taken[0], taken[1], TOO_MANY)
 
     def _next_expiry(self) -> float:
         """Return when the head expires; NEVER if it does not, or is not in memory."""
@@ -357,21 +356,14 @@ class AmqpQueue(Queue):
                 alarm.cancel()
         return count
 
-    def _tell_gone(self) -> None:
-        """Settle dropped messages on disk, once their dead letters are sent: a crash would lose them."""
-        if self._dead_lettering.noted:
-            self._dead_lettering.owing[self] = None
-        else:
-            super()._tell_gone()
+    def settle_dead(self, positions: list[int]) -> None:
+        """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+        if self.storage is not None and not self.deleted:
+            self.storage.forget(positions)
 
-    def tell_of_the_dead(self) -> None:
-        """Settle dropped messages on disk, because their dead letters are on their way."""
-        if self.gone and not self.deleted:
-            self._tell_gone()
-
-    def _has_expired(self, message: Message) -> None:
+    def _expire(self, position: int, message: Message) -> None:
         self._droppable -= 1
-        self._dead_lettering.note(self, message, EXPIRED)
+        self._die(position, message, EXPIRED)
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         return position < self._arriving and super()._drop_expired(position, message, utc)
@@ -460,8 +452,8 @@ class QuorumQueue(AmqpQueue):
         returned = []
         for position, message in taken:
             if self.deliveries.count(position) > (BEYOND if most is None else most):
-                self._let_go(position)
-                self._dead_lettering.note(self, message, DELIVERY_LIMIT)
+                self.unacknowledged -= 1
+                self._die(position, message, DELIVERY_LIMIT)
             else:
                 returned.append((position, message))
         super().requeue(returned)
@@ -471,10 +463,12 @@ class QuorumQueue(AmqpQueue):
         super().acknowledged(positions)
         self.deliveries.forget(positions)
 
+    def settle_dead(self, positions: list[int]) -> None:
+        """Settle dead messages, and drop the counts of their returns."""
+        self.deliveries.forget(positions)
+        super().settle_dead(positions)
+
     def _tell_gone(self) -> None:
-        if self._dead_lettering.noted:
-            self._dead_lettering.owing[self] = None
-            return
         assert self.gone is not None
         self.deliveries.forget(self.gone)
         if self.storage is None:

@@ -1,0 +1,230 @@
+"""Delayed messages and dead letters on disk: each is stored once at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.broker.amqp091.dead_lettering import EXPIRED_MAX
+from gateway.broker.amqp091.definitions import Definitions
+from gateway.broker.amqp091.delays import RETRY_SECS, DelayedMessages
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.bodies import Bodies
+from gateway.broker.queue import Queue
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.properties import Value, string
+from gateway.model.shares import NO_LIMIT
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.translate import content_properties
+from gateway.settings.limits import Limits
+from gateway.store.store import Store
+from tests.broker.amqp091.parts import NONE, integer
+from tests.broker.amqp091.test_delays import Time
+from tests.broker.parts import SENDER, publish
+from tests.store.parts import Disk, Opened, numbered
+
+FAULT = "disk I/O error"
+TURNS_MAX = 100
+
+
+def native(body: bytes, delay_ms: int | None = None) -> Message:
+    headers = () if delay_ms is None else (("x-delay", integer(delay_ms)),)
+    properties = content_properties(encode_basic_properties(BasicProperties(headers=headers)))
+    return Message(amqp_address("d", "k"), body, properties, assurance=1, durable=True, sender=SENDER)
+
+
+class Scene:
+    """A virtual host in a store whose disk can fail. Its exchange `d` delays messages for queue `q`."""
+
+    def __init__(self, folder: Path, time: Time) -> None:
+        self.time = time
+        self.disk = Disk()
+        self.lost: list[tuple[bytes, Outcome]] = []
+        self.opened = Opened(folder, before=self._create, factory=self.disk.factory())
+        arguments = (("x-delayed-type", string("direct")),)
+        exchange = self.host.declare_exchange(
+            "d", "x-delayed-message", durable=True, auto_delete=False, internal=False, arguments=arguments
+        )
+        assert exchange.delayed is not None
+        self.delayed: DelayedMessages = exchange.delayed
+        self.q = self.queue("q")
+        self.host.bind("d", self.q, "k", NONE)
+
+    def _create(self, store: Store) -> None:
+        definitions = Definitions(
+            *(store, "/", Bodies(Limits(), store)), memory_messages_max=NO_LIMIT, memory_octets_max=NO_LIMIT
+        )
+        self.host = VirtualHost("/", lambda: None, definitions=definitions, lost=self._note_lost)
+
+    def _note_lost(self, messages: list[Message], outcome: Outcome) -> None:
+        self.lost += [(message.body, outcome) for message in messages]
+
+    def queue(self, name: str, *arguments: tuple[str, Value], durable: bool = True) -> AmqpQueue:
+        return self.host.declare_queue(
+            name, None, durable=durable, exclusive=False, auto_delete=False, arguments=arguments
+        )
+
+    def dying(self) -> AmqpQueue:
+        """Return a queue whose messages expire after a second and go to `q`."""
+        return self.queue(
+            "dying",
+            ("x-message-ttl", integer(1_000)),
+            ("x-dead-letter-exchange", string("")),
+            ("x-dead-letter-routing-key", string("q")),
+        )
+
+    def store(self, queue: Queue, *bodies: bytes) -> None:
+        """Publish messages with a delay of a second to a queue, and wait until they are on disk."""
+        answers = publish(queue, [native(body, 1_000) for body in bodies])
+        self.opened.until(lambda: len(answers.outcomes) == len(bodies))
+        assert set(answers.outcomes) == {ACCEPTED}
+
+    def advance(self, secs: float = 0.0) -> None:
+        """Advance the clock, ring what is due, and end the wake-up."""
+        self.time.advance(secs, self.host)
+        self.opened.commit()
+
+    def on_disk(self) -> list[bytes]:
+        """Return the bodies of all messages that a process would find that started now."""
+        found: list[bytes] = []
+        for log in self.opened.store.logs():
+            found += [body for _, body in self.opened.read_from(log, 0, NO_LIMIT)]
+        return sorted(found)
+
+    def taken(self) -> list[bytes]:
+        found = []
+        while (row := self.q.take()) is not None:
+            found.append(row[1].body)
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    one = Scene(tmp_path, Time(monkeypatch))
+    with one.opened:
+        yield one
+
+
+def turns_until_all_are_in(scene: Scene, bodies: list[bytes]) -> None:
+    """Ring the alarms one by one; after each wake-up every message is stored in one log, and in no other."""
+    scene.advance(1)
+    for _ in range(TURNS_MAX):
+        assert scene.on_disk() == sorted(bodies)
+        if len(scene.q) == len(bodies):
+            return
+        scene.advance()
+    raise AssertionError(f"only {len(scene.q)} of {len(bodies)} came")
+
+
+def test_many_due_messages_are_each_stored_once_after_every_turn(scene: Scene) -> None:
+    bodies = numbered(0, 3 * EXPIRED_MAX)
+    scene.store(scene.delayed, *bodies)
+    turns_until_all_are_in(scene, bodies)
+    assert scene.taken() == bodies
+
+
+def test_many_that_expire_are_each_stored_once_after_every_turn(scene: Scene) -> None:
+    bodies = numbered(0, 3 * EXPIRED_MAX)
+    scene.store(scene.dying(), *bodies)
+    turns_until_all_are_in(scene, bodies)
+
+
+def test_due_messages_do_not_wait_for_the_dead_letters_of_others(scene: Scene) -> None:
+    dead, due = numbered(0, 2 * EXPIRED_MAX), [b"due %d" % at for at in range(EXPIRED_MAX)]
+    scene.store(scene.dying(), *dead)
+    scene.store(scene.delayed, *due)
+    turns_until_all_are_in(scene, dead + due)
+
+
+def test_a_dropped_message_without_a_dead_letter_is_settled_while_others_wait(scene: Scene) -> None:
+    short = scene.queue("short", ("x-message-ttl", integer(1_000)))
+    scene.store(short, b"dropped")
+    bodies = numbered(0, EXPIRED_MAX)
+    scene.store(scene.delayed, *bodies)
+    scene.advance(1)
+    short.settle_head()
+    assert scene.host.dead_lettering.late
+    assert scene.on_disk() == sorted(bodies)
+
+
+def test_due_messages_that_the_disk_refuses_wait_until_it_works_again(scene: Scene) -> None:
+    scene.store(scene.delayed, b"1", b"2")
+    scene.disk.fault = FAULT
+    scene.advance(1)
+    scene.opened.until_healthy(False)
+    for _ in range(3):
+        scene.advance(RETRY_SECS)
+    assert (len(scene.delayed), scene.lost, scene.taken()) == (2, [], [])
+    scene.disk.fault = ""
+    scene.opened.until(lambda: scene.opened.store.healthy)
+    assert scene.on_disk() == [b"1", b"2"]
+    scene.advance(RETRY_SECS)
+    assert scene.on_disk() == [b"1", b"2"]
+    assert (len(scene.delayed), scene.delayed.octets, scene.lost) == (0, 0, [])
+    assert scene.taken() == [b"1", b"2"]
+
+
+def test_due_messages_beyond_one_turn_wait_for_the_disk_as_well(scene: Scene) -> None:
+    bodies = numbered(0, 2 * EXPIRED_MAX)
+    scene.store(scene.delayed, *bodies)
+    scene.disk.fault = FAULT
+    scene.advance(1)
+    scene.opened.until_healthy(False)
+    for _ in range(20):
+        scene.advance()
+    scene.disk.fault = ""
+    scene.opened.until(lambda: scene.opened.store.healthy)
+    scene.advance(RETRY_SECS)
+    turns_until_all_are_in(scene, bodies)
+    assert scene.lost == []
+
+
+def test_a_due_message_that_the_disk_refuses_is_in_the_next_process(scene: Scene, tmp_path: Path) -> None:
+    """The failing disk takes nothing until the end, not even what is settled."""
+    scene.store(scene.delayed, b"1")
+    scene.disk.fault = FAULT
+    scene.advance(1)
+    scene.opened.until_healthy(False)
+    scene.opened.store.close()
+    scene.disk.fault = ""
+    again = Opened(tmp_path)
+    with again:
+        (log,) = [one for one in again.store.logs() if one.kind == "delayed"]
+        assert [body for _, body in again.read_from(log, 0, 10)] == [b"1"]
+
+
+def test_a_refused_message_of_a_deleted_exchange_is_a_dead_letter(scene: Scene) -> None:
+    scene.store(scene.delayed, b"1")
+    scene.disk.fault = FAULT
+    scene.time.advance(1, scene.host)
+    scene.host.delete_exchange("d", if_unused=False)
+    scene.opened.commit()
+    assert [(body, outcome.reason.value) for body, outcome in scene.lost] == [(b"1", "store")]
+
+
+def test_due_messages_for_a_queue_in_memory_leave_the_disk_at_once(scene: Scene) -> None:
+    passing = scene.queue("passing", durable=False)
+    scene.host.unbind("d", scene.q, "k", NONE)
+    scene.host.bind("d", passing, "k", NONE)
+    bodies = numbered(0, 2 * EXPIRED_MAX)
+    scene.store(scene.delayed, *bodies)
+    scene.advance(1)
+    for _ in range(TURNS_MAX):
+        assert len(scene.on_disk()) + len(passing) == len(bodies)
+        if len(passing) == len(bodies):
+            return
+        scene.advance()
+    raise AssertionError(f"only {len(passing)} of {len(bodies)} came")
+
+
+def test_unroutable_due_messages_leave_the_disk_as_dead_letters(scene: Scene) -> None:
+    scene.host.unbind("d", scene.q, "k", NONE)
+    scene.store(scene.delayed, b"1", b"2")
+    scene.advance(1)
+    assert scene.on_disk() == []
+    assert [body for body, _ in scene.lost] == [b"1", b"2"]
