@@ -251,6 +251,7 @@ class SharedSessions:
         self._repeats = Repeats(state)
         self._numbers = 0  # counter for the names of this process's queues
         self._openings: dict[str, Opening] = {}  # by client
+        self._next_openings: dict[str, Opening] = {}  # those that wait for one of another user, by client
         self._writers: dict[ClientSession, Writer] = {}
         self._dirty: dict[ClientSession, None] = {}
         self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
@@ -269,8 +270,8 @@ class SharedSessions:
 
     @property
     def pending(self) -> int:
-        """Number of clients and sessions for which an operation is on its way to the database."""
-        return len(self._openings) + len(self._writers) + self._releases
+        """Clients and sessions for which something is on its way to the database."""
+        return len(self._openings) + len(self._next_openings) + len(self._writers) + self._releases
 
     @property
     def why_not(self) -> str:
@@ -284,9 +285,19 @@ class SharedSessions:
     # Connecting clients.
 
     def open(self, opening: Opening) -> None:
-        """Open the session of a connecting client in the database, which makes this replica its owner."""
+        """Open the session of a client that connects, and turn away one that opens the same session.
+
+        While another user opens the session, a client that may only have its own waits: it may be refused,
+        and then nobody has to make way for it.
+        """
         client, coming = opening.client, opening.coming
         before = self._openings.get(client)
+        if before is not None and coming.only_own and coming.sender.user != before.coming.sender.user:
+            waiting = self._next_openings.pop(client, None)
+            if waiting is not None:
+                waiting.lose(TAKEN_OVER)
+            self._next_openings[client] = opening
+            return
         if before is not None:
             before.lose(TAKEN_OVER)
         self._openings[client] = opening
@@ -306,6 +317,19 @@ class SharedSessions:
         self._state.submit(operation, partial(self._opened, opening, incarnation))
 
     def _opened(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
+        """Let a client in, or turn it away; then open the session for one that waits."""
+        self._conclude(opening, incarnation, reply)
+        client = opening.client
+        waiting = None if client in self._openings else self._next_openings.pop(client, None)
+        if waiting is None:
+            return
+        if reply.verdict is Verdict.UNAVAILABLE or waiting.guest.stream.closed:
+            waiting.lose(AWAY)
+        else:
+            self.open(waiting)
+
+    def _conclude(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
+        """Let a client in that has its session, or turn it away."""
         client, found = opening.client, reply.value
         key = SessionKey(DOMAIN, client)
         if found is not None:
@@ -330,13 +354,12 @@ class SharedSessions:
         self.count += not found.present
         if found.before is None:
             self._held.add((client, found.epoch))
-        if not is_latest:
-            self.settle_will(key, found.epoch)
-            if found.before is None:
-                self._release(key, found.epoch, found.given_back)
+        arrival = Arrival(opening, owner, found)
+        if not is_latest:  # and the later opening may fail
+            self.give_up(arrival)
             return
         self.clients.taken(client, owner, at_once=True)
-        self.clients.arrived(Arrival(opening, owner, found))
+        self.clients.arrived(arrival)
         opening.answer()
 
     def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]]) -> None:

@@ -30,8 +30,10 @@ from gateway.state.interface import (
     Notice,
     Opened,
     Owner,
+    Reply,
     SessionKey,
     SessionView,
+    Verdict,
 )
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
 
@@ -406,6 +408,100 @@ def test_a_session_of_another_user_is_refused(two: tuple[World, World]) -> None:
     assert other.others == ["alice"]
     assert not other.arrivals
     assert not one.lost
+
+
+def test_a_client_that_is_refused_takes_no_place_of_one_whose_session_is_being_opened(
+    two: tuple[World, World],
+) -> None:
+    one, _ = two
+    alice = one.open("c", user="alice", only_own=True)
+    bob = one.open("c", user="bob", only_own=True)
+    one.run()
+    assert (alice.why, bob.why, one.others) == ("", "", ["alice"])
+    session = one.admit(one.arrivals.pop())
+    one.run()
+    view = one.view("c")
+    assert view is not None
+    assert (view.connected, view.owner) == (True, session.owner)
+    assert not one.sessions.pending
+
+
+def test_a_client_gets_its_session_after_another_user_was_refused_it(two: tuple[World, World]) -> None:
+    one, _ = two
+    session = one.let_in("c", user="bob")
+    one.leave("c")
+    one.ends.pop(session)([])
+    one.run()
+    one.open("c", user="alice", only_own=True)
+    bob = one.open("c", user="bob", only_own=True)
+    one.run()
+    assert one.others == ["bob"]
+    assert [arrival.opening.guest for arrival in one.arrivals] == [bob]
+    assert one.arrivals[0].found.present
+
+
+@pytest.mark.parametrize("last", ["alice", "bob"])
+def test_of_many_that_open_one_session_all_are_answered(two: tuple[World, World], last: str) -> None:
+    one, _ = two
+    users = ["alice", "bob", "alice", "carol", last]
+    guests = [one.open("c", user=user, only_own=True) for user in users]
+    one.run()
+    whys = [guest.why for guest in guests]
+    assert [arrival.opening.coming.sender.user for arrival in one.arrivals] == ["alice"]
+    third, fourth = (TAKEN_OVER, "") if last == "alice" else ("", TAKEN_OVER)
+    assert whys == [TAKEN_OVER, TAKEN_OVER, third, fourth, ""]
+    assert one.others == ["alice"]
+    assert not one.sessions.pending
+
+
+@pytest.mark.parametrize("how", ["is_away", "is_deaf"])
+def test_who_waits_for_the_opening_of_another_user_is_told_that_the_database_is_away(
+    two: tuple[World, World], how: str
+) -> None:
+    one, _ = two
+    setattr(one.store, how, True)
+    alice, bob = (one.open("c", user=user, only_own=True) for user in ("alice", "bob"))
+    one.run()
+    assert (alice.why, bob.why) == (AWAY, AWAY)
+    setattr(one.store, how, False)
+    for _ in range(3):
+        one.run()
+    view = one.view("c")
+    assert view is None or not view.connected
+
+
+def test_who_goes_while_it_waits_for_another_opening_opens_nothing(two: tuple[World, World]) -> None:
+    one, _ = two
+    session = one.let_in("c", user="bob")
+    one.leave("c")
+    one.ends.pop(session)([])
+    one.run()
+    one.open("c", user="alice", only_own=True)
+    bob = one.open("c", user="bob", only_own=True)
+    bob.closed = True
+    one.run()
+    assert (one.others, one.arrivals) == (["bob"], [])
+    assert not one.sessions.pending
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_session_whose_later_opening_fails_is_left(two: tuple[World, World], present: bool) -> None:
+    """The earlier client was turned away when the later one came."""
+    one, _ = two
+    if present:
+        session = one.let_in("c")
+        one.leave("c")
+        one.ends.pop(session)([])
+        one.run()
+    first, second = one.open("c"), one.open("c")
+    assert one.store.step()
+    _, done = one.store._waiting.pop(0)
+    done(Reply(Verdict.REFUSED))
+    one.run()
+    assert (first.why, second.why) == (TAKEN_OVER, AWAY)
+    view = one.view("c")
+    assert (view is not None and not view.connected and view.holder is None) is present
+    assert len(one.deleted) == (not present)
 
 
 WILL: Final = Will("w", b"gone")
