@@ -136,7 +136,17 @@ class Queues(Protocol):
 class Writer:
     """Writer of one session's changes to the database: one operation at a time, in order."""
 
-    __slots__ = ("_epoch", "_flying", "_key", "_leaving", "_repeats", "_settled", "_told", "change")
+    __slots__ = (
+        "_epoch",
+        "_flying",
+        "_is_leaving",
+        "_key",
+        "_leaving",
+        "_repeats",
+        "_settled",
+        "_told",
+        "change",
+    )
 
     def __init__(
         self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[Verdict], None]
@@ -154,20 +164,25 @@ class Writer:
         self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
         self._told: list[Told] = []  # callbacks that wait for `change`
         self._leaving: tuple[LeaveSession, Callable[[Reply[Left]], None]] | None = None
+        self._is_leaving = False  # it is on its way
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is on its way or pending."""
-        return self._flying is None and not self.change and self._leaving is None
+        """Nothing is on its way or has to be stored."""
+        return not self.has_changes and self._leaving is None and not self._is_leaving
+
+    @property
+    def has_changes(self) -> bool:
+        """A change is on its way or has to be stored."""
+        return self._flying is not None or bool(self.change)
 
     def after(self, done: Told) -> None:
-        """Call `done` with the outcome when all changes until now are stored, or cannot be."""
+        """Call `done` with the outcome of the changes until now; there must be some."""
         if self.change:
             self._told.append(done)
-        elif self._flying is not None:
-            self._flying.append(done)
         else:
-            done(ACCEPTED)
+            assert self._flying is not None
+            self._flying.append(done)
 
     def leave(self, operation: LeaveSession, done: Callable[[Reply[Left]], None]) -> None:
         """Submit the operation of a disconnected client after all pending changes."""
@@ -186,7 +201,12 @@ class Writer:
             self._repeats.submit(operation, self._stored)
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
-            self._repeats.submit(leave, done)
+            self._is_leaving = True
+            self._repeats.submit(leave, partial(self._left, done))
+
+    def _left(self, done: Callable[[Reply[Left]], None], reply: Reply[Left]) -> None:
+        self._is_leaving = False
+        done(reply)
 
     def _stored(self, reply: Reply[None]) -> None:
         told, self._flying = self._flying or [], None
@@ -462,7 +482,7 @@ class SharedSessions:
     def after_stored(self, session: ClientSession, done: Told) -> None:
         """Call `done` with the outcome when all changes of a session until now are stored, or cannot be."""
         writer = self._writers.get(session)
-        if writer is None:
+        if writer is None or not writer.has_changes:
             done(NOT_OURS if session.is_stopped else ACCEPTED)
         else:
             writer.after(done)
@@ -474,14 +494,16 @@ class SharedSessions:
             writer = self._writers.get(session)
             if writer is not None:
                 writer.flush()
-                if writer.is_idle:  # nothing was added
-                    del self._writers[session]
+                self._forget_idle(session)  # if nothing was added
 
-    def _settled(self, session: ClientSession, verdict: Verdict) -> None:
-        """Handle the verdict of a change; disconnect the client if its session could not be stored."""
+    def _forget_idle(self, session: ClientSession) -> None:
         writer = self._writers.get(session)
         if writer is not None and writer.is_idle:
             del self._writers[session]
+
+    def _settled(self, session: ClientSession, verdict: Verdict) -> None:
+        """A change was stored, or was not."""
+        self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
             if verdict is not Verdict.DONE:  # its client has received no CONNACK
@@ -514,7 +536,7 @@ class SharedSessions:
             self._queues.end(session, partial(self._free, session))
 
     def _left(self, session: ClientSession, publish: Done | None, reply: Reply[Left]) -> None:
-        self._writers.pop(session, None)
+        self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left = reply.value
         if left is not None and left.ended:

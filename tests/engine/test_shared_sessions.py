@@ -17,7 +17,7 @@ from gateway.engine.consumers import Content
 from gateway.engine.given_back import print_of
 from gateway.engine.membership import Membership
 from gateway.engine.opening import Arrival, Opening
-from gateway.engine.sessions import AWAY, DOMAIN, TAKEN_OVER, SharedSessions
+from gateway.engine.sessions import AWAY, DOMAIN, NOT_OURS, TAKEN_OVER, SharedSessions
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -640,6 +640,22 @@ def test_nothing_more_is_begun_while_the_database_is_away_for_long(
     assert not one.sessions.why_not
 
 
+def test_nothing_is_accepted_of_a_session_that_was_lost_while_it_leaves(two: tuple[World, World]) -> None:
+    one, other = two
+    session = one.let_in("c")
+    other.let_in("c")
+    one.store.notices.clear()
+    session.change().subscriptions["a"] = b""
+    one.step_soon()
+    one.leave("c")
+    assert one.store.step()
+    assert session.is_stopped
+    told: list[Outcome] = []
+    one.sessions.after_stored(session, told.append)
+    assert told == [NOT_OURS]
+    one.run()
+
+
 def test_what_adds_nothing_is_not_pending(two: tuple[World, World]) -> None:
     one, _ = two
     session = one.let_in("c")
@@ -703,6 +719,37 @@ def test_a_session_that_moves_keeps_its_queue(two: tuple[World, World]) -> None:
     one.ends.pop(before)([])
     one.run()
     assert not one.deleted
+
+
+@pytest.mark.parametrize("what", ["nothing", "a change", "a change that is fenced", "a change behind it"])
+def test_a_client_that_leaves_is_pending_until_the_database_has_it(
+    two: tuple[World, World], what: str
+) -> None:
+    one, other = two
+    session = one.let_in("c")
+    if what == "a change that is fenced":
+        other.let_in("c")
+        one.store.notices.clear()
+    if what.startswith("a change") and what != "a change behind it":
+        session.change().subscriptions["a"] = b""
+        one.step_soon()
+    one.leave("c")
+    if what == "a change behind it":
+        session.change().subscriptions["a"] = b""
+        one.step_soon()
+    steps = 0
+    while one.sessions.pending and steps < 10:
+        assert one.store.step()
+        steps += 1
+    told: list[Outcome] = []
+    one.sessions.after_stored(session, told.append)
+    assert told == [NOT_OURS if what == "a change that is fenced" else ACCEPTED]
+    view = other.view("c")
+    assert view is not None
+    assert view.connected is (what == "a change that is fenced")
+    assert steps == (1 if what == "nothing" else 2)
+    one.run()
+    assert not one.sessions.pending
 
 
 @pytest.mark.parametrize("what", ["an outage", "missed notices"])
