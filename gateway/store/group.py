@@ -132,8 +132,10 @@ class Group:
                 _settle_pieces(pieces, start, stop)
             if rows is not None:
                 for id, first, count, _ in rows.overlapping(start, stop):
-                    bits = merged(self.bits(id), stretch(first, count, start, stop), count)
-                    self.changes[id] = Change(log.id, first, count, bits)
+                    known = self.bits(id)
+                    bits = merged(known, stretch(first, count, start, stop), count)
+                    if bits != known:
+                        self.changes[id] = Change(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
         """Settle these messages only if the messages of this group are written."""

@@ -483,6 +483,23 @@ def test_what_moves_to_another_log_leaves_its_own_with_that_commit(tmp_path: Pat
     store.close()
 
 
+def test_what_is_settled_on_disk_is_not_written_again(tmp_path: Path) -> None:
+    """As when messages moved to another log, and are settled when that is known."""
+    with Opened(tmp_path) as opened:
+        one, other = opened.store.log("queue", "one"), opened.store.log("queue", "other")
+        opened.append(one, 0, *numbered(0, 3))
+        opened.store.settle_beside(one, [1])
+        opened.append(other, 0, b"1")
+        commits = opened.store.figures.commits
+        opened.store.settle(one, [1])
+        opened.commit()
+        assert opened.store.figures.commits == commits
+        opened.store.settle(one, [1, 2])
+        opened.commit()
+        assert opened.store.figures.commits == commits + 1
+        assert opened.read_from(one, 0, 9) == [(0, b"0")]
+
+
 def test_a_message_that_moves_and_is_settled_at_once_leaves_its_log(tmp_path: Path) -> None:
     with Opened(tmp_path) as one:
         source, target = one.store.log("queue", "q"), one.store.log("queue", "other")
