@@ -117,7 +117,7 @@ class Retaining:
         self._retained.retain(newest.message, newest.stored or b"", partial(self._replied, topic, waiting))
 
     def _replied(self, topic: str, waiting: list[Held], outcome: Outcome) -> None:
-        """Publish the waiting messages of a topic if the database has stored the last; else retry or refuse."""
+        """Publish the waiting messages of a topic if the last is in the database; else retry or refuse."""
         if outcome is ACCEPTED:
             for held in waiting:
                 held.is_ready = True

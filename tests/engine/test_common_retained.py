@@ -30,6 +30,7 @@ from tests.operator import bearer
 
 MANY: Final = 10_000
 QUOTA: Final = 0x97
+CLIENTS_MAX: Final = 60  # that subscribe while messages are published; each gets all of them
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_the_last_message_of_a_topic_comes_last(two: tuple[Replica, Replica], qo
     thread = threading.Thread(target=publish)
     thread.start()
     clients = []
-    while not done.is_set():
+    while not done.is_set() and len(clients) < CLIENTS_MAX:
         client = Client(two[len(clients) % 2].mqtt, f"hears {len(clients)}")
         clients.append(client)
         client.subscribe("r/+", qos=qos)
@@ -208,7 +209,7 @@ def test_quality_2_comes_once_live_or_retained(two: tuple[Replica, Replica], kin
     thread.start()
     clients = []
     at = 0
-    while not done.is_set():
+    while not done.is_set() and len(clients) < CLIENTS_MAX:
         client = kind(two[at % 2].mqtt, f"finds {at}")
         clients.append(client)
         client.subscribe("r/+", qos=2)
