@@ -393,6 +393,8 @@ def test_what_an_exchange_delays_survives_and_comes_when_it_is_due(tmp_path: Pat
         with channel(gateway) as opened:
             time.advance(7_200)
             assert taken(opened, 1) == [1]  # while it runs
+            opened.queue_declare("later", durable=True)
+            publish(opened, 1, queue="later")  # confirmed when the acknowledgement is on disk as well
         time.advance(2 * 86_400)
         restart()
         with channel(gateway) as opened:
