@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.chaos.disk_errors import CompilerError
 from tests.chaos.faults import DiskError
 from tests.chaos.replicas.rows import REPLICAS_SHORT, replica_rows
 from tests.chaos.run import AnyRow, Brokers, run
@@ -95,7 +96,7 @@ def _told(ran: int, failed: int) -> int:
 def _sound(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> bool:
     try:
         result = run(row, seed, folder, rabbitmq)
-    except (DiskError, PeerMissingError) as error:
+    except (CompilerError, DiskError, PeerMissingError) as error:
         print(f"skipped {row.name}: {error}", flush=True)
         return True
     except Exception as error:

@@ -8,7 +8,9 @@ Verdicts: *lost* was acknowledged and never came. *Duplicated* came again where 
 for the first time after a later one of its source and address; a message that was refused once is excused,
 for its sender sent it again behind others. *Unexpected* was never sent, or came elsewhere, or not as it was.
 *Unflagged* came again without the mark of a repeat, although it was sent once, or repeats are recognised.
-*Stuck* was never acknowledged, even after everything had been mended.
+*Altered* came with other properties than it was sent with, or with a time to live that is longer than it was
+or shorter than the time since then explains. *Stuck* was never acknowledged, even after everything had been
+mended.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from typing import Final, NamedTuple
 
 BODY_OCTETS: Final = 128
 SHOWN_MAX: Final = 8
+LIFE_SECS: Final = 200 * 86_400  # time to live of messages that have one: longer than any step of a clock
+SHORT_LIFE_SECS: Final = 1  # that of every SHORT_EVERYth message of a row that has such
+SHORT_EVERY: Final = 5
+LIFE_ERROR_SECS: Final = 3.0  # protocols count whole seconds, and each hop rounds
 Interval = tuple[float, float]
 
 
@@ -41,15 +47,29 @@ class Id(NamedTuple):
     number: int
 
 
+class Carried(NamedTuple):
+    """Properties that a message of the chaos has: those that each protocol can carry."""
+
+    message_id: str | None = None
+    content_type: str | None = None
+    mark: str | None = None  # header or user property of the name MARK
+    life_secs: float | None = None  # time to live that is left
+
+
+MARK: Final = "chaos"
+
+
 class Record(NamedTuple):
     """One thing that happened, at a monotonic time. `address` and `repeat` are of what was received: where it
-    came, and whether it was marked as redelivered (DUP)."""
+    came, and whether it was marked as redelivered (DUP). `carried` is None where the protocol version has no
+    properties."""
 
     what: What
     id: Id
     at: float
     address: str = ""
     repeat: bool = False
+    carried: Carried | None = None
 
 
 class Verdict(NamedTuple):
@@ -64,6 +84,7 @@ class Verdict(NamedTuple):
     reordered: tuple[Id, ...] = ()
     unexpected: tuple[Id, ...] = ()
     unflagged: tuple[Id, ...] = ()
+    altered: tuple[Id, ...] = ()
     stuck: tuple[Id, ...] = ()
 
     @property
@@ -89,9 +110,9 @@ class History:
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def sent(self, id: Id) -> None:
+    def sent(self, id: Id, carried: Carried | None = None) -> None:
         """It is about to be sent, for the first time or again."""
-        self._note(Record(What.SENT, id, time.monotonic()))
+        self._note(Record(What.SENT, id, time.monotonic(), carried=carried))
 
     def acked(self, id: Id) -> None:
         """Its sender was told that it is safe."""
@@ -101,12 +122,27 @@ class History:
         """Its sender was told that it is not taken."""
         self._note(Record(What.REFUSED, id, time.monotonic()))
 
-    def received(self, id: Id, address: str, repeat: bool) -> None:
+    def received(self, id: Id, address: str, repeat: bool, carried: Carried | None = None) -> None:
         """It came, at an address, marked as a repeat or not."""
-        self._note(Record(What.RECEIVED, id, time.monotonic(), address, repeat))
+        self._note(Record(What.RECEIVED, id, time.monotonic(), address, repeat, carried))
 
     def _note(self, record: Record) -> None:
         self.records.append(record)  # one step, whichever thread it is
+
+
+def is_short_lived(id: Id) -> bool:
+    """Return True if this message soon expires, in a row that has such messages."""
+    return id.number % SHORT_EVERY == 0
+
+
+def carried_by(id: Id, *, expiring: bool = False) -> Carried:
+    """Return the properties that a message is sent with: every second one has all of them. With `expiring`
+    some live for SHORT_LIFE_SECS."""
+    name = "/".join(map(str, id))
+    is_short = expiring and is_short_lived(id)
+    if id.number % 2 == 0 and not is_short:
+        return Carried(name)
+    return Carried(name, "text/chaos", str(id.number), float(SHORT_LIFE_SECS if is_short else LIFE_SECS))
 
 
 def body_of(id: Id, octets: int = BODY_OCTETS) -> bytes:
@@ -143,11 +179,13 @@ def judge(
     flagged: bool = False,
     deduplicated: bool = False,
     excused: Sequence[Interval] = (),
+    clock_error_secs: float = 0.0,
 ) -> Verdict:
     """What a history says. `once`: nothing may come twice. `ordered`: nothing may be overtaken. `flagged`:
     what was sent once does not come again without a mark; `deduplicated`: nor does what was sent again,
     unless it was refused before, for only repeats of what was accepted are recognised.
-    `excused`: what a remote broker acknowledged then, it may lose by itself.
+    `excused`: what a remote broker acknowledged then, it may lose by itself. `clock_error_secs`: by how much
+    clocks were set, which a time to live may be off by when a gateway has restarted.
     """
     sends: Counter[Id] = Counter()
     acked: set[Id] = set()
@@ -181,6 +219,7 @@ def judge(
             for id in _unmarked(receipts)
             if (deduplicated and id not in refused) or (flagged and sends[id] == 1)
         ),
+        altered=tuple(_altered(records, clock_error_secs)),
         stuck=tuple(id for id in sends if id not in acked),
     )
 
@@ -205,6 +244,32 @@ def _reordered(receipts: Sequence[Record], refused: set[Id]) -> Iterable[Id]:
             yield id
         else:
             highest[stream] = id.number
+
+
+def _altered(records: Sequence[Record], clock_error_secs: float) -> Iterable[Id]:
+    """Messages that came with other properties than they were sent with, as far as both ends carry them."""
+    sent: dict[Id, Record] = {}
+    found: dict[Id, None] = {}
+    for record in records:
+        if record.what is What.SENT:
+            sent.setdefault(record.id, record)
+        elif record.what is What.RECEIVED and record.carried is not None and record.id in sent:
+            first = sent[record.id]
+            if first.carried is None:
+                continue
+            error_secs = LIFE_ERROR_SECS + clock_error_secs
+            if first.carried[:-1] != record.carried[:-1] or not _lives(
+                first.carried.life_secs, record.carried.life_secs, record.at - first.at, error_secs
+            ):
+                found[record.id] = None
+    return found
+
+
+def _lives(sent: float | None, left: float | None, passed: float, error_secs: float) -> bool:
+    """Return True if the rest of a time to live fits the time that has passed; all are in seconds."""
+    if sent is None or left is None:
+        return sent is left
+    return sent - passed - error_secs <= left <= sent + error_secs
 
 
 def _unmarked(receipts: Sequence[Record]) -> Iterable[Id]:

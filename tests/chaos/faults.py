@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
+
+from tests.chaos.gateway_operator import LEFT, ROUTE
+from tests.chaos.workers.amqp import PREFETCH
+from tests.chaos.workers.mqtt import client_id_of
 
 if TYPE_CHECKING:
     from tests.chaos.rig import Rig
@@ -29,6 +36,9 @@ STALL_SECS: Final = (0.3, 2.5)
 DELAY_SECS: Final = (0.01, 0.1)
 SLOW_SECS: Final = (0.5, 1.5)
 CLOCK_SECS: Final = 3_600.0
+CLOCK_DAYS_SECS: Final = 10 * 86_400.0
+FROZEN_SECS: Final = (0.2, 4.0)  # some longer than it takes clients to give up
+SYNC_SECS: Final = (0.05, 0.5)  # of one sync, on a disk that is slow
 POLL_SECS: Final = 0.01
 
 Fault = Callable[["Rig", Random], None]
@@ -197,6 +207,130 @@ def step_clock(rig: Rig, chance: Random) -> None:
     rig.clock.step(chance.uniform(-CLOCK_SECS, CLOCK_SECS))
 
 
+def step_clock_by_days(rig: Rig, chance: Random) -> None:
+    """The gateway's clock jumps by up to ten days, forward or back."""
+    assert rig.clock is not None
+    seconds = chance.uniform(-CLOCK_DAYS_SECS, CLOCK_DAYS_SECS)
+    rig.clock_error_secs += abs(seconds)
+    rig.clock.step(seconds)
+
+
+def freeze_gateway(rig: Rig, chance: Random) -> None:
+    """SIGSTOP, and awake again."""
+    rig.gateway.process.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(chance.uniform(*FROZEN_SECS))
+    finally:
+        rig.gateway.process.send_signal(signal.SIGCONT)
+
+
+def slow_disk(rig: Rig, chance: Random) -> None:
+    """Each sync of the store takes long for a while."""
+    assert rig.failing_disk is not None
+    rig.failing_disk.set(delay_secs=chance.uniform(*SYNC_SECS))
+    time.sleep(chance.uniform(*STALL_SECS))
+    rig.failing_disk.set()
+
+
+def disk_error(rig: Rig, chance: Random) -> None:
+    """Writes to the store fail with EIO for a while, or its syncs do, or both."""
+    assert rig.failing_disk is not None
+    writes, syncs = chance.choice(((errno.EIO, 0), (0, errno.EIO), (errno.EIO, errno.EIO)))
+    rig.failing_disk.set(write_error=writes, sync_error=syncs)
+    time.sleep(chance.uniform(*STALL_SECS))
+    rig.failing_disk.set()
+
+
+def damage_row(rig: Rig, chance: Random) -> None:
+    """SIGKILL, one byte of the messages in one row of the store is spoiled, and another one is started."""
+    rig.receiver.slow_secs = 2.0  # so that messages are stored
+    time.sleep(chance.uniform(*AWAY_SECS))
+    rig.gateway.kill()
+    rig.discarded += _spoil(rig.store / "gateway.db", chance)
+    rig.gateway.start()
+
+
+def _spoil(database: Path, chance: Random) -> int:
+    """Change a byte behind the checksum of a row; return how many messages it has."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        found = "SELECT id, count, messages FROM rows WHERE length(messages) > 4"
+        own = "(SELECT id FROM logs WHERE name NOT LIKE '%watcher%')"  # wills have a promise of their own
+        rows = connection.execute(f"{found} AND log IN {own}").fetchall()
+        if not rows:
+            return 0
+        row, count, messages = chance.choice(rows)
+        at = chance.randrange(4, len(messages))
+        spoiled = messages[:at] + bytes((messages[at] ^ 0x55,)) + messages[at + 1 :]
+        connection.execute("UPDATE rows SET messages = ? WHERE id = ?", (spoiled, row))
+        return int(count)
+
+
+def pause_route(rig: Rig, chance: Random) -> None:
+    """An operator pauses the route, until `resume-route` or the end."""
+    rig.operator.post("routes/pause", name=ROUTE)
+
+
+def resume_route(rig: Rig, chance: Random) -> None:
+    """An operator resumes the route, if it is paused."""
+    rig.operator.post("routes/resume", name=ROUTE)
+
+
+def reload_mapping(rig: Rig, chance: Random) -> None:
+    """The mapping gets another route in front of the row's, or loses it, and is read again."""
+    rig.change_mapping()
+    if chance.random() < 0.5:
+        rig.gateway.process.send_signal(signal.SIGHUP)
+    else:
+        rig.operator.post("mappings/reload")
+
+
+def delete_session(rig: Rig, chance: Random) -> None:
+    """Another session wants the same messages, is owed them for a while, and is deleted."""
+    rig.leave_session()
+    time.sleep(chance.uniform(*AWAY_SECS))
+    rig.operator.post("sessions/remove", client=LEFT, exact=True, in_use=True)
+
+
+def delete_member(rig: Rig, chance: Random) -> None:
+    """The session of one of the members of a shared subscription is deleted, connected or not."""
+    member = chance.choice(rig.members)
+    member.forgotten()
+    rig.operator.post("sessions/remove", client=client_id_of(member), exact=True, in_use=True)
+
+
+def cut_member(rig: Rig, chance: Random) -> None:
+    """The connection of one of the members of a shared subscription ends."""
+    chance.choice(rig.members).cut()
+
+
+def leave_member(rig: Rig, chance: Random) -> None:
+    """One of the members is away for a while, and comes back to its session or to a new one."""
+    member = chance.choice(rig.members)
+    member.leave(clean=chance.random() < 0.5)
+    time.sleep(chance.uniform(*STALL_SECS))
+    member.come_back()
+
+
+def purge_queue(rig: Rig, chance: Random) -> None:
+    """An operator purges the receiver's queue: what was ready there is gone, and the answer says how much."""
+    rig.discarded += rig.operator.post("queues/purge", queue=rig.queue, exact=True).get("messages", 0)
+
+
+def delete_queue(rig: Rig, chance: Random) -> None:
+    """An operator deletes the receiver's queue while its receiver is away, which declares it again."""
+    rig.proxies[1].shut()
+    deleted = rig.operator.post("queues/remove", queue=rig.queue, exact=True, in_use=True)
+    # What was delivered and not acknowledged is gone as well.
+    rig.discarded += deleted["messages"] + PREFETCH if deleted else 0
+    time.sleep(chance.uniform(*AWAY_SECS))
+    rig.proxies[1].open()
+
+
+def redrive(rig: Rig, chance: Random) -> None:
+    """An operator redrives the dead letters."""
+    rig.operator.redrive()
+
+
 def kill_other(rig: Rig, chance: Random) -> None:
     """SIGKILL for the remote gateway, and back."""
     assert rig.other is not None
@@ -230,4 +364,19 @@ FAULTS: Final[dict[str, Fault]] = {
     "slow-consumer": slow_consumer,
     "full-disk": full_disk,
     "clock": step_clock,
+    "clock-days": step_clock_by_days,
+    "freeze-gateway": freeze_gateway,
+    "slow-disk": slow_disk,
+    "disk-error": disk_error,
+    "damage-row": damage_row,
+    "pause-route": pause_route,
+    "resume-route": resume_route,
+    "reload": reload_mapping,
+    "delete-session": delete_session,
+    "delete-member": delete_member,
+    "cut-member": cut_member,
+    "leave-member": leave_member,
+    "purge-queue": purge_queue,
+    "delete-queue": delete_queue,
+    "redrive": redrive,
 }

@@ -7,6 +7,7 @@ remote broker. Names carry a tag, so that rows share a RabbitMQ and find nothing
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,18 +17,24 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.protocols.mqtt.spec import Version
-from tests.chaos.checker import History, Interval
+from gateway.protocols.mqtt.packets import Connack, Connect
+from gateway.protocols.mqtt.spec import Property, Version
+from tests.chaos.checker import History, Id, Interval, is_short_lived
+from tests.chaos.disk_errors import FailingDisk
 from tests.chaos.faults import FAULTS, Disk
+from tests.chaos.gateway_operator import LEFT, ROUTE, Operator
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import Place, Row
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
 from tests.chaos.workers.amqpfast import FastReceiver, FastSender
+from tests.chaos.workers.beside import Beside
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
-from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.chaos.workers.group import Group, Member
+from tests.chaos.workers.mqtt import EXPIRY_SECS, Device, MqttReceiver, MqttSender
+from tests.files import replace_text
 from tests.ingress.amqpfast.client import QUEUE, TOPIC
 from tests.interop.gateway_fixture import LOOPBACK
-from tests.interop.gateway_process import GatewayProcess
+from tests.interop.gateway_process import REPORTING, GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
 from tests.interop.wrong_clock import Clock
 
@@ -61,6 +68,11 @@ LINK: Final = {
 }
 # An AMQP/Fast server decides itself how soon it misses a client.
 LIMITS: Final = {"heartbeat_secs": 2}
+MAPPING: Final = "mapping.yaml"
+QUEUE_NAME: Final = "out"
+DAMAGED: Final = "store damaged"
+EXPIRED: Final = frozenset({"expired", "queue_expired"})  # reasons of dropping
+FAILING: Final = frozenset({"slow-disk", "disk-error"})
 
 
 @dataclass
@@ -75,18 +87,34 @@ class Rig:
     sender: Sender
     prober: Sender
     receiver: Receiver
+    beside: Beside
+    operator: Operator
+    mapping: Path
+    store: Path  # folder
     rabbitmq: RabbitMQ | None = None
     mosquitto: Mosquitto | None = None
     other: GatewayProcess | None = None
     disk: Disk | None = None
     clock: Clock | None = None
+    failing_disk: FailingDisk | None = None
     excused: list[Interval] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    discarded: int = 0  # at most so many messages were ended by operators or by damage
+    clock_error_secs: float = 0.0
+    accounted: set[Id] = field(default_factory=set)  # did not arrive, and are dead letters or counted
+    account: str = ""
+    is_changed: bool = False  # the mapping
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """Who is connected to something."""
-        return (self.sender, self.prober, self.receiver)
+        return (self.sender, self.prober, self.receiver, *self.beside.workers)
+
+    @property
+    def members(self) -> list[Member]:
+        """Members of the shared subscription that receives."""
+        assert isinstance(self.receiver, Group)
+        return self.receiver.members
 
     def strike(self, fault: str, chance: Random) -> None:
         """Let something go wrong."""
@@ -96,6 +124,63 @@ class Rig:
         """Nothing is wrong any more; what is dead already stays dead."""
         for proxy in self.proxies:
             proxy.delay(0.0)
+        if "pause-route" in self.row.faults:
+            self.operator.post("routes/resume", name=ROUTE)
+
+    def redriven(self) -> bool:
+        """Redrive the dead letters of a row that makes some; return True if none is left."""
+        return "redrive" not in self.row.faults or self.operator.redrive()
+
+    def change_mapping(self) -> None:
+        """Add a route to the mapping file that nothing uses, or remove it."""
+        self.is_changed = not self.is_changed
+        replace_text(self.mapping, mapping_of(self.row, self.tag, changed=self.is_changed))
+
+    @property
+    def queue(self) -> str:
+        """Queue of a receiver of AMQP 0-9-1."""
+        assert self.row.target == "amqp"
+        return QUEUE_NAME
+
+    def leave_session(self) -> None:
+        """Leave a session that is owed what the receiver of MQTT gets."""
+        way = "in" if self.row.direct else "out"
+        with Device(self.gateway.port("mqtt")) as device:
+            lasting = {Property.SESSION_EXPIRY_INTERVAL: EXPIRY_SECS}
+            device.say(Connect(LEFT, Version.V5, False, 0, properties=lasting))
+            device.next(Connack)
+            device.subscribe(f"{way}/#", 1)
+            device.machine.disconnect()
+            device.flush()
+
+    def may_expire(self, ids: set[Id]) -> set[Id]:
+        """Return those that may expire before they arrive."""
+        return {id for id in ids if is_short_lived(id)} if self.row.expiring else set()
+
+    def close_books(self, wanted: set[Id], until: Callable[[Callable[[], bool]], bool]) -> None:
+        """Compare what the gateway has counted with what arrived of what was accepted.
+
+        Notes what is still queued, and dead letters and dropped messages that nothing in the row explains.
+        What did not arrive is `accounted` if it is a dead letter, or dropped and counted.
+        """
+        operator = self.operator
+        if not until(lambda: not operator.queued()):
+            self.notes += [f"still queued: {line}" for line in operator.queued()]
+        letters, dropped = operator.letters(), operator.dropped()
+        missing = wanted - self.receiver.heard
+        buried = missing & letters.keys()
+        ended = len(missing) - len(buried)
+        explained = self.row.discards or (self.row.expiring and dropped.keys() <= EXPIRED)
+        if (letters or dropped) and not explained:
+            self.notes.append(f"dead letters {dict(letters)}, dropped {dropped}")
+        elif ended <= self.discarded + sum(dropped.values()):
+            self.accounted = missing if self.row.discards else self.may_expire(missing)
+        if ended and "damage-row" in self.row.faults and DAMAGED not in self.gateway.log:
+            self.notes.append("messages of a damaged row are lost without a word")
+        self.account = (
+            f"{len(wanted)} accepted = {len(wanted) - len(missing)} delivered + {len(buried)} dead letters + "
+            f"{ended} ended, of {self.discarded} that may have been; dropped {dropped}"
+        )
 
     def prepare(self, opened: Callable[[Callable[[], bool]], bool]) -> None:
         """What is declared and subscribed by now the brokers know after a kill, too. `opened` waits for a
@@ -109,7 +194,8 @@ class Rig:
     def end(self) -> str:
         """The gateways are over: what they complained of is noted, and what the first one logged returned."""
         self.gateway.kill()
-        expected = ("store not writable",) if "full-disk" in self.row.faults else ()
+        expected = ["store not writable"] if self.row.full_or_failing else []
+        expected += [DAMAGED] if "damage-row" in self.row.faults else []
         self.notes += complaints(self.gateway.log, expected)
         if self.other is not None:
             self.other.kill()
@@ -129,8 +215,8 @@ class Rig:
 
 def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], store: Path) -> GatewayProcess:
     """The gateway of a row, not yet started."""
-    mapping = folder / "mapping.yaml"
-    mapping.write_text(yaml.safe_dump({"version": 1, "routes": [_route(row, tag)]}))
+    mapping = folder / MAPPING
+    mapping.write_text(mapping_of(row, tag))
     qos2: dict[str, Any] = {"qos": 2} if row.guarantee == "qos2" else {}
     return GatewayProcess(
         folder,
@@ -148,7 +234,19 @@ def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], stor
         store={"path": str(store / "data"), "probe_secs": 0.1},
         drain_timeout_secs=2.0,
         limits=LIMITS,
+        http={"host": LOOPBACK, "port": 0},
     )
+
+
+def mapping_of(row: Row, tag: str, *, changed: bool = False) -> str:
+    """Return the mapping file of a row; `changed`: with another route in front that nothing uses."""
+    unused = {
+        "name": "unused",
+        "from": {"endpoint": "mqtt", "topic": "unused/{rest...}"},
+        "to": {"endpoint": "amqp091", "exchange": "amq.topic", "routing_key": "unused.{rest...}"},
+    }
+    routes = [*([unused] if changed else []), _route(row, tag)]
+    return yaml.safe_dump({"version": 1, "routes": routes})
 
 
 def _route(row: Row, tag: str) -> dict[str, Any]:
@@ -176,7 +274,9 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
     more: dict[str, Any] = {"settle": row.settle}
     if row.deduplicate:
         more["deduplicate"] = {"by": "message_id", "window": "10m"}
-    return {"name": "route", "from": sources[row.source], "to": targets[row.target], **more}
+    if "redrive" in row.faults:
+        more["on_reject"] = "dead_letter"
+    return {"name": ROUTE, "from": sources[row.source], "to": targets[row.target], **more}
 
 
 def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, version: Version) -> Sender:
@@ -207,12 +307,14 @@ def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Ver
     if row.target in ("mqtt", "mosquitto"):
         prefix = way if row.target == "mqtt" else f"{tag}/out"
         qos = 2 if row.guarantee == "qos2" else 1
+        if row.members:
+            return Group("receiver", port, history, row.members, prefix=prefix, qos=qos, version=version)
         return MqttReceiver("receiver", port, history, prefix=prefix, qos=qos, version=version)
     if row.target in ("fast", "other"):
         return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix=f"{way}.")
     if row.target == "amqp":
-        queue = queue_at("out", "amq.topic", f"{way}.#", kind="")
-        return AmqpReceiver("receiver", port, history, queue="out", prefix=f"{way}.", declarations=queue)
+        queue = queue_at(QUEUE_NAME, "amq.topic", f"{way}.#", kind="")
+        return AmqpReceiver("receiver", port, history, queue=QUEUE_NAME, prefix=f"{way}.", declarations=queue)
     queue = queue_at(f"{tag}.out", f"{tag}.out", "#")
     return AmqpReceiver("receiver", port, history, queue=f"{tag}.out", prefix="", declarations=queue)
 
@@ -221,8 +323,8 @@ def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Ver
 def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) -> Iterator[Rig]:
     """A rig whose gateway runs; its sender and receiver wait to be started.
 
-    `rabbitmq` runs, and does so again afterwards; it may be None when the row needs none. Raises DiskError or
-    PeerMissingError where the rig cannot be built.
+    `rabbitmq` runs, and does so again afterwards; it may be None when the row needs none. Raises DiskError,
+    CompilerError or PeerMissingError where the rig cannot be built.
     """
     tag = f"chaos-{chance.getrandbits(40):x}"
     versions = (Version.V5, Version.V311)
@@ -239,7 +341,7 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
             other = stack.enter_context(GatewayProcess(place, limits=LIMITS, drain_timeout_secs=2.0))
         disk = stack.enter_context(Disk(folder / "disk")) if "full-disk" in row.faults else None
         clock = None
-        if "clock" in row.faults:
+        if not {"clock", "clock-days"}.isdisjoint(row.faults):
             clock = Clock(folder / "clock")
         remote_ports = {
             "rabbitmq": rabbitmq.port if rabbitmq is not None else 0,
@@ -249,15 +351,20 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         links = {name: stack.enter_context(Proxy(remote_ports[name])) for name in sorted(row.remotes)}
         store = disk.folder if disk is not None else folder
         gateway = gateway_of(row, folder, tag, links, store)
+        failing = None
         if clock is not None:
-            gateway.program = clock.program
+            gateway.program, gateway.reports_idle = clock.program, True
+        if not FAILING.isdisjoint(row.faults):
+            failing = FailingDisk(folder / "failing", store / "data")
+            gateway.program, gateway.reports_idle = (sys.executable, "-c", REPORTING), True
+            gateway.variables = failing.environment
         own = {name: gateway.configuration["listeners"][key]["port"] for name, key in LISTENERS.items()}
         ports = {**remote_ports, **own}
         near, far = (stack.enter_context(Proxy(ports[place])) for place in (row.source, row.target))
         history = History()
         version, receiving = chance.choice(versions), chance.choice(versions)
-        if row.deduplicate:
-            version = Version.V5  # before it a message cannot say its id
+        if row.deduplicate or row.expiring:
+            version = Version.V5  # before it a message has neither an id nor a time to live
         rig = Rig(
             row,
             tag,
@@ -267,12 +374,18 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
             sender_of(row, near.port, tag, history, probe=False, version=version),
             sender_of(row, near.port, tag, History(), probe=True, version=version),
             receiver_of(row, far.port, tag, history, version=receiving),
+            Beside(own["mqtt"], chance),
+            Operator(gateway),
+            folder / MAPPING,
+            store / "data",
             rabbitmq if "rabbitmq" in row.remotes else None,
             mosquitto,
             other,
             disk,
             clock,
+            failing,
         )
+        rig.sender.expiring = row.expiring
         stack.enter_context(gateway)
         yield rig
 

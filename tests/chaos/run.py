@@ -47,6 +47,7 @@ class Result(NamedTuple):
     struck: list[str]  # what went wrong, with the second of the run
     seconds: float
     log: str
+    account: str = ""  # what became of all that was accepted
 
     @property
     def sound(self) -> bool:
@@ -55,6 +56,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         told = [f"{self.row.name}, CHAOS_SEED={self.seed}, {self.seconds:.1f} s", str(self.verdict)]
+        told += [self.account] if self.account else []
         if not self.sound:
             told += [*self.notes, f"struck: {', '.join(self.struck)}", f"log: ...{self.log[-LOG_SHOWN:]}"]
         return "\n".join(told)
@@ -70,6 +72,8 @@ def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
         try:
             _open_the_way(rig)
             rig.sender.start()
+            if rig.beside is not None:
+                rig.beside.start()
             struck = _strike(rig, chance)
             rig.mend()
             _drain(rig)
@@ -88,8 +92,11 @@ def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
             flagged=row.flagged,
             deduplicated=row.deduplicate,
             excused=rig.excused,
+            clock_error_secs=rig.clock_error_secs,
         )
-        return Result(row, seed, verdict, rig.notes, struck, time.monotonic() - began, log)
+        verdict = verdict._replace(lost=tuple(id for id in verdict.lost if id not in rig.accounted))
+        seconds = time.monotonic() - began
+        return Result(row, seed, verdict, rig.notes, struck, seconds, log, rig.account)
 
 
 def _rig_of(row: AnyRow, folder: Path, chance: Random, rabbitmq: Brokers) -> AbstractContextManager[AnyRig]:
@@ -103,6 +110,9 @@ def _rig_of(row: AnyRow, folder: Path, chance: Random, rabbitmq: Brokers) -> Abs
 def _open_the_way(rig: AnyRig) -> None:
     """Return when what is sent arrives: subscriptions, links and queues are there."""
     rig.receiver.start()
+    if rig.beside is not None:
+        rig.beside.watcher.start()
+        _until(rig.beside.watcher.ready.is_set, PROBED_SECS_MAX)
     _until(rig.receiver.ready.is_set, PROBED_SECS_MAX)
     rig.prober.start()
     opened = _until(rig.receiver.probed.is_set, PROBED_SECS_MAX)
@@ -131,15 +141,25 @@ def _strike(rig: AnyRig, chance: Random) -> list[str]:
 
 
 def _drain(rig: AnyRig) -> None:
-    """Wait until all is acknowledged and has arrived and nothing comes any more, or for long enough."""
+    """Wait until all is acknowledged and has arrived and nothing comes any more, or for long enough; then
+    close the books."""
     sender, receiver, patience = rig.sender, rig.receiver, rig.row.quiet_secs_max
     _until(lambda: sender.done, patience)
     sender.finish()
+    if rig.beside is not None:
+        rig.beside.finish()
+    if not _until(rig.redriven, patience):
+        rig.notes.append("dead letters cannot be redriven")
     wanted = owed(rig.history.records, rig.excused)
-    _until(lambda: wanted <= receiver.heard, patience)
+    lasting = wanted - rig.may_expire(wanted)
+    _until(lambda: len(lasting - receiver.heard) <= rig.discarded, patience)
     _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
+    if rig.beside is not None:
+        _until(lambda: rig.beside is None or rig.beside.is_complete, patience)
+        rig.notes += rig.beside.faults(rig.clock_error_secs)
     if not _until(lambda: not rig.idle_report(), IDLE_SECS_MAX):
         rig.notes += [f"not idle: {line}" for line in rig.idle_report()]
+    rig.close_books(wanted, partial(_until, seconds=IDLE_SECS_MAX))
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -41,11 +41,19 @@ class Row(NamedTuple):
     messages: int = 5_000
     seconds: float = 6.0
     deduplicate: bool = False
+    members: int = 0  # of the shared subscription that receives, of MQTT; 0: it is not shared
+    expiring: bool = False  # some messages live for a second
 
     @property
     def name(self) -> str:
         """What it is called on the command line."""
-        manner = "deduplicated" if self.deduplicate else self.settle
+        manner: str = self.settle
+        for other, is_so in (
+            ("deduplicated", self.deduplicate),
+            ("shared", self.members),
+            ("expiring", self.expiring),
+        ):
+            manner = other if is_so else manner
         return f"{self.source}-{self.target}-{self.guarantee}-{manner}-{'+'.join(self.faults)}"
 
     @property
@@ -66,19 +74,32 @@ class Row(NamedTuple):
     @property
     def once(self) -> bool:
         """Nothing may come twice: QoS 2 within the gateway."""
-        return self.guarantee == "qos2" and self.source == self.target == "mqtt"
+        return self.guarantee == "qos2" and self.source == self.target == "mqtt" and not self.members
 
     @property
     def ordered(self) -> bool:
-        """Nothing may be overtaken."""
-        return True
+        """Nothing may be overtaken, but by members of a shared subscription, and what was a dead letter."""
+        return not self.members and "redrive" not in self.faults
+
+    @property
+    def discards(self) -> bool:
+        """Operators, ended sessions or a damaged store may end messages that were accepted, and all those are
+        counted."""
+        # A message of QoS 2 that is in flight when its session ends is no other member's (MQTT 5: 4.8.2).
+        ending = {"leave-member", "delete-member"} if self.guarantee == "qos2" else set()
+        return not ({"purge-queue", "delete-queue", "damage-row"} | ending).isdisjoint(self.faults)
+
+    @property
+    def full_or_failing(self) -> bool:
+        """The store cannot be written for a while."""
+        return not {"full-disk", "disk-error"}.isdisjoint(self.faults)
 
     @property
     def flagged(self) -> bool:
         """What comes twice is marked. Not where a link may repeat what it does not know to have arrived, and
         not of what the disk refused after it was delivered, if its sender's MQTT cannot be told: then it is
-        the gateway itself that tries again."""
-        return not self.remotes and not (self.source == "mqtt" and "full-disk" in self.faults)
+        the gateway itself that tries again. Nor of what another member or a dead letter was."""
+        return self.ordered and not self.remotes and not (self.source == "mqtt" and self.full_or_failing)
 
 
 EVERYWHERE: Final = (
@@ -108,6 +129,131 @@ COMMITTING: Final = (
     ("stall", "half-open"),
     ("full-disk", "kill-gateway"),
 )
+
+
+# What is not a combination of any way with any guarantee: ways, and the faults of each of them.
+Ways = tuple[tuple[Place, Place, Guarantee], ...]
+Faults = tuple[tuple[str, ...], ...]
+WAYS: Final[Ways] = (
+    ("mqtt", "amqp", "qos1"),
+    ("amqp", "mqtt", "confirm"),
+    ("fast", "fast", "tx"),
+    ("mqtt", "mqtt", "qos2"),
+)
+SPECIAL: Final[tuple[tuple[Ways, Faults], ...]] = (
+    (
+        WAYS,
+        (
+            ("freeze-gateway",),
+            ("freeze-gateway", "cut"),
+            ("freeze-gateway", "kill-gateway"),
+            ("slow-disk",),
+            ("slow-disk", "kill-gateway"),
+            ("disk-error",),
+            ("disk-error", "kill-gateway"),
+            ("disk-error", "slow-disk", "cut"),
+            ("clock-days",),
+            ("clock-days", "kill-gateway"),
+            ("clock-days", "stop-gateway"),
+        ),
+    ),
+    (
+        (
+            ("mqtt", "amqp", "qos1"),
+            ("mqtt", "amqp", "qos2"),
+            ("amqp", "mqtt", "confirm"),
+            ("amqp", "fast", "tx"),
+            ("mqtt", "rabbitmq", "qos1"),
+            ("rabbitmq", "mqtt", "confirm"),
+        ),
+        (
+            ("pause-route", "resume-route", "reload", "kill-gateway"),
+            ("pause-route", "resume-route", "reload", "stop-gateway"),
+            ("pause-route", "resume-route", "reload", "cut"),
+        ),
+    ),
+    (
+        (("mqtt", "amqp", "qos1"), ("amqp", "fast", "confirm")),
+        (("pause-route", "resume-route", "full-disk"), ("pause-route", "reload", "disk-error")),
+    ),
+    (
+        (("mqtt", "mqtt", "qos1"), ("amqp", "mqtt", "confirm")),
+        (("delete-session", "kill-gateway"), ("delete-session", "full-disk", "cut")),
+    ),
+    (
+        (("mqtt", "amqp", "qos1"), ("fast", "amqp", "confirm")),
+        (
+            ("purge-queue", "kill-gateway"),
+            ("purge-queue", "full-disk", "cut"),
+            ("delete-queue", "redrive", "kill-gateway"),
+            ("delete-queue", "redrive", "cut"),
+            ("delete-queue", "redrive", "full-disk"),
+        ),
+    ),
+    (
+        (
+            ("mqtt", "mqtt", "qos1"),
+            ("amqp", "amqp", "confirm"),
+            ("fast", "fast", "confirm"),
+            ("mqtt", "amqp", "qos2"),
+        ),
+        (("damage-row",), ("damage-row", "cut")),
+    ),
+)
+SHARED: Final[tuple[tuple[Ways, Faults], ...]] = (
+    (
+        (("mqtt", "mqtt", "qos1"), ("amqp", "mqtt", "confirm")),
+        (
+            ("full-disk", "cut-member"),
+            ("full-disk", "cut-member", "kill-gateway"),
+            ("leave-member", "cut-member"),
+            ("leave-member", "full-disk"),
+            ("delete-member", "kill-gateway"),
+            ("delete-member", "full-disk", "cut"),
+        ),
+    ),
+    (
+        (("mqtt", "mqtt", "qos2"),),
+        (
+            ("full-disk", "cut-member"),
+            ("full-disk", "cut-member", "kill-gateway"),
+            ("leave-member", "cut-member"),
+            ("delete-member", "full-disk"),
+        ),
+    ),
+)
+
+
+# Nothing restarts the gateway here: it would count what it drops from 0.
+EXPIRING: Final[tuple[Ways, Faults]] = (
+    (*WAYS[:3], ("mqtt", "mqtt", "qos1"), ("amqp", "amqp", "confirm")),
+    (
+        ("stall", "slow-consumer"),
+        ("slow-consumer", "cut"),
+        ("full-disk", "cut"),
+        ("freeze-gateway", "slow-consumer"),
+        ("slow-disk", "stall"),
+    ),
+)
+PAUSED_EXPIRING: Final[tuple[Ways, Faults]] = (
+    WAYS[:2],
+    (("pause-route", "resume-route", "cut"), ("pause-route", "resume-route", "full-disk")),
+)
+
+
+def special_rows() -> list[Row]:
+    """Rows of faults that make sense on some ways only."""
+    rows = [
+        Row(source, target, guarantee, "confirmed", faults, expiring=True)
+        for ways, fault_sets in (EXPIRING, PAUSED_EXPIRING)
+        for (source, target, guarantee), faults in product(ways, fault_sets)
+    ]
+    for members, table in ((0, SPECIAL), (3, SHARED)):
+        for ways, fault_sets in table:
+            for (source, target, guarantee), faults in product(ways, fault_sets):
+                settle: Settle = "stored" if target in REMOTE else "confirmed"
+                rows.append(Row(source, target, guarantee, settle, faults, members=members))
+    return rows
 
 
 def _fault_sets(remotes: set[Place], guarantee: Guarantee) -> list[tuple[str, ...]]:
@@ -144,7 +290,7 @@ def matrix() -> list[Row]:
         for faults in REPEATING:
             made = Row(source, target, GUARANTEES[source][0], "confirmed", faults)
             rows.append(made._replace(deduplicate=True))
-    return rows
+    return [*rows, *special_rows()]
 
 
 # What `make test` runs: one row for each place, guarantee and kind of fault, as short as they can be.

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from tests.chaos.__main__ import SEED_VARIABLE
+from tests.chaos.disk_errors import CompilerError
 from tests.chaos.faults import DiskError
 from tests.chaos.replicas.rows import REPLICAS_SHORT, replica_rows
 from tests.chaos.run import AnyRow, run
@@ -30,7 +31,7 @@ def test_nothing_acknowledged_is_lost(row: AnyRow, tmp_path: Path, request: pyte
         rabbitmq = request.getfixturevalue("rabbitmq")
     try:
         result = run(row, SEED, tmp_path / "run", rabbitmq)
-    except DiskError as error:
+    except (CompilerError, DiskError) as error:
         pytest.skip(str(error))
     except PeerMissingError as error:
         missing(str(error))

@@ -6,7 +6,19 @@ from typing import Any, Final
 
 import pytest
 
-from tests.chaos.checker import History, Id, Record, What, body_of, id_of, judge, stranger
+from tests.chaos.checker import (
+    LIFE_SECS,
+    Carried,
+    History,
+    Id,
+    Record,
+    What,
+    body_of,
+    carried_by,
+    id_of,
+    judge,
+    stranger,
+)
 
 S, A, N, R = What.SENT, What.ACKED, What.REFUSED, What.RECEIVED
 Step = tuple[Any, ...]
@@ -87,6 +99,48 @@ def test_order_is_a_matter_of_one_source_and_one_address() -> None:
 def test_counts() -> None:
     verdict = judge(history([*whole(0, 1), (R, 0), (R, 0), (S, 2), (S, 2)]))
     assert verdict[:4] == (3, 2, 2, 2)
+
+
+ALL: Final = carried_by(Id("s", "a", 1))
+BARE: Final = carried_by(Id("s", "a", 2))
+PROPERTIES: Final[list[tuple[str, Carried | None, Carried | None, float, bool]]] = [
+    ("unchanged", ALL, ALL, 0.0, True),
+    ("an hour later, and an hour less", ALL, ALL._replace(life_secs=LIFE_SECS - 3_600.0), 3_600.0, True),
+    ("an hour less at once", ALL, ALL._replace(life_secs=LIFE_SECS - 3_600.0), 0.0, False),
+    ("longer than it was", ALL, ALL._replace(life_secs=LIFE_SECS + 60.0), 0.0, False),
+    ("no life any more", ALL, ALL._replace(life_secs=None), 0.0, False),
+    ("a life from nowhere", BARE, BARE._replace(life_secs=9.0), 0.0, False),
+    ("another id", ALL, ALL._replace(message_id="s/a/2"), 0.0, False),
+    ("no id", ALL, ALL._replace(message_id=None), 0.0, False),
+    ("another content type", ALL, ALL._replace(content_type="text/plain"), 0.0, False),
+    ("a header twice", ALL, ALL._replace(mark="1,1"), 0.0, False),
+    ("sent without properties", None, Carried(), 0.0, True),
+    ("received without properties", ALL, None, 0.0, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, sent, received, passed, sound", PROPERTIES, ids=[row[0] for row in PROPERTIES]
+)
+def test_properties(
+    name: str, sent: Carried | None, received: Carried | None, passed: float, sound: bool
+) -> None:
+    id = Id("s", "a", 1)
+    records = [
+        Record(S, id, 0.0, carried=sent),
+        Record(A, id, 0.0),
+        Record(R, id, passed, "a", carried=received),
+    ]
+    assert judge(records).altered == (() if sound else (id,))
+    assert judge([*records, records[-1]]).altered == (() if sound else (id,)), "each is named once"
+
+
+def test_a_life_may_be_off_by_as_much_as_clocks_were_set() -> None:
+    id = Id("s", "a", 1)
+    longer = ALL._replace(life_secs=LIFE_SECS + 60.0)
+    records = [Record(S, id, 0.0, carried=ALL), Record(A, id, 0.0), Record(R, id, 0.0, "a", carried=longer)]
+    assert judge(records, clock_error_secs=50.0).altered == (id,)
+    assert judge(records, clock_error_secs=60.0).altered == ()
 
 
 @pytest.mark.parametrize("octets", [0, 30, 128, 4_096])

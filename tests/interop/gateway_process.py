@@ -25,6 +25,14 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECS: Final = 30.0
 POLL_SECS: Final = 0.01
 PROGRAM: Final = (sys.executable, "-c", "from gateway.cli import main; main()")
+REPORTING: Final = """
+import signal
+from tests.interop.zygote import write_idle_report
+signal.signal(signal.SIGUSR2, write_idle_report)
+from gateway.cli import main
+main()
+"""
+"""Program of a gateway that is not forked and can be asked for its idle report."""
 ANNOUNCED: Final = re.compile(r"^  (\S+) +\S+(?: with TLS)? on \S*:(\d+)$|page +http://localhost:(\d+)/")
 
 
@@ -64,6 +72,8 @@ class GatewayProcess:
         self.ports: dict[str, int] = {}
         self.python_path: tuple[Path, ...] = (ROOT,)
         self.program: tuple[str, ...] | None = None  # instead of the gateway of this checkout
+        self.reports_idle = False  # though it is another program
+        self.variables: dict[str, str] = {}  # of its environment, for another program
         self._process: subprocess.Popen[str] | Forked | None = None
 
     def __enter__(self) -> Self:
@@ -119,7 +129,8 @@ class GatewayProcess:
         return done.stdout
 
     def _environment(self) -> dict[str, str]:
-        return environment() | {"PYTHONPATH": os.pathsep.join(map(str, self.python_path))}
+        path = os.pathsep.join(map(str, self.python_path))
+        return environment() | {"PYTHONPATH": path} | self.variables
 
     def _announced(self, process: subprocess.Popen[str] | Forked) -> dict[str, int]:
         assert process.stdout is not None
@@ -156,9 +167,10 @@ class GatewayProcess:
     def idle_report(self) -> list[str]:
         """Return what waits in the gateway, a line each (tests/idle.py); empty if nothing does.
 
-        Only a gateway that was forked can be asked: one that is another program's child has no such signal.
+        Only a gateway that was forked, or `reports_idle`, can be asked: another program has no such signal.
         """
-        if not isinstance(self.process, Forked) or self.configuration.get("workers", 1) > 1:
+        reports = self.reports_idle or isinstance(self.process, Forked)
+        if not reports or self.configuration.get("workers", 1) > 1:
             return []
         file = self.folder / IDLE_REPORT
         file.unlink(missing_ok=True)

@@ -177,13 +177,13 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, others: tuple[int
     # What is drawn when Trio is imported says where its clock begins and which task is next.
     trio._core._run._r.seed()
     random.seed()
-    signal.signal(signal.SIGUSR2, _write_idle_report)
+    signal.signal(signal.SIGUSR2, write_idle_report)
     sys.argv[:] = ["gateway", *request["arguments"]]
     main = importlib.import_module("gateway.cli").main
     sys.exit(main())
 
 
-def _write_idle_report(*_: object) -> None:
+def write_idle_report(*_: object) -> None:
     """Write what waits in the gateway of this process, as a JSON list of lines (tests/idle.py)."""
     gateway_type = importlib.import_module("gateway.app").Gateway
     idle_report = importlib.import_module("tests.idle").idle_report

@@ -21,7 +21,7 @@ import yaml
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import Version
 from tests.chaos.balancer import Balancer
-from tests.chaos.checker import History, Interval
+from tests.chaos.checker import History, Id, Interval
 from tests.chaos.proxy import Proxy
 from tests.chaos.replicas.faults import FAULTS
 from tests.chaos.replicas.rows import ReplicaRow
@@ -65,6 +65,12 @@ class ReplicaRig:
     receiver: Receiver
     excused: list[Interval] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    # What only rows of a single gateway have.
+    beside: None = None
+    discarded: int = 0
+    clock_error_secs: float = 0.0
+    accounted: frozenset[Id] = frozenset()
+    account: str = ""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -80,6 +86,17 @@ class ReplicaRig:
 
     def mend(self) -> None:
         """Each fault ends what it began."""
+
+    def redriven(self) -> bool:
+        """Return True: no row of replicas makes dead letters."""
+        return True
+
+    def may_expire(self, ids: set[Id]) -> set[Id]:
+        """Return none: no message of replicas has a short life."""
+        return set()
+
+    def close_books(self, wanted: set[Id], until: Callable[[Callable[[], bool]], bool]) -> None:
+        """Replicas have no books of their own."""
 
     def end(self) -> str:
         """The replicas are over: what they complained of is noted, and what they logged returned."""

@@ -15,7 +15,12 @@ from typing import Final, Literal
 from gateway.errors import LocalProtocolError
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091.codec import (
+    BasicProperties,
+    decode_address,
+    decode_properties,
+    encode_basic_properties,
+)
 from gateway.protocols.amqp091.events import (
     ChannelClosed,
     Closed,
@@ -24,13 +29,22 @@ from gateway.protocols.amqp091.events import (
     Event,
     MethodReceived,
 )
-from tests.chaos.checker import History, Id, body_of
-from tests.chaos.workers.common import SILENCE_SECS_MAX, WINDOW, At, Receiver, Sender, Worker, readable
+from gateway.protocols.amqp091.translate import decode_model
+from tests.chaos.checker import MARK, Carried, History, Id, body_of
+from tests.chaos.workers.common import (
+    SILENCE_SECS_MAX,
+    WINDOW,
+    At,
+    Receiver,
+    Sender,
+    Worker,
+    carried_in,
+    readable,
+)
 from tests.ingress.amqp_client import Amqp
 
 HEARTBEAT_SECS: Final = 1
 PREFETCH: Final = 50
-PERSISTENT_WITH_ID: Final = b"\x10\x80\x02"  # flags of a content header, delivery-mode; then message-id
 Declaration = tuple[m.Method, type[m.Method]]
 
 
@@ -111,6 +125,17 @@ def queue_at(
     )
 
 
+def _native(carried: Carried) -> BasicProperties:
+    """Return the properties of a persistent message."""
+    return BasicProperties(
+        content_type=carried.content_type,
+        headers=None if carried.mark is None else ((MARK, string(carried.mark)),),
+        delivery_mode=2,
+        expiration=None if carried.life_secs is None else str(int(carried.life_secs * 1_000)),
+        message_id=carried.message_id,
+    )
+
+
 class AmqpSender(Sender):
     """Publishes persistent messages to `exchange`, with `prefix` and the address as their key."""
 
@@ -163,9 +188,7 @@ class AmqpSender(Sender):
         for id in ids:
             self._tag += 1
             self._open[self._tag] = id
-            self.history.sent(id)
-            message_id = "/".join(map(str, id)).encode()
-            properties = PERSISTENT_WITH_ID + bytes((len(message_id),)) + message_id
+            properties = encode_basic_properties(_native(self.noted(id)))
             method = m.BasicPublish(self._exchange, f"{self._prefix}{id.address}")
             channel.machine.send_content(1, method, properties, body_of(id))
         if ids and self._transacted:
@@ -215,7 +238,9 @@ class AmqpReceiver(Receiver):
                 channel.flush()
 
     def _take(self, channel: Channel, event: Deliveries) -> None:
-        for _, _, _, redelivered, wire, _, body in event.contents:
+        for _, _, _, redelivered, wire, raw, body in event.contents:
             key = decode_address(wire)[1]
-            self.note(body, key.removeprefix(self._prefix), redelivered)
+            left = decode_properties(raw).expiration
+            carried = carried_in(decode_model(raw), None if left is None else int(left) / 1_000)
+            self.note(body, key.removeprefix(self._prefix), redelivered, carried)
         channel.machine.ack(1, event.contents[-1][2], multiple=True)

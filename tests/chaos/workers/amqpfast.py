@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from math import ceil
 from typing import Any, Final
 
 from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     ChannelClosed,
@@ -25,8 +27,18 @@ from gateway.protocols.amqpfast.events import (
 )
 from gateway.protocols.amqpfast.sending import Producer
 from gateway.protocols.amqpfast.spec import REDELIVERED
-from tests.chaos.checker import History, Id, body_of
-from tests.chaos.workers.common import SILENCE_SECS_MAX, WINDOW, At, Receiver, Sender, Worker, readable
+from gateway.protocols.amqpfast.translate import decode_model
+from tests.chaos.checker import MARK, Carried, History, Id, body_of
+from tests.chaos.workers.common import (
+    SILENCE_SECS_MAX,
+    WINDOW,
+    At,
+    Receiver,
+    Sender,
+    Worker,
+    carried_in,
+    readable,
+)
 from tests.ingress.amqpfast.client import QUEUE, Fast, head
 
 HEARTBEAT_SECS: Final = 1
@@ -96,6 +108,26 @@ def opened(worker: Worker, client_name: str = "", *, transacted: bool = False) -
     return courier
 
 
+def _head(carried: Carried) -> bytes:
+    """Return the head of a persistent message."""
+    more: dict[str, Any] = {}
+    if carried.mark is not None:
+        more["headers"] = {MARK: carried.mark}
+    if carried.life_secs is not None:
+        more["expiration"] = ceil(time.time() + carried.life_secs)
+    return head(
+        persistent=True,
+        identifier=carried.message_id or "",
+        mime_type=carried.content_type or "",
+        **more,
+    )
+
+
+def _carried(raw: bytes) -> Carried:
+    expiration = decode_head_properties(raw).expiration
+    return carried_in(decode_model(raw), expiration - time.time() if expiration else None)
+
+
 class FastSender(Sender):
     """Sends persistent messages to destinations of `service`: `prefix` and the address.
 
@@ -145,8 +177,7 @@ class FastSender(Sender):
 
     def _send(self, courier: Courier, ids: list[Id]) -> None:
         for id in ids:
-            self.history.sent(id)
-            said = head(persistent=True, identifier="/".join(map(str, id)))
+            said = _head(self.noted(id))
             handle, producer = self._producers[id.address]
             (tag,) = producer.send_many([(b"", said, body_of(id))])
             if not self._transacted:
@@ -185,9 +216,9 @@ class FastReceiver(Receiver):
                 events = courier.arrived()
                 for event in events:
                     if isinstance(event, Notifies):
-                        for _, _, bits, _, body, name in event.rows:
+                        for _, _, bits, raw, body, name in event.rows:
                             address = name.decode().removeprefix(self._prefix)
-                            self.note(body, address, bool(bits & REDELIVERED))
+                            self.note(body, address, bool(bits & REDELIVERED), _carried(raw))
                         courier.machine.ack(1, event.rows[-1][1])
                 if self.alive(bool(events)):
                     courier.beat()

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tests.chaos.checker import History, Id, id_of, stranger
+from gateway.model.properties import Properties
+from tests.chaos.checker import MARK, Carried, History, Id, carried_by, id_of, stranger
 
 POLL_SECS: Final = 0.01
 AGAIN_SECS: Final = 0.05
@@ -37,6 +38,13 @@ class At(NamedTuple):
     def port(self, listener: str) -> int:
         """The port, whatever listens there."""
         return self.number
+
+
+def carried_in(properties: Properties, life_secs: float | None) -> Carried:
+    """Return what a received message carries, of the properties that the checker compares."""
+    marks = [str(value.value) for name, value in properties.headers if name == MARK]
+    mark = ",".join(marks) if marks else None
+    return Carried(properties.message_id, properties.content_type, mark, life_secs)
 
 
 def readable(sock: socket.socket) -> bytes:
@@ -122,6 +130,7 @@ class Sender(Worker):
         self.history = history
         self.unacked: dict[Id, None] = {}
         self.again: deque[Id] = deque()  # refused: to be sent again
+        self.expiring = False  # some messages soon expire
         self._addresses = tuple(addresses)
         self._count = count
         self._rate = rate
@@ -160,6 +169,12 @@ class Sender(Worker):
             self._made += 1
         return found
 
+    def noted(self, id: Id, *, bare: bool = False) -> Carried:
+        """Note that a message is sent now, and return its properties; `bare`: it is sent without them."""
+        carried = carried_by(id, expiring=self.expiring)
+        self.history.sent(id, None if bare else carried)
+        return carried
+
     def told(self, id: Id, accepted: bool) -> None:
         """The peer has answered for a message."""
         if accepted:
@@ -183,13 +198,13 @@ class Receiver(Worker):
         self.last_at = 0.0
         self.slow_secs = 0.0
 
-    def note(self, body: bytes, address: str, repeat: bool) -> None:
-        """A message came."""
+    def note(self, body: bytes, address: str, repeat: bool, carried: Carried | None) -> None:
+        """A message came; `carried` is None if its protocol has no properties."""
         id = id_of(body) or stranger(body)
         if id.source == PROBE:
             self.probed.set()
             return
-        self.history.received(id, address, repeat)
+        self.history.received(id, address, repeat, carried)
         self.heard.add(id)
         self.last_at = time.monotonic()
 

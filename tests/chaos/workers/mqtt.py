@@ -24,14 +24,22 @@ from gateway.protocols.mqtt.packets import (
     Suback,
     Subscription,
 )
-from gateway.protocols.mqtt.properties import encode_property
+from gateway.protocols.mqtt.properties import decode_list, encode_property
 from gateway.protocols.mqtt.spec import DUP, FAILURE, QOS, PacketType, Property, Version
-from gateway.protocols.mqtt.translate import FIELDS
-from tests.chaos.checker import History, Id, body_of
-from tests.chaos.workers.common import SILENCE_SECS_MAX, WINDOW, Receiver, Sender, Worker, readable
+from gateway.protocols.mqtt.translate import FIELDS, decode_properties
+from tests.chaos.checker import MARK, Carried, History, Id, body_of
+from tests.chaos.workers.common import (
+    SILENCE_SECS_MAX,
+    WINDOW,
+    Receiver,
+    Sender,
+    Worker,
+    carried_in,
+    readable,
+)
 from tests.ingress.clients import Mqtt
 
-EXPIRY_SECS: Final = 6 * 24 * 3_600  # longer than any step of a clock
+EXPIRY_SECS: Final = 400 * 24 * 3_600  # longer than any step of a clock
 KEEP_ALIVE_SECS: Final = 2
 IDS: Final = 65_535
 
@@ -50,13 +58,21 @@ class Device(Mqtt):
         return events
 
 
-def opened(worker: Worker, version: Version) -> tuple[Device, Connack]:
-    """A connection with the worker's session. Raises ConnectionError when it is refused."""
+def client_id_of(worker: Worker) -> str:
+    """Return the client identifier of a worker."""
+    return f"chaos-{worker.name}"
+
+
+def opened(
+    worker: Worker, version: Version, *, clean: bool = False, may_be_new: bool = False
+) -> tuple[Device, Connack]:
+    """A connection with the worker's session, or with `clean` a new one. Raises ConnectionError when it is
+    refused. A session that is not there is noted, unless it `may_be_new`."""
     device = Device(worker.port)
     device.sock.settimeout(SILENCE_SECS_MAX)
     expiry = {Property.SESSION_EXPIRY_INTERVAL: EXPIRY_SECS} if version is Version.V5 else {}
     try:
-        device.say(Connect(f"chaos-{worker.name}", version, False, KEEP_ALIVE_SECS, properties=expiry))
+        device.say(Connect(client_id_of(worker), version, clean, KEEP_ALIVE_SECS, properties=expiry))
         connack = device.next(Connack)
         if connack.reason >= FAILURE:
             raise ConnectionError(f"refused: {connack.reason:#04x}")
@@ -65,10 +81,27 @@ def opened(worker: Worker, version: Version) -> tuple[Device, Connack]:
     except BaseException:
         device.cut()
         raise
-    if not connack.session_present and worker.connects:
+    if not connack.session_present and worker.connects and not (clean or may_be_new):
         worker.notes.append(f"the session of {worker.name} was forgotten")
     worker.connected()
     return device, connack
+
+
+def _listed(carried: Carried) -> bytes:
+    """Return the property list of a PUBLISH; no bytes of it reach a version without properties."""
+    found = encode_property(Property.USER_PROPERTY, (FIELDS["message_id"], carried.message_id))
+    if carried.content_type is not None:
+        found += encode_property(Property.CONTENT_TYPE, carried.content_type)
+    if carried.mark is not None:
+        found += encode_property(Property.USER_PROPERTY, (MARK, carried.mark))
+    if carried.life_secs is not None:
+        found += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, int(carried.life_secs))
+    return found
+
+
+def _carried(raw: bytes) -> Carried:
+    left = decode_list(raw, PacketType.PUBLISH).get(Property.MESSAGE_EXPIRY_INTERVAL)
+    return carried_in(decode_properties(raw), left)
 
 
 class MqttSender(Sender):
@@ -138,10 +171,10 @@ class MqttSender(Sender):
 
     def _publish(self, device: Device, packet_id: int, id: Id, *, dup: bool = False) -> None:
         self._publishing[packet_id] = id
-        self.history.sent(id)
+        carried = self.noted(id, bare=self._version is not Version.V5)
         topic = f"{self._prefix}/{id.address}".encode()
-        named = encode_property(Property.USER_PROPERTY, (FIELDS["message_id"], "/".join(map(str, id))))
-        device.machine.publish(topic, body_of(id), self._qos, packet_id=packet_id, dup=dup, properties=named)
+        listed = _listed(carried)
+        device.machine.publish(topic, body_of(id), self._qos, packet_id=packet_id, dup=dup, properties=listed)
 
     def _answered(self, device: Device, acks: Acks) -> None:
         for packet_id, reason in acks.rows:
@@ -157,25 +190,37 @@ class MqttSender(Sender):
 
 
 class MqttReceiver(Receiver):
-    """Subscribes to everything below `prefix`."""
+    """Subscribes to everything below `prefix`, with others of its `group` if it has one."""
 
     def __init__(
-        self, name: str, port: int, history: History, *, prefix: str, qos: int, version: Version
+        self,
+        name: str,
+        port: int,
+        history: History,
+        *,
+        prefix: str,
+        qos: int,
+        version: Version,
+        group: str = "",
     ) -> None:
         super().__init__(name, port, history)
         self._prefix = prefix
+        self._filter = f"$share/{group}/{prefix}/#" if group else f"{prefix}/#"
         self._qos = qos
         self._version = version
         self._known: set[int] = set()  # packet identifiers of QoS 2 that wait for their PUBREL
 
     def converse(self) -> None:
         """One connection."""
-        device, connack = opened(self, self._version)
+        self.receive(*opened(self, self._version))
+
+    def receive(self, device: Device, connack: Connack) -> None:
+        """Subscribe on a new connection, and receive until it ends."""
         with device:
             if not connack.session_present:
                 self._known.clear()
             # Always: it may have died between its CONNACK and its SUBACK.
-            subscription = Subscription(f"{self._prefix}/#", self._qos)
+            subscription = Subscription(self._filter, self._qos)
             device.machine.subscribe(1, [subscription], {})
             device.flush()
             while self.going:
@@ -195,10 +240,12 @@ class MqttReceiver(Receiver):
                 raise ConnectionError(f"the subscription was refused: {event.reasons[0]:#04x}")
             self.ready.set()
         elif isinstance(event, Publishes):
-            for flags, topic, packet_id, _, body in event.rows:
+            for flags, topic, packet_id, raw, body in event.rows:
                 twice = flags & QOS == 4
                 if not twice or packet_id not in self._known:
-                    self.note(body, topic.decode().removeprefix(f"{self._prefix}/"), bool(flags & DUP))
+                    address = topic.decode().removeprefix(f"{self._prefix}/")
+                    carried = _carried(raw) if self._version is Version.V5 else None
+                    self.note(body, address, bool(flags & DUP), carried)
                 if twice:
                     self._known.add(packet_id)
                 device.machine.send(Ack(PacketType.PUBREC if twice else PacketType.PUBACK, packet_id))

@@ -1,0 +1,182 @@
+"""What goes on beside the messages of a row: retained messages and wills, which have promises of their own.
+
+One client sets, changes and clears retained messages, each after the one before was acknowledged, and often
+loses its connection before that. Other clients connect with a will and vanish; a watcher with a persistent
+session gets the wills. In the end a new subscriber must be sent exactly what was retained last, and each will
+of a client that was let in must have arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any, Final
+
+from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Publishes, Suback, Subscription, Will
+from gateway.protocols.mqtt.spec import FAILURE, Property, Version
+from gateway.protocols.mqtt.translate import FIELDS
+from tests.chaos.checker import MARK, History, Id, body_of, carried_by, judge, owed
+from tests.chaos.workers.common import SILENCE_SECS_MAX, Worker
+from tests.chaos.workers.mqtt import Device, MqttReceiver, opened
+
+RETAINED: Final = "kept"
+WILLS: Final = "wills"
+TOPICS: Final = 7
+CLEARED_EVERY: Final = 11
+BETWEEN_SECS: Final = 0.04
+CONNECTED_SECS: Final = (0.0, 0.3)
+SHOWN_SECS_MAX: Final = 10.0
+PROBABILITY_OF_LOSS: Final = 0.1
+
+
+class Retainer(Worker):
+    """Publishes retained messages, one at a time; `retained` is what the broker must have."""
+
+    def __init__(self, port: int, chance: Random) -> None:
+        super().__init__("retainer", port)
+        self.retained: dict[str, bytes] = {}
+        self.done = False  # told to end, and the last one was acknowledged
+        self._number = 0
+        self._chance = Random(chance.getrandbits(64))
+        self._finishing = False
+
+    def finish(self) -> None:
+        """Publish no new one; what is unacknowledged is still published again."""
+        self._finishing = True
+
+    def converse(self) -> None:
+        """One connection."""
+        device, _ = opened(self, Version.V5)
+        with device:
+            while self.going and not self.done:
+                self._publish(device)
+                if self._chance.random() < PROBABILITY_OF_LOSS:
+                    return
+                acks = device.next(Acks)
+                ((_, reason),) = acks.rows
+                if reason < FAILURE:
+                    self._accepted()
+                time.sleep(BETWEEN_SECS)
+
+    def _publish(self, device: Device) -> None:
+        topic, body = self._current()
+        device.publish(topic, body, 1, 1, retain=True)
+
+    def _current(self) -> tuple[str, bytes]:
+        is_cleared = self._number % CLEARED_EVERY == CLEARED_EVERY - 1
+        body = b"" if is_cleared else b"%d" % self._number
+        return f"{RETAINED}/{self._number % TOPICS}", body
+
+    def _accepted(self) -> None:
+        topic, body = self._current()
+        if body:
+            self.retained[topic] = body
+        else:
+            self.retained.pop(topic, None)
+        self._number += 1
+        self.done = self._finishing
+
+
+class Mortals(Worker):
+    """Clients that connect one after the other, each with a will, and vanish."""
+
+    def __init__(self, port: int, history: History, chance: Random) -> None:
+        super().__init__("mortals", port)
+        self.history = history
+        self._number = 0
+        self._chance = Random(chance.getrandbits(64))
+
+    def converse(self) -> None:
+        """One client, from its CONNECT until it vanishes."""
+        id = Id("mortals", "a0", self._number)
+        self._number += 1
+        device = Device(self.port)
+        try:
+            device.sock.settimeout(SILENCE_SECS_MAX)
+            self.history.sent(id, carried_by(id))
+            delay_secs = id.number % 2
+            lasting = {Property.SESSION_EXPIRY_INTERVAL: 60 * delay_secs}
+            client = f"chaos-mortal-{id.number}"
+            device.say(Connect(client, Version.V5, True, 0, will=will_of(id, delay_secs), properties=lasting))
+            if device.next(Connack).reason < FAILURE:
+                self.history.acked(id)
+                self._stopped.wait(self._chance.uniform(*CONNECTED_SECS))
+        finally:
+            device.cut()
+
+
+def will_of(id: Id, delay_secs: int) -> Will:
+    """Return the will of one of the mortals."""
+    carried = carried_by(id)
+    assert carried.message_id is not None
+    pairs = [(FIELDS["message_id"], carried.message_id)]
+    properties: dict[Property, Any] = {Property.WILL_DELAY_INTERVAL: delay_secs}
+    if carried.mark is not None and carried.life_secs is not None:
+        pairs.append((MARK, carried.mark))
+        properties[Property.CONTENT_TYPE] = carried.content_type
+        properties[Property.MESSAGE_EXPIRY_INTERVAL] = int(carried.life_secs)
+    properties[Property.USER_PROPERTY] = tuple(pairs)
+    return Will(f"{WILLS}/{id.address}", body_of(id), 1, properties=properties)
+
+
+class Beside:
+    """The clients beside a row's, at the MQTT listener at `port`."""
+
+    def __init__(self, port: int, chance: Random) -> None:
+        self._port = port
+        self.history = History()
+        self.retainer = Retainer(port, chance)
+        self.mortals = Mortals(port, self.history, chance)
+        self.watcher = MqttReceiver("watcher", port, self.history, prefix=WILLS, qos=1, version=Version.V5)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who is connected to the gateway."""
+        return (self.retainer, self.mortals, self.watcher)
+
+    def start(self) -> None:
+        """Retain and die from now on; the watcher runs already."""
+        self.retainer.start()
+        self.mortals.start()
+
+    def finish(self) -> None:
+        """Publish nothing new and lose no client any more."""
+        self.retainer.finish()
+        self.mortals.stop()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the last retained message was acknowledged and each will has arrived."""
+        return self.retainer.done and owed(self.history.records) <= self.watcher.heard
+
+    def faults(self, clock_error_secs: float) -> list[str]:
+        """Return what is wrong with wills and with what is retained, a line each."""
+        verdict = judge(self.history.records, ordered=False, clock_error_secs=clock_error_secs)
+        wills = [f"wills: {line}" for line in str(verdict._replace(stuck=())).splitlines()[1:]]
+        if not self.retainer.done:
+            return [*wills, f"retained: publish {self.retainer.why or 'not acknowledged'}"]
+        found = self._shown()
+        if found == self.retainer.retained:
+            return wills
+        return [*wills, f"retained: {found}, and not {self.retainer.retained}"]
+
+    def _shown(self) -> dict[str, bytes]:
+        """Return what a new subscriber is sent, once that is what was retained or for long enough."""
+        found: dict[str, bytes] = {}
+        with Device(self._port) as device:
+            device.sock.settimeout(SILENCE_SECS_MAX)
+            device.say(Connect("chaos-shown", Version.V5, True, 0))
+            assert device.next(Connack).reason < FAILURE
+            device.machine.subscribe(1, [Subscription(f"{RETAINED}/#", 0)], {})
+            device.flush()
+            device.next(Suback)
+            end = time.monotonic() + SHOWN_SECS_MAX
+            while True:
+                device.ping()
+                rows = [row for some in (*device.heard, *device.events(Publishes)) for row in some.rows]
+                found = {row[1].decode(): row[4] for row in rows}
+                if found == self.retainer.retained or time.monotonic() > end:
+                    break
+            device.machine.disconnect()
+            device.flush()
+        return found
