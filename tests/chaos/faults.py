@@ -246,11 +246,11 @@ def damage_row(rig: Rig, chance: Random) -> None:
     rig.receiver.slow_secs = 2.0  # so that messages are stored
     time.sleep(chance.uniform(*AWAY_SECS))
     rig.gateway.kill()
-    rig.discarded += _spoil(rig.store / "gateway.db", chance)
+    rig.discarded += spoil(rig.store / "gateway.db", chance)
     rig.gateway.start()
 
 
-def _spoil(database: Path, chance: Random) -> int:
+def spoil(database: Path, chance: Random) -> int:
     """Change a byte behind the checksum of a row; return how many messages it has."""
     with closing(sqlite3.connect(database)) as connection, connection:
         found = "SELECT id, count, messages FROM rows WHERE length(messages) > 4"

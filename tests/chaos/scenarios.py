@@ -305,4 +305,7 @@ SHORT: Final = (
     Row("mqtt", "rabbitmq", "qos2", "stored", ("kill-rabbitmq", "kill-gateway"), 1, 3_000, 4.0),
     Row("mosquitto", "amqp", "qos2", "confirmed", ("crash-mosquitto", "kill-gateway"), 1, 3_000, 4.0),
     Row("rabbitmq", "mosquitto", "confirm", "stored", ("cut", "full-disk", "kill-gateway"), 1, 3_000, 4.0),
+    Row("mqtt", "mqtt", "qos1", "confirmed", ("full-disk", "cut-member"), 1, 3_000, 4.0, members=3),
+    Row("mqtt", "amqp", "qos2", "confirmed", ("pause-route", "reload", "kill-gateway"), 1, 3_000, 4.0),
+    Row("fast", "amqp", "confirm", "confirmed", ("disk-error", "freeze-gateway"), 1, 3_000, 4.0),
 )
