@@ -402,6 +402,8 @@ class MqttNamespace:
 
         What an ended session has on disk is passed on gradually.
         """
+        if ended:
+            self.tally.unshared += session.unfinished()
         log = session.leave() if ended else None
         if log is not None:
             assert self._ended is not None

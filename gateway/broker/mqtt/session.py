@@ -242,7 +242,7 @@ class SessionTally:
     offline: int = 0
     expired: int = 0
     undeliverable: int = 0  # larger than the client's maximum packet size, or malformed by their sender
-    unshared: int = 0  # of a shared subscription whose last possible member has ended
+    unshared: int = 0  # of a shared subscription: no other member could or may have them
 
 
 @dataclass
@@ -721,6 +721,16 @@ class Session:
                     self._wait([(message, grant, position)])
         self.pump()
         return left
+
+    def unfinished(self) -> int:
+        """Return how many messages of shared subscriptions were sent at QoS 2 and have no PUBREC yet.
+
+        They end with the session, because no other client may get them ([MQTT-4.8.2-5]).
+        """
+        return sum(
+            row.qos == 2 and row.grant.shared != "" and packet_id not in self.released
+            for packet_id, row in self.in_flight.items()
+        )
 
     def _passed(self, message: Message, grant: Grant, position: int, pass_on: PassOn) -> bool:
         """Have another session owe the message at this position. Return False if none can."""

@@ -146,6 +146,29 @@ def test_what_was_read_from_the_disk_before_goes_to_others_too(
         end(world, first)
         settle(world)
         assert received(world, second, 40 - len(sent), crashes) == sorted(set(range(40)) - sent)
+        assert world.space.tally.unshared == len(sent)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_is_in_flight_at_qos_2_ends_with_its_session_and_is_counted(
+    tmp_path: Path, stored: bool
+) -> None:
+    """No other member may get it. What the client has acknowledged by PUBREC is no loss, nor is its own."""
+    with World(tmp_path) as world:
+        space = world.space if stored else Space()
+        session = space.session("A", SHARED, qos=2)
+        space.session("A", "own", qos=2)
+        outlet = connected(session, 10)
+        for topic, messages in (("own", [mqtt("own", b"own", 2)]), ("a/b", numbered(5, qos=2))):
+            (sink,) = space.sinks(topic_address(topic))
+            publish(sink, messages)
+        assert world.one.commit() is ACCEPTED
+        session.pump()
+        assert len(outlet.rows) == 6
+        session.received(outlet.rows[1].packet_id)
+        session.detach()
+        space.discard(session)
+        assert space.tally.unshared == 4
 
 
 def test_what_is_not_of_a_group_ends_with_the_session(tmp_path: Path, crashes: Crashes) -> None:
