@@ -39,6 +39,7 @@ CLOCK_SECS: Final = 3_600.0
 CLOCK_DAYS_SECS: Final = 10 * 86_400.0
 FROZEN_SECS: Final = (0.2, 4.0)  # some longer than it takes clients to give up
 SYNC_SECS: Final = (0.05, 0.5)  # of one sync, on a disk that is slow
+NOTICED_SECS: Final = 1.0  # after which the gateway has noticed that its disk works again
 POLL_SECS: Final = 0.01
 
 Fault = Callable[["Rig", Random], None]
@@ -196,9 +197,11 @@ def slow_consumer(rig: Rig, chance: Random) -> None:
 def full_disk(rig: Rig, chance: Random) -> None:
     """The store's disk is full for a while."""
     assert rig.disk is not None
+    began = time.monotonic()
     rig.disk.fill()
     time.sleep(chance.uniform(*STALL_SECS))
     rig.disk.free()
+    rig.unwritable.append((began, time.monotonic() + NOTICED_SECS))
 
 
 def step_clock(rig: Rig, chance: Random) -> None:
@@ -236,9 +239,11 @@ def disk_error(rig: Rig, chance: Random) -> None:
     """Writes to the store fail with EIO for a while, or its syncs do, or both."""
     assert rig.failing_disk is not None
     writes, syncs = chance.choice(((errno.EIO, 0), (0, errno.EIO), (errno.EIO, errno.EIO)))
+    began = time.monotonic()
     rig.failing_disk.set(write_error=writes, sync_error=syncs)
     time.sleep(chance.uniform(*STALL_SECS))
     rig.failing_disk.set()
+    rig.unwritable.append((began, time.monotonic() + NOTICED_SECS))
 
 
 def damage_row(rig: Rig, chance: Random) -> None:

@@ -100,6 +100,7 @@ class Rig:
     excused: list[Interval] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     discarded: int = 0  # at most so many messages were ended by operators or by damage
+    unwritable: list[Interval] = field(default_factory=list)  # times when the disk took nothing
     clock_error_secs: float = 0.0
     accounted: set[Id] = field(default_factory=set)  # did not arrive, and are dead letters or counted
     account: str = ""
@@ -109,6 +110,11 @@ class Rig:
     def workers(self) -> tuple[Worker, ...]:
         """Who is connected to something."""
         return (self.sender, self.prober, self.receiver, *self.beside.workers)
+
+    @property
+    def wills_excused(self) -> list[Interval]:
+        """Times at which clients were let in whose wills a kill may lose: nothing could store them."""
+        return self.unwritable if "kill-gateway" in self.row.faults else []
 
     @property
     def members(self) -> list[Member]:

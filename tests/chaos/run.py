@@ -155,8 +155,9 @@ def _drain(rig: AnyRig) -> None:
     _until(lambda: len(lasting - receiver.heard) <= rig.discarded, patience)
     _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
     if rig.beside is not None:
-        _until(lambda: rig.beside is None or rig.beside.is_complete, patience)
-        rig.notes += rig.beside.faults(rig.clock_error_secs)
+        beside, excused = rig.beside, rig.wills_excused
+        _until(lambda: beside.is_complete(excused), patience)
+        rig.notes += beside.faults(rig.clock_error_secs, excused)
     if not _until(lambda: not rig.idle_report(), IDLE_SECS_MAX):
         rig.notes += [f"not idle: {line}" for line in rig.idle_report()]
     rig.close_books(wanted, partial(_until, seconds=IDLE_SECS_MAX))

@@ -9,13 +9,14 @@ of a client that was let in must have arrived.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Publishes, Suback, Subscription, Will
 from gateway.protocols.mqtt.spec import FAILURE, Property, Version
 from gateway.protocols.mqtt.translate import FIELDS
-from tests.chaos.checker import MARK, History, Id, body_of, carried_by, judge, owed
+from tests.chaos.checker import MARK, History, Id, Interval, body_of, carried_by, judge, owed
 from tests.chaos.workers.common import SILENCE_SECS_MAX, Worker
 from tests.chaos.workers.mqtt import Device, MqttReceiver, opened
 
@@ -144,14 +145,16 @@ class Beside:
         self.retainer.finish()
         self.mortals.stop()
 
-    @property
-    def is_complete(self) -> bool:
-        """True if the last retained message was acknowledged and each will has arrived."""
-        return self.retainer.done and owed(self.history.records) <= self.watcher.heard
+    def is_complete(self, excused: Sequence[Interval]) -> bool:
+        """Return True if the last retained message was acknowledged and each will has arrived, but those of
+        clients that were let in at an `excused` time."""
+        return self.retainer.done and owed(self.history.records, excused) <= self.watcher.heard
 
-    def faults(self, clock_error_secs: float) -> list[str]:
+    def faults(self, clock_error_secs: float, excused: Sequence[Interval]) -> list[str]:
         """Return what is wrong with wills and with what is retained, a line each."""
-        verdict = judge(self.history.records, ordered=False, clock_error_secs=clock_error_secs)
+        verdict = judge(
+            self.history.records, ordered=False, excused=excused, clock_error_secs=clock_error_secs
+        )
         wills = [f"wills: {line}" for line in str(verdict._replace(stuck=())).splitlines()[1:]]
         if not self.retainer.done:
             return [*wills, f"retained: publish {self.retainer.why or 'not acknowledged'}"]
