@@ -29,7 +29,7 @@ from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.telemetry.stats import ListenerStats
 from tests.interop.gateway_fixture import LOOPBACK, Running
 
-PATIENCE_SECS: Final = 10.0
+PATIENCE_SECS: Final = 30.0
 Kind = TypeVar("Kind", Auth, Connack, Suback, Unsuback, Disconnect, Publishes, Acks)
 
 
