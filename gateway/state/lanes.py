@@ -118,6 +118,7 @@ class Committer:
         self._pending: list[Item] = []
         self._number: int | None = None  # of the last group; None without a connection
         self._doubt: Doubt | None = None
+        self._noted: list[Noted] = []  # notices of committed groups that are not sent yet
         self._retry_secs = RETRY_SECS
         self._is_ending = False
 
@@ -146,7 +147,7 @@ class Committer:
         made with or without pending items.
         """
         patience: float | None = None
-        if self._pending or self._doubt is not None or self._is_ending or self._number is None:
+        if self._pending or self._doubt is not None or self._noted or self._is_ending or self._number is None:
             patience = self._retry_secs if self.failure not in ("", NOT_YET) else 0.0
         try:
             item = self.items.get(timeout=patience)
@@ -177,6 +178,7 @@ class Committer:
 
     def _work(self) -> None:
         """Commit one group, and run the queries that arrived with it."""
+        self._notify()
         some, rest = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
         operations = [item for item in some if isinstance(item.work, Operation)]
         queries = [item for item in some if not isinstance(item.work, Operation)]
@@ -232,8 +234,14 @@ class Committer:
 
     def _committed(self, group: Doubt) -> None:
         self._answer(group.items, group.replies)
-        if group.noted:
-            self._database.notify(group.noted)
+        self._noted += group.noted
+        self._notify()
+
+    def _notify(self) -> None:
+        """Send the notices of committed groups. Those that cannot be sent now are sent in the next turn."""
+        if self._noted:
+            self._database.notify(self._noted)
+            self._noted = []
 
     def _read(self, item: Item) -> None:
         try:
