@@ -15,7 +15,7 @@ subscribers' replicas recognize duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -642,12 +642,10 @@ class SharedReceivedIds(ReceivedIds):
     owner that receives the message again publishes it under the same number.
     """
 
-    __slots__ = ("_engine", "_numbers", "_session", "_unstored", "is_lost")
+    __slots__ = ("_engine", "_numbers", "_session")
 
     def __init__(self, engine: Engine, session: ClientSession, taken: dict[int, Number]) -> None:
         super().__init__()
-        self.is_lost = False  # ids could not be stored: the session has another owner
-        self._unstored: set[int] = set()
         self._engine = engine
         self._session = session
         self._numbers = dict(taken)
@@ -656,21 +654,13 @@ class SharedReceivedIds(ReceivedIds):
         """Return the number by which subscribers' replicas recognize the message, or None if unknown."""
         return self._numbers.get(packet_id)
 
-    def announce(self, packet_ids: Collection[int]) -> bool:
-        """Have these ids stored. Return False if all of them are stored already."""
+    def announce(self, packet_ids: Iterable[int]) -> bool:
+        """Have these ids stored. Return True if some were not stored or pending before, False if all were."""
         lacking = [packet_id for packet_id in packet_ids if packet_id not in self._numbers]
         for packet_id in lacking:
             number = self._numbers[packet_id] = self._engine.next_number()
             self._session.change().packets[INCOMING, packet_id] = Packet(number)
-        self._unstored.update(lacking)
-        return not self._unstored.isdisjoint(packet_ids)
-
-    def answered(self, packet_ids: Iterable[int], outcome: Outcome) -> None:
-        """Note whether announced ids are stored."""
-        if outcome is ACCEPTED:
-            self._unstored.difference_update(packet_ids)
-        else:
-            self.is_lost = True
+        return bool(lacking)
 
     def forget(self, packet_id: int) -> None:
         """Forget an id whose message was not accepted, here and in the database."""
@@ -682,7 +672,6 @@ class SharedReceivedIds(ReceivedIds):
         return super().release(packet_id) | self._free(packet_id)
 
     def _free(self, packet_id: int) -> bool:
-        self._unstored.discard(packet_id)
         if self._numbers.pop(packet_id, None) is None:
             return False
         self._session.change().packets[INCOMING, packet_id] = None

@@ -18,10 +18,6 @@ class Awaited(Protocol):
         """Return once the result is available."""
 
 
-class Superseded(Exception):
-    """Signal that a command must not run: the client's session belongs to another replica."""
-
-
 class Pending(Exception):
     """Signal that a command needs a pending result: wait for `awaited`, then run the command again."""
 

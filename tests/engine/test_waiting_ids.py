@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from gateway.engine.client_session import Change, SharedReceivedIds
-from gateway.engine.sessions import NOT_OURS
-from gateway.model.outcome import ACCEPTED, Outcome
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
 from tests.interop.servers import LOOPBACK, RabbitMQ
@@ -130,32 +126,3 @@ def test_one_that_sends_more_than_may_wait_is_not_read(held: tuple[Replica, Prox
         assert wire.packet() == b"\x50\x02\x00\x07"
         hears.until(lambda: hears.has_more_than(count))
         assert [body for _, body in hears.told] == [b"first", *(b"%d" % number for number in range(count))]
-
-
-class Owner:
-    """Session and engine of received ids: numbers the messages, and gathers the changes."""
-
-    def __init__(self) -> None:
-        self.changes = Change()
-        self.count = 0
-
-    def change(self) -> Change:
-        return self.changes
-
-    def next_number(self) -> tuple[str, int]:
-        self.count += 1
-        return ("life", self.count)
-
-
-@pytest.mark.parametrize("outcome", [ACCEPTED, NOT_OURS])
-def test_an_id_that_is_on_its_way_is_not_stored(outcome: Outcome) -> None:
-    """A message may be published only when its id is stored, also when it comes up once more meanwhile."""
-    owner: Any = Owner()
-    ids = SharedReceivedIds(owner, owner, {})
-    assert ids.announce([1, 2])
-    assert ids.announce([1])
-    assert owner.count == 2
-    ids.answered([1, 2], outcome)
-    assert ids.is_lost == (outcome is NOT_OURS)
-    assert ids.announce([1]) == (outcome is NOT_OURS)
-    assert ids.announce([3])

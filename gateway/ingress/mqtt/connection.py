@@ -52,7 +52,7 @@ from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, f
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
-from gateway.model.pending import Awaited, Pending, Superseded
+from gateway.model.pending import Awaited, Pending
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
@@ -804,9 +804,6 @@ class MqttConnection(AdmittedGuest):
                 self._awaits_ids = True
                 self._let_ids = self.waiting.hold(EVERY_CHANNEL)
                 self._ingress.tasks.start_soon(self._await_ids, pending.awaited)
-            return True
-        except Superseded:  # the client sends them again to that replica
-            self._give_way()
             return True
         return False
 
