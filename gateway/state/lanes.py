@@ -238,10 +238,21 @@ class Committer:
         self._notify()
 
     def _notify(self) -> None:
-        """Send the notices of committed groups. Those that cannot be sent now are sent in the next turn."""
-        if self._noted:
+        """Send the notices of committed groups.
+
+        Those that cannot be sent now are sent in the next turn. Those that the database rejects are dropped,
+        because they would stop the lane: sweeps find what they were about.
+        """
+        if not self._noted:
+            return
+        try:
             self._database.notify(self._noted)
+        except (AbortedError, LostError):
+            raise
+        except Exception:
             self._noted = []
+            raise
+        self._noted = []
 
     def _read(self, item: Item) -> None:
         try:

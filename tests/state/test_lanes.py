@@ -12,6 +12,7 @@ import pytest
 from gateway.state.database import AbortedError, Call, Database, LostError, Noted, Rows
 from gateway.state.group import NOW
 from gateway.state.interface import (
+    Event,
     FindSession,
     MatchRetained,
     Reply,
@@ -38,6 +39,8 @@ class Held(Database):
     def __init__(self) -> None:
         self.commits = self.interrupts = self.connects = self.matches = 0
         self.aborts = False
+        self.fails: list[Exception] = []  # of the next notices
+        self.notified: list[Noted] = []
         self._free = threading.Event()
         self._free.set()
         self._is_cut = False
@@ -83,7 +86,9 @@ class Held(Database):
         return []
 
     def notify(self, notices: Sequence[Noted]) -> None:
-        """Nobody listens."""
+        if self.fails:
+            raise self.fails.pop(0)
+        self.notified += notices
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -239,3 +244,15 @@ def test_a_query_of_a_session_follows_its_operations(rig: Rig) -> None:
     rig.lane.let_go()
     rig.until(lambda: len(order) == 2)
     assert order == ["settled", "found"]
+
+
+@pytest.mark.parametrize(
+    "error, is_sent", [(AbortedError("cancelled"), True), (LostError("cut"), True), (ValueError("no"), False)]
+)
+def test_notices_are_sent_again_and_stop_no_lane(rig: Rig, error: Exception, is_sent: bool) -> None:
+    """Notices of a group that is committed, which the database cancels, never gets or rejects."""
+    notice = Noted("other", Event.MISSED)
+    rig.lane.fails.append(error)
+    rig.store._lanes[0]._noted.append(notice)
+    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.lane.notified == ([notice] if is_sent else [])
