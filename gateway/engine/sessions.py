@@ -510,14 +510,13 @@ class SharedSessions:
                 self.settle_will(SessionKey(DOMAIN, session.client_id), session.owner.epoch)
         if verdict is Verdict.DONE:
             return
+        if self.clients.session_of(session.client_id) is session:
+            if verdict is Verdict.REFUSED:
+                log.error("session not stored, client disconnected", client=session.client_id)
+                self.clients.let_go_of(session, "its session cannot be stored")
+            else:  # `taken` ignores a session that is stopped already
+                self.clients.taken(session.client_id, None, at_once=False)
         session.stop()
-        if self.clients.session_of(session.client_id) is not session:
-            return
-        if verdict is Verdict.REFUSED:
-            log.error("session not stored, client disconnected", client=session.client_id)
-            self.clients.let_go_of(session, "its session cannot be stored")
-        else:
-            self.clients.taken(session.client_id, None, at_once=False)
 
     def leave(self, session: ClientSession, publish: Done | None) -> None:
         """Leave the session of a client that has disconnected.

@@ -111,7 +111,7 @@ class World:
                 self.arrivals.remove(arrival)
                 self.sessions.give_up(arrival)
         session = self.here.get(client)
-        if session is not None and session.owner != owner:
+        if session is not None and session.owner != owner and (at_once or not session.is_stopped):
             self.lost.append(client)
             self.leave(client)
 
