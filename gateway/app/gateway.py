@@ -68,7 +68,7 @@ from gateway.broker.pressure import FullQueues
 from gateway.broker.redacting import PrivateFields
 from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
-from gateway.egress.link import Link
+from gateway.egress.link import CLOSING_SECS, Link
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
@@ -630,6 +630,9 @@ class Gateway:
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):
             while any(listener.connections for listener in self.listeners.values()):
+                await trio.sleep(DRAIN_POLL_SECS)
+        with trio.move_on_after(CLOSING_SECS):
+            while any(link.connected for link in self.links.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
         _tell_limited(now=True)
         log.info("stopped")

@@ -38,6 +38,8 @@ TICK_SECS: Final = 1.0
 # A connection that lasted this long was a success: the next wait is the shortest again.
 STABLE_SECS: Final = 10.0
 PAUSED: Final = "an operator has paused it"
+CLOSING_SECS: Final = 5.0  # Longest wait for the peer to close a connection that was ended in an orderly way.
+CLOSING_POLL_SECS: Final = 0.02
 
 log = structlog.get_logger()
 
@@ -213,6 +215,17 @@ def tls_to(target: Target, tls: LinkTls, name: str) -> Filter | None:
     return TlsFilter(context, server_side=False, server_hostname=target.host)
 
 
+async def _until_closed(stream: Stream) -> None:
+    """Wait until the peer has closed a connection that was ended in an orderly way.
+
+    To close the socket while the peer still sends would reset the connection, and the peer could lose the
+    last acknowledgements and commands.
+    """
+    with trio.move_on_after(CLOSING_SECS):
+        while stream.ending and not stream.closed:
+            await trio.sleep(CLOSING_POLL_SECS)
+
+
 class Link:
     """Supervisor of the connection of one link session."""
 
@@ -257,6 +270,11 @@ class Link:
     def up(self) -> bool:
         """True if the connection of the link is usable."""
         return self.status.up
+
+    @property
+    def connected(self) -> bool:
+        """True if the link has a socket, also while the peer has still to close it."""
+        return self._stream is not None
 
     @property
     def why(self) -> str:
@@ -386,6 +404,9 @@ class Link:
             stream.mark()
             self._writes.flush()
             await self.status.lost()
+            self._connection = None
+            self.stats.up = False
+            await _until_closed(stream)
         finally:
             self._connection = self._stream = None
             self.stats.up = False
