@@ -639,13 +639,16 @@ class SharedReceivedIds(ReceivedIds):
     """Packet ids of QoS 2 messages received from a client of a session that has a queue.
 
     Each id is stored in the database with the message's number before the message is published. So a next
-    owner that receives the message again publishes it under the same number.
+    owner that receives the message again publishes it under the same number. A message whose id cannot be
+    stored, because the session has another owner, must not be published here: `is_lost` is True from then on.
     """
 
-    __slots__ = ("_engine", "_numbers", "_session")
+    __slots__ = ("_engine", "_numbers", "_session", "_unstored", "is_lost")
 
     def __init__(self, engine: Engine, session: ClientSession, taken: dict[int, Number]) -> None:
         super().__init__()
+        self.is_lost = False
+        self._unstored: dict[int, Number] = {}  # ids that are on their way to the database
         self._engine = engine
         self._session = session
         self._numbers = dict(taken)
@@ -654,24 +657,43 @@ class SharedReceivedIds(ReceivedIds):
         """Return the number by which subscribers' replicas recognize the message, or None if unknown."""
         return self._numbers.get(packet_id)
 
-    def announce(self, packet_ids: Iterable[int]) -> bool:
-        """Have these ids stored. Return True if some were not stored or pending before, False if all were."""
-        lacking = [packet_id for packet_id in packet_ids if packet_id not in self._numbers]
-        for packet_id in lacking:
-            number = self._numbers[packet_id] = self._engine.next_number()
-            self._session.change().packets[INCOMING, packet_id] = Packet(number)
-        return bool(lacking)
+    def announce(self, packet_ids: Iterable[int]) -> dict[int, Number]:
+        """Have these ids stored. Return those that are not stored yet, with their numbers.
 
-    def forget(self, packet_id: int) -> None:
-        """Forget an id whose message was not accepted, here and in the database."""
-        super().forget(packet_id)
-        self._free(packet_id)
+        `answered` must be called with them when all changes of the session until now are stored.
+        """
+        for packet_id in packet_ids:
+            if packet_id not in self._numbers:
+                number = self._numbers[packet_id] = self._unstored[packet_id] = self._engine.next_number()
+                self._session.change().packets[INCOMING, packet_id] = Packet(number)
+        unstored = self._unstored
+        return {packet_id: unstored[packet_id] for packet_id in packet_ids if packet_id in unstored}
+
+    def answered(self, announced: dict[int, Number], outcome: Outcome) -> None:
+        """Record the outcome of storing announced ids, of which some may have been freed and reused since."""
+        if outcome is not ACCEPTED:
+            self.is_lost = True
+            return
+        for packet_id, number in announced.items():
+            if self._unstored.get(packet_id) == number:
+                del self._unstored[packet_id]
+
+    def forget(self, packet_id: int, *, told: bool) -> None:
+        """Forget an id whose message was not accepted.
+
+        If the client was not told, the database keeps the id and its number: part of the cluster may have
+        the message, and recognizes the repetition.
+        """
+        super().forget(packet_id, told=told)
+        if told:
+            self._free(packet_id)
 
     def release(self, packet_id: int) -> bool:
         """Process PUBREL: remove an id here and in the database. Return True if it was known."""
         return super().release(packet_id) | self._free(packet_id)
 
     def _free(self, packet_id: int) -> bool:
+        self._unstored.pop(packet_id, None)
         if self._numbers.pop(packet_id, None) is None:
             return False
         self._session.change().packets[INCOMING, packet_id] = None

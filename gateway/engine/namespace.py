@@ -39,7 +39,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
-from gateway.model.pending import Pending
+from gateway.model.pending import Pending, Superseded
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.packets import Will
@@ -381,14 +381,24 @@ class EngineNamespace(MqttNamespace):
     def taking(self, session: Session, packet_ids: list[int]) -> None:
         """Store the packet ids of a session's QoS 2 messages before these are published.
 
-        Raises Pending until they are stored.
+        Raises Pending until they are stored, and Superseded if the session has another owner.
         """
         ids = session.received_ids
-        if not isinstance(ids, SharedReceivedIds) or not ids.announce(packet_ids):
+        if not isinstance(ids, SharedReceivedIds):
+            return
+        if ids.is_lost:
+            raise Superseded
+        announced = ids.announce(packet_ids)
+        if not announced:
             return
         assert isinstance(session, ClientSession)
         stored = trio.Event()
-        self._engine.after_stored(session, lambda outcome: stored.set())
+
+        def told(outcome: Outcome) -> None:
+            ids.answered(announced, outcome)
+            stored.set()
+
+        self._engine.after_stored(session, told)
         raise Pending(stored)
 
     # Sessions.

@@ -18,6 +18,10 @@ class Awaited(Protocol):
         """Return once the result is available."""
 
 
+class Superseded(Exception):
+    """Signal that a command must not run: another owner has the client's session, and runs it there."""
+
+
 class Pending(Exception):
     """Signal that a command needs a pending result: wait for `awaited`, then run the command again."""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from gateway.engine.client_session import Change, SharedReceivedIds
+from gateway.engine.sessions import NOT_OURS
+from gateway.model.outcome import ACCEPTED
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
 from tests.interop.servers import LOOPBACK, RabbitMQ
@@ -126,3 +130,90 @@ def test_one_that_sends_more_than_may_wait_is_not_read(held: tuple[Replica, Prox
         assert wire.packet() == b"\x50\x02\x00\x07"
         hears.until(lambda: hears.has_more_than(count))
         assert [body for _, body in hears.told] == [b"first", *(b"%d" % number for number in range(count))]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_client_that_moves_meanwhile_publishes_once(rabbitmq: RabbitMQ, is_closed: bool) -> None:
+    """The first replica cannot store the identifier, so it must not publish the message, either."""
+    server = state_server()
+    with Proxy(server.port) as way:
+        url = server.url.replace(str(server.port), str(way.port))
+        first = Replica("first", rabbitmq.url, "moving", postgresql={"url": url})
+        second = Replica("second", rabbitmq.url, "moving", postgresql={"url": server.url})
+        with replicas(first, second), Client(second.mqtt, "hears") as hears:
+            hears.subscribe("i/2", qos=2)
+            with Wire(first.mqtt, b"wanderer") as wire:
+                way.stall("up")
+                wire.socket.sendall(publish(2, 7, b"once") + publish(2, 8, b"twice") + PINGREQ)
+                assert wire.packet() == PINGRESP
+                if is_closed:
+                    wire.socket.shutdown(socket.SHUT_RDWR)
+                    first.until(lambda: "wanderer" not in first.gateway.mqtt.sessions)
+                with Wire(second.mqtt, b"wanderer") as again:
+                    again.socket.sendall(publish(2, 7, b"once") + publish(2, 8, b"twice"))
+                    assert again.packet() == b"\x50\x02\x00\x07"
+                    assert again.packet() == b"\x50\x02\x00\x08"
+                    way.resume()
+                    first.until(lambda: "wanderer" not in first.gateway.mqtt.sessions)
+                    first.until(lambda: not first.engine.sessions.pending and first.engine.publisher.idle)
+            with Client(first.mqtt, "last") as last:
+                last.publish("i/2", b"last", qos=2)
+            hears.until(lambda: (b"last") in [body for _, body in hears.told])
+            assert [body for _, body in hears.told] == [b"once", b"twice", b"last"]
+
+
+class Owner:
+    """Session and engine of received ids: numbers the messages, and gathers the changes."""
+
+    def __init__(self) -> None:
+        self.changes = Change()
+        self.count = 0
+
+    def change(self) -> Change:
+        return self.changes
+
+    def next_number(self) -> tuple[bytes, int]:
+        self.count += 1
+        return (b"life", self.count)
+
+
+def ids() -> SharedReceivedIds:
+    owner: Any = Owner()
+    return SharedReceivedIds(owner, owner, {3: (b"before", 3)})
+
+
+def test_an_id_is_stored_when_the_database_has_answered() -> None:
+    """Not when it is on its way: the message may come up once more before."""
+    received = ids()
+    announced = received.announce([1, 2, 3])
+    assert announced.keys() == {1, 2}
+    assert received.announce([1]) == {1: announced[1]}
+    received.answered(announced, ACCEPTED)
+    assert not received.announce([1, 2, 3])
+    assert received.announce([4])
+
+
+def test_an_id_that_is_reused_meanwhile_is_not_stored_by_the_earlier_answer() -> None:
+    received = ids()
+    earlier = received.announce([1])
+    received.release(1)
+    later = received.announce([1])
+    received.answered(earlier, ACCEPTED)
+    assert received.announce([1]) == later
+    received.answered(later, ACCEPTED)
+    assert not received.announce([1])
+
+
+def test_an_id_that_another_owner_may_have_is_lost() -> None:
+    received = ids()
+    received.answered(received.announce([1]), NOT_OURS)
+    assert received.is_lost
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_refused_message_keeps_its_number_unless_its_client_was_told(told: bool) -> None:
+    received = ids()
+    received.take(3)
+    received.forget(3, told=told)
+    assert 3 not in received
+    assert received.number(3) == (None if told else (b"before", 3))

@@ -73,8 +73,11 @@ class ReceivedIds:
     def doubt(self, packet_id: int) -> None:
         """Record that a target refused the message and will be tried again, so that the result is open."""
 
-    def forget(self, packet_id: int) -> None:
-        """Forget the id of a message that was not accepted, so that the client can send it again."""
+    def forget(self, packet_id: int, *, told: bool) -> None:
+        """Forget the id of a message that was not accepted, so that the client can send it again.
+
+        `told` is False if the client was sent no refusal, and so has to repeat the message under this id.
+        """
         self._accepted.pop(packet_id, None)
 
     def release(self, packet_id: int) -> bool:
@@ -183,7 +186,7 @@ class DurableReceivedIds(ReceivedIds):
             self._erase(taken)
             taken.settled = False
 
-    def forget(self, packet_id: int) -> None:
+    def forget(self, packet_id: int, *, told: bool) -> None:
         """Forget the id of a message that was not accepted."""
         self.release(packet_id)
 

@@ -52,7 +52,7 @@ from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, f
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
-from gateway.model.pending import Awaited, Pending
+from gateway.model.pending import Awaited, Pending, Superseded
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
@@ -287,15 +287,15 @@ class MqttConnection(AdmittedGuest):
         """Handle the end of the connection: detach or discard its session, and publish its will."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
-        finish(self.waiting, self.stream, self._publish_last)
         self.gone = True
+        finish(self.waiting, self.stream, self._publish_last)
         ingress.forget(self, reason)
         session = self.session
         if session is None:
             return
         if self._retries is not None:
             for receipt in self._retries.give_up():
-                self._forget_incoming(receipt)
+                self._forget_incoming(receipt, told=False)
         if session.outlet is not self:
             return
         session.detach()
@@ -547,10 +547,10 @@ class MqttConnection(AdmittedGuest):
         """
         _, packet_id, qos, _, _ = receipt
         if self.gone or self.machine.state is not State.OPEN:
-            self._forget_incoming(receipt)
+            self._forget_incoming(receipt, told=False)
         elif self.machine.version == Version.V5:
             self._ingress.tell_refused(receipt[3], outcome)
-            self._forget_incoming(receipt)
+            self._forget_incoming(receipt, told=True)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
             self.stream.mark()
@@ -603,11 +603,14 @@ class MqttConnection(AdmittedGuest):
             return False
         return outcome.reason in FINAL or not retries
 
-    def _forget_incoming(self, receipt: Receipt) -> None:
-        """Forget the identifier of a refused QoS 2 message, so that a repetition counts as new."""
+    def _forget_incoming(self, receipt: Receipt, *, told: bool) -> None:
+        """Forget the identifier of a refused QoS 2 message, so that a repetition is published.
+
+        `told` is False if the client was sent no refusal.
+        """
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
-            self.session.received_ids.forget(packet_id)
+            self.session.received_ids.forget(packet_id, told=told)
 
     # Packets.
 
@@ -699,9 +702,7 @@ class MqttConnection(AdmittedGuest):
             self._generation = dispatcher.generation
         if self.offer is not None:
             check_publish(rows, self.offer)
-        if self._answers is not None and self._waits_for_ids(rows):
-            return rows
-        return None
+        return None if self._answers is None else self._waits_for_ids(rows)
 
     def _publish_together(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Publish rows that differ only in packet identifier and body. Return the postponed rows.
@@ -783,29 +784,33 @@ class MqttConnection(AdmittedGuest):
                 ingress.unclaimed(entry, message, receipt)
         return left
 
-    def _waits_for_ids(self, rows: list[PublishRow]) -> bool:
-        """Return True if rows must wait until the identifiers of their QoS 2 messages are stored elsewhere.
+    def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
+        """Return None if the identifiers of all QoS 2 messages in rows are stored, or need not be.
 
-        The caller postpones the rows. If the client has moved to another replica, the connection is closed
-        instead.
+        Otherwise return the rows that are postponed until they are: none if the client has moved to another
+        replica, where it repeats them.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
         if not packet_ids or session is None:
-            return False
+            return None
         try:
             self._ingress.namespace.taking(session, packet_ids)
+        except Superseded:
+            self._give_way()
+            return []
         except Pending as pending:
-            if self._elsewhere:  # the identifiers are not known there, so the client repeats the messages
+            if self._elsewhere:  # the identifiers are not known there
                 self._give_way()
-            elif self.gone:
+                return []
+            if self.gone:  # nothing more is published; the client repeats what had no acknowledgement
                 self._ingress.suspend(self.stream, pending.awaited)
-            else:
+            elif self._let_ids is None:
                 self._awaits_ids = True
                 self._let_ids = self.waiting.hold(EVERY_CHANNEL)
                 self._ingress.tasks.start_soon(self._await_ids, pending.awaited)
-            return True
-        return False
+            return rows
+        return None
 
     async def _await_ids(self, awaited: Awaited) -> None:
         """Release held publishes when their identifiers are recorded.
