@@ -629,7 +629,7 @@ class Gateway:
                 contained("link", error, link=link.name)
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):
-            while any(listener.connections for listener in self.listeners.values()):
+            while any(listener.is_busy for listener in self.listeners.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
         with trio.move_on_after(CLOSING_SECS):
             while any(link.connected for link in self.links.values()):

@@ -120,6 +120,11 @@ class Listener:
         self.open = True
 
     @property
+    def is_busy(self) -> bool:
+        """True while there are connections, or ended ones write their last output."""
+        return bool(self.connections) or self._poller.is_closing
+
+    @property
     def place(self) -> str:
         """Listening address as `host:port`, with an IPv6 address in brackets."""
         return place_at(self.host, self.port)

@@ -175,6 +175,11 @@ class Poller:
         heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
     @property
+    def is_closing(self) -> bool:
+        """True while ended streams write their last output or wait for their peers to close."""
+        return bool(self._ended)
+
+    @property
     def has_work(self) -> bool:
         """True if slow streams or the rest of a long turn are due, although no socket may be ready."""
         return bool(self._slow or self._left)

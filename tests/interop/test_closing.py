@@ -1,18 +1,22 @@
-"""A link that ends its connection keeps the socket until the broker has read everything and closes."""
+"""A connection that the gateway ends keeps its socket until the peer has read everything and closes."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
 from typing import Final
+from unittest.mock import patch
 
 import pytest
 
+from gateway.app import gateway
 from gateway.app.operating import pause
 from tests.configured import make_link
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
+CONNECT: Final = b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x01c"
 CONNACK: Final = b"\x20\x03\x00\x00\x00"
+PINGREQ: Final = b"\xc0\x00"
 PINGRESP: Final = b"\xd0\x00"
 DISCONNECT: Final = 0xE0
 WAIT_SECS: Final = 30.0
@@ -45,3 +49,22 @@ def test_a_broker_that_still_sends_meets_an_open_socket(ending: str) -> None:
                     assert one.ask(lambda: link.connected)
             if ending == "pause":
                 one.until(lambda: not link.connected)
+
+
+def test_a_client_that_still_sends_when_the_gateway_stops_meets_an_open_socket() -> None:
+    with (
+        patch.object(gateway, "FAREWELL_SECS", WAIT_SECS),
+        running(settings_of()) as one,
+        socket.create_connection((LOOPBACK, one.mqtt), WAIT_SECS) as client,
+    ):
+        client.sendall(CONNECT)
+        assert client.recv(4_096)[0] == 0x20
+        one.ask(one.gateway.stop)
+        goodbye = b""
+        while octets := client.recv(4_096):
+            goodbye += octets
+        assert goodbye[0] == DISCONNECT
+        assert goodbye[2] == 0x8B
+        for _ in range(20):
+            client.sendall(PINGREQ)
+            assert one.ask(lambda: one.gateway.listeners["mqtt"].is_busy)
