@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pipeline compile pure test-compiled wheel image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel versions image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -39,6 +39,11 @@ test-compiled: compile
 # For this interpreter and processor, in dist/. What was compiled stays in place, as after `make compile`.
 wheel: $(STAMP)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+# The tests that need no other program, and a compiled wheel, with every supported version of Python that is found:
+# make versions ARGS="--no-wheel 3.13". PYTHONS=/path/to/python3.14 names interpreters that are not found.
+versions: $(STAMP)
+	$(BIN)/python -m tests.ship.versions $(ARGS)
 
 # Builds the container image with buildah, runs it, and publishes a message through it: five minutes, as root. The image stays in build/image.
 image: $(STAMP) peers

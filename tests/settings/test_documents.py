@@ -47,7 +47,7 @@ REFUSED = [
     ('a: ["\\uD800"]\n', r"f:1:[58]: .*(half a character|invalid Unicode)"),
     ('"\\uD800": 1\n', r"f:1:[14]: .*(half a character|invalid Unicode)"),
     ("a: \ud800\n", r"f: not YAML: "),
-    ("a: 2001-99-99\n", r"f: not YAML: month must be in 1\.\.12$"),
+    ("a: 2001-99-99\n", r"f: not YAML: month must be in 1\.\.12(, not 99)?$"),
     ("a: &x [*x]\n", r"f: not YAML: maximum recursion depth exceeded"),
     ("[" * 4_000_000, r"f:1:101: nested in more than 100 levels$"),
     ("- " * 2_000_000, r"f:1:201: nested in more than 100 levels$"),
