@@ -6,12 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ALONE  := $(VENV)/.gateway
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.documenting
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pipeline compile pure test-compiled wheel versions image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -45,6 +46,15 @@ wheel: $(STAMP)
 versions: $(STAMP)
 	$(BIN)/python -m tests.ship.versions $(ARGS)
 
+# What can be done for a release without a network: versions, pages, archives. Prints what a person has to do after it.
+release-check: $(STAMP) docs versions
+	git diff --exit-code
+	rm -rf dist
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=0 $(BIN)/python -m hatchling build -t sdist -t wheel
+	$(BIN)/pytest -q tests/deploy/test_package.py tests/docs
+	@echo "Left for a person, with the commands in docs/developing/releasing.md: the changelog and its date; make audit;"
+	@echo "the image with the digest of its base, and its push; the tag; the upload of dist/ and of build/versions/*/dist/."
+
 # Builds the container image with buildah, runs it, and publishes a message through it: five minutes, as root. The image stays in build/image.
 image: $(STAMP) peers
 	GATEWAY_TEST_IMAGE=$(CURDIR)/build/image $(BIN)/pytest -q tests/ship/test_image.py $(ARGS)
@@ -73,7 +83,7 @@ docs: docs-reference
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
 
 # What the pages say of options, metrics and commands, out of the code.
-docs-reference: $(STAMP)
+docs-reference: $(DOCS)
 	$(BIN)/python -m docs.generate
 
 bench: $(STAMP) peers
@@ -143,6 +153,11 @@ $(ALONE): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sed '/^# Traces/,/^$$/d; /^# What compiles it/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Who only builds the pages is spared Spark.
+$(DOCS): $(ALONE)
+	sed '/^# The data pipeline/,/^# The documentation/d; /^# Tests/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 	@touch $@
 
 $(STAMP): $(ALONE)
