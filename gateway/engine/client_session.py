@@ -37,6 +37,7 @@ from gateway.broker.mqtt.session import (
     SubscriptionOptions,
 )
 from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.shares import filter_octets, text_octets
 from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import PREFETCH_MAX, Consumer, Content, Done
 from gateway.engine.envelope import Number
@@ -52,7 +53,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import Headers
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.state.interface import INCOMING, OUTGOING, Contents, Owner, Packet
+from gateway.state.interface import INCOMING, OUTGOING, Contents, Owner, Packet, Weight
 
 log = structlog.get_logger(limited=True)
 
@@ -92,13 +93,14 @@ class Change:
     None removes an entry.
     """
 
-    __slots__ = ("packets", "received", "served", "subscriptions")
+    __slots__ = ("packets", "received", "served", "subscriptions", "weight")
 
     def __init__(self) -> None:
         self.served = False
         self.subscriptions: dict[str, bytes | None] = {}
         self.packets: dict[tuple[int, int], Packet | None] = {}
         self.received: dict[tuple[bytes, int], int | None] = {}
+        self.weight: Weight | None = None  # with `subscriptions`
 
     def __bool__(self) -> bool:
         return bool(self.served or self.subscriptions or self.packets or self.received)
@@ -161,6 +163,7 @@ class ClientSession(Session):
         "queue",
         "unbound",
         "walked",
+        "weight",
     )
 
     def __init__(
@@ -169,6 +172,8 @@ class ClientSession(Session):
         super().__init__(client_id, limits, tally)
         self.owner = owner
         self.queue = ""
+        # Of the stored subscriptions and those about to be, and of the client identifier.
+        self.weight = Weight(0, text_octets(client_id))
         self.prefetch = limits.in_flight_max
         self.arguments: Headers = ()
         self.fresh = False
@@ -198,6 +203,8 @@ class ClientSession(Session):
     def begin(self, contents: Contents, queue: str, arguments: Headers) -> None:
         """Start a session that has a queue, with its contents from the database except the subscriptions."""
         self.queue, self.arguments = queue, arguments
+        for topic_filter in contents.subscriptions:
+            self._weigh(topic_filter, 1)
         taken, sent = dict[int, Number](), dict[int, Number | None]()
         for (direction, packet_id), packet in sorted(contents.packets.items()):
             if direction == OUTGOING:
@@ -230,18 +237,21 @@ class ClientSession(Session):
             if (key := binding_of(topic_filter.split("/"))) is not None:
                 yield key
 
-    def subscribed(self, topic_filter: str, options: SubscriptionOptions | None, before: int) -> None:
+    def subscribed(
+        self, topic_filter: str, options: SubscriptionOptions | None, before: SubscriptionOptions | None
+    ) -> None:
         """Bind or unbind the queue for a subscription that was made or, with `options` None, has ended.
 
-        `before` is the QoS that the subscription had, 0 if there was none. A new subscription is stored when
-        its key is bound, the end of one at once.
+        `before` has the options of the subscription until now, None if there was none. A new subscription is
+        stored when its key is bound, the end of one at once.
         """
         self._cached.clear()
+        self._weigh(topic_filter, (options is not None) - (before is not None))
         given = None if options is None else encode_options(options)
         note = partial(self._note, topic_filter, given)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         wanted = options is not None and options.qos > 0
-        if key is None or wanted == (before > 0):
+        if key is None or wanted == (before is not None and before.qos > 0):
             note()
         elif wanted:
             self.unbound[key] = (True, note)
@@ -252,7 +262,14 @@ class ClientSession(Session):
             self._engine.bind_queue(self, key)
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:
-        self.change().subscriptions[topic_filter] = options
+        change = self.change()
+        change.subscriptions[topic_filter] = options
+        change.weight = self.weight
+
+    def _weigh(self, topic_filter: str, count: int) -> None:
+        """Add a subscription to the weight (`count` 1), or subtract it (-1)."""
+        subscriptions, octets = self.weight
+        self.weight = Weight(subscriptions + count, octets + count * filter_octets(topic_filter))
 
     def _granted(self, address: Address) -> Grant | None:
         topic = address.name

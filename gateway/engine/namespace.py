@@ -115,6 +115,7 @@ class EngineNamespace(MqttNamespace):
         self.filter_bytes_max = FILTER_BYTES_MAX
         self._shared: dict[str, SharedQueue] = {}  # with members here, by filter
         self._unused: dict[str, float] = {}  # filters without a member here, and since when (monotonic)
+        self._unused_of: dict[str, str] = {}  # users for whom those of them count that had a member here
         self._shared_of_all: set[str] = set()  # filters that sessions of all replicas have
         self._touched = self._listed = 0.0
         self._is_listing = False
@@ -260,7 +261,7 @@ class EngineNamespace(MqttNamespace):
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
         if isinstance(session, ClientSession) and session.lasting and options != before:
-            session.subscribed(topic_filter, options, 0 if before is None else before.qos)
+            session.subscribed(topic_filter, options, before)
         self._shown += 1
         if shared_pattern(topic_filter) is not None:
             return
@@ -292,7 +293,7 @@ class EngineNamespace(MqttNamespace):
         self._leave(session, topic_filter)
         self._shown += 1
         if isinstance(session, ClientSession) and session.lasting:
-            session.subscribed(topic_filter, None, options.qos)
+            session.subscribed(topic_filter, None, options)
 
     def _leave(self, session: Session, topic_filter: str) -> None:
         """Remove a subscription from this replica, and unbind or release its queue if it was the last one."""
@@ -302,6 +303,8 @@ class EngineNamespace(MqttNamespace):
             if topic_filter not in self._groups and (shared := self._shared.pop(topic_filter, None)):
                 self._engine.share(shared, on=False)
                 self._unused[topic_filter] = clock.now()
+                self._unused_of[topic_filter] = session.user
+                self._count_subscription(session.user, topic_filter, 1)
             return
         if not (isinstance(session, ClientSession) and session.lasting and options.qos):
             self._engine.unbind(topic_filter.split("/"))
@@ -309,7 +312,7 @@ class EngineNamespace(MqttNamespace):
     # Shared subscriptions.
 
     def _share(self, topic_filter: str) -> None:
-        self._unused.pop(topic_filter, None)
+        self._use(topic_filter)
         if topic_filter in self._shared or (shared_pattern(topic_filter) or [])[:1] == [SYS]:
             return  # `$SYS` is shared within this replica
         queue = queue_of(self._engine.names.shares, topic_filter)
@@ -318,29 +321,53 @@ class EngineNamespace(MqttNamespace):
         self._shared[topic_filter] = shared
         self._engine.share(shared, on=True)
 
+    def _use(self, topic_filter: str) -> None:
+        """Note that a shared filter has a member again, or that its queue is deleted.
+
+        Until then it counts for the user of its last member here: its queue exists, and a client could leave
+        behind any number of them.
+        """
+        self._unused.pop(topic_filter, None)
+        user = self._unused_of.pop(topic_filter, None)
+        if user is not None:
+            self._count_subscription(user, topic_filter, -1)
+
     def _sweep_shares(self, consumers: Consumers, now: float) -> None:
         for shared in self._shared.values():
             consumers.begin(shared)  # in case its node or the cluster was down
         is_due = any(now - since >= GRACE_SECS for since in self._unused.values())
         if not self._is_listing and (is_due or now - self._listed >= LIST_SECS):
             self._is_listing, self._listed = True, now
-            self._state.query(SharedFilters(), partial(self._listed_shares, consumers, now))
+            self._list_shares(consumers, now, set(), "")
 
-    def _listed_shares(self, consumers: Consumers, now: float, reply: Reply[list[str]]) -> None:
+    def _list_shares(self, consumers: Consumers, now: float, wanted: set[str], after: str) -> None:
+        """Query the shared filters that sessions of all replicas have, page by page."""
+
+        def listed(reply: Reply[list[str]]) -> None:
+            if reply.value is None:
+                self._is_listing = False
+                return
+            wanted.update(reply.value)
+            if len(reply.value) < SHARED_FILTERS_MAX:
+                self._is_listing = False
+                self._listed_shares(consumers, now, wanted)
+            else:
+                self._list_shares(consumers, now, wanted, reply.value[-1])
+
+        self._state.query(SharedFilters(after, SHARED_FILTERS_MAX), listed)
+
+    def _listed_shares(self, consumers: Consumers, now: float, wanted: set[str]) -> None:
         """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
 
-        The expiry of queues that only sessions of disconnected clients need is restarted.
+        `wanted` has those that go on. The expiry of queues that only sessions of disconnected clients need is
+        restarted.
         """
-        self._is_listing = False
-        if reply.value is None or len(reply.value) >= SHARED_FILTERS_MAX:
-            return  # the list is truncated, so absence from it means nothing
-        wanted = set(reply.value)
         for topic_filter in self._shared_of_all - wanted - self._shared.keys():
             self._unused.setdefault(topic_filter, now)
         self._shared_of_all = wanted
         for topic_filter, since in list(self._unused.items()):
             if now - since >= GRACE_SECS:
-                del self._unused[topic_filter]
+                self._use(topic_filter)
                 if topic_filter not in wanted and topic_filter not in self._shared:
                     consumers.remove(queue_of(self._engine.names.shares, topic_filter))
         if now - self._touched >= TOUCH_SECS:
@@ -404,27 +431,65 @@ class EngineNamespace(MqttNamespace):
     # Sessions.
 
     def user_of(self, client_id: str) -> str | None:
-        """Return the user of a client's session, or None if there is no session or it is not known yet."""
+        """Return the user of a client's session, or None if there is no session or it is not known yet.
+
+        A session that a client has just replaced is its user's, too: the new one needs no further capacity.
+        """
         if client_id in self._refused:
             return self._refused[client_id][1]
         arrival = self._arrived.get(client_id)
         if arrival is not None:
-            return arrival.found.user if arrival.found.present else None
+            found = arrival.found
+            return found.user if found.present or found.earlier is not None else None
         return super().user_of(client_id)
+
+    def is_pending(self, client_id: str) -> bool:
+        """Return True until the database has replied if a client has a session."""
+        return bool(client_id) and client_id not in self._arrived
 
     def finds(self, client_id: str) -> bool:
         """Return True if a client that is about to be accepted has an earlier session."""
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
 
+    def sessions_of(self, user: str) -> int:
+        """Return the number of sessions of a user, at all replicas."""
+        return super().sessions_of(user) + self._engine.sessions.elsewhere.of(user).sessions
+
+    def subscriptions_of(self, user: str) -> int:
+        """Return the number of subscriptions of a user, those of sessions elsewhere included."""
+        return super().subscriptions_of(user) + self._engine.sessions.elsewhere.of(user).subscriptions
+
+    def subscriptions_full(self, user: str, topic_filter: str) -> bool:
+        """Return True if that user may not make this further subscription.
+
+        One whose queue already counts for the user needs no further capacity.
+        """
+        if self._unused_of.get(topic_filter) == user:
+            return False
+        return super().subscriptions_full(user, topic_filter)
+
+    @property
+    def all_subscriptions(self) -> int:
+        """Number of subscriptions of all users, those of sessions elsewhere included."""
+        return self.subscriptions + self._engine.sessions.elsewhere.subscriptions
+
+    def definitions_full(self, user: str, octets: int) -> bool:
+        """Return True if further `octets` of definitions do not fit, and count a refusal.
+
+        The limit of all users is for this process; the share of one user includes sessions elsewhere.
+        """
+        shares, elsewhere = self.definition_shares, self._engine.sessions.elsewhere.of(user)
+        limit = shares.limit_of_all(octets) or shares.limit_of_user(user, octets + elsewhere.octets)
+        if limit:
+            shares.refuse(user, limit, 1)
+        return bool(limit)
+
     def make_room(self, user: str, place: str, client_id: str = "") -> str:
         """Make another session possible. Return the limit that forbids it, or "".
 
-        The sessions of all replicas have a limit, too. A client that is still pending is not checked: whether
-        it finds a session, and needs no capacity, is known when the database has replied.
+        The sessions of all replicas have a limit, too; none is ended for another.
         """
-        if client_id and client_id not in self._arrived:
-            return ""
         if self._engine.sessions.count > self.sessions_max:
             return "sessions_max"
         return super().make_room(user, place, client_id)

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
+from gateway.broker.shares import text_octets
 from gateway.containment import contained
 from gateway.engine.client_session import Change, ClientSession, Told
 from gateway.engine.consumers import Content
@@ -26,6 +27,7 @@ from gateway.engine.membership import Membership
 from gateway.engine.names import readable
 from gateway.engine.opening import Arrival, Opening
 from gateway.engine.repeats import Repeats
+from gateway.engine.sessions_elsewhere import SessionsElsewhere
 from gateway.engine.stored import decode_fingerprints, delay_of, encode_fingerprints, encode_will
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.outcome import Verdict as Settled
@@ -33,7 +35,6 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
     ChangeSession,
-    CountSessions,
     Due,
     EndSession,
     Event,
@@ -52,11 +53,13 @@ from gateway.state.interface import (
     ReleaseSession,
     ReplicaView,
     Reply,
+    SessionCounts,
     SessionKey,
     SessionView,
     SettleWill,
     StateStore,
     Verdict,
+    WeighSessions,
     Will,
 )
 
@@ -66,7 +69,7 @@ DOMAIN: Final = MQTT.name  # domain of client identifiers
 UNSTORED_MAX: Final = 50_000  # sessions with pending changes, beyond which no more clients are accepted
 AWAY_SECS: Final = 5.0  # how long the database may be away before no more clients are accepted
 LOOK_SECS: Final = 1.0  # between two queries for changes whose notices may be lost
-COUNT_SECS: Final = 10.0  # between two counts of all sessions
+COUNT_SECS: Final = 10.0  # between two queries for the number of sessions, and for what each user has
 SWEEP_SECS: Final = 60.0  # between two comparisons of all clients with the database
 OWNED_MAX: Final = 1_000  # sessions in one page of a comparison
 STRAY_SECS: Final = 10.0  # until the next comparison when one has found a stray session
@@ -197,7 +200,7 @@ class Writer:
             change, self.change = self.change, Change()
             self._flying, self._told = self._told, []
             contents = change.subscriptions, change.packets, change.received
-            operation = ChangeSession(self._key, self._epoch, *contents, change.served)
+            operation = ChangeSession(self._key, self._epoch, *contents, change.served, change.weight)
             self._repeats.submit(operation, self._stored)
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
@@ -262,6 +265,7 @@ class SharedSessions:
         """
         self.clients: Clients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
+        self.elsewhere = SessionsElsewhere()
         self.moved = 0  # sessions whose clients have connected to another replica
         self._state = state
         self._membership = membership
@@ -333,6 +337,7 @@ class SharedSessions:
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
             None if coming.will is None else Will(encode_will(coming), delay_of(coming.will)),
             coming.only_own,
+            text_octets(client),
         )
         self._state.submit(operation, partial(self._opened, opening, incarnation))
 
@@ -371,7 +376,8 @@ class SharedSessions:
         owner = Owner(incarnation, found.epoch)
         if found.ended_queue:
             self._delete(found.ended_queue)
-        self.count += not found.present
+        self.count += found.earlier is None
+        self._count_earlier(found, -1)
         if found.before is None:
             self._held.add((client, found.epoch))
         arrival = Arrival(opening, owner, found)
@@ -381,6 +387,12 @@ class SharedSessions:
         self.clients.taken(client, owner, at_once=True)
         self.clients.arrived(arrival)
         opening.answer()
+
+    def _count_earlier(self, found: Opened, count: int) -> None:
+        """Add the session that a client had elsewhere (`count` 1), or subtract it: it is here now (-1)."""
+        earlier = found.earlier
+        if earlier is not None and not earlier.is_here:
+            self.elsewhere.change(earlier.user, earlier.weight, count)
 
     def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]]) -> None:
         """Publish the wills of earlier connections before the client can publish anything.
@@ -428,6 +440,8 @@ class SharedSessions:
         key = SessionKey(DOMAIN, opening.client)
         expiry_secs = opening.coming.expiry_secs if found.present else 0.0
         self._leave_unserved(key, found.epoch, expiry_secs, found.queue)
+        if found.present:
+            self._count_earlier(found, 1)
         if found.before is None:
             self._release(key, found.epoch, found.given_back)
 
@@ -528,6 +542,7 @@ class SharedSessions:
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         writer = self._writers.get(session) or self._writer(session)
         operation = LeaveSession(key, epoch, session.expiry_secs, discard_will=publish is None)
+        self.elsewhere.leave(session.user, session.weight)
         if session.lasting and is_held:
             self._ending.add(session)
         writer.leave(operation, partial(self._left, session, publish))
@@ -538,6 +553,9 @@ class SharedSessions:
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left = reply.value
+        is_here = self.clients.session_of(key.client) is not None or self.clients.is_expected(key.client)
+        ended = left is not None and left.ended
+        self.elsewhere.left(session.user, session.weight, remains=not ended and not is_here)
         if left is not None and left.ended:
             self.count -= 1
             self._held.discard((key.client, epoch))
@@ -797,9 +815,11 @@ class SharedSessions:
             self._begin_sweep(now)
         if not self._is_counting and now >= self._count_at:
             self._is_counting, self._count_at = True, Monotonic(now + COUNT_SECS)
-            self._state.query(CountSessions(), self._counted)
+            self.elsewhere.begin()
+            self._state.query(WeighSessions(self._membership.incarnation), self._counted)
 
-    def _counted(self, reply: Reply[int]) -> None:
+    def _counted(self, reply: Reply[SessionCounts]) -> None:
         self._is_counting = False
+        self.elsewhere.end(None if reply.value is None else reply.value.elsewhere)
         if reply.value is not None:
-            self.count = reply.value
+            self.count = reply.value.total

@@ -25,7 +25,7 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-SHARED_FILTERS_MAX: Final = 10_000  # filters in one list, at most
+SHARED_FILTERS_MAX: Final = 10_000  # filters in one page of a list, at most
 UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been accepted
 CLAIM_SECS: Final = 20.0  # after which another replica may claim unsettled work
 OUTGOING: Final = 0  # packets to the client
@@ -54,6 +54,13 @@ class Will(NamedTuple):
 
     message: bytes
     delay_secs: float
+
+
+class Weight(NamedTuple):
+    """Number of subscriptions of a session, and their size in bytes with that of the client identifier."""
+
+    subscriptions: int = 0
+    octets: int = 0
 
 
 class Packet(NamedTuple):
@@ -141,6 +148,17 @@ class Query(Generic[T]):
 # Sessions.
 
 
+class Earlier(NamedTuple):
+    """Session of a client before it was opened again, resumed or not: its user, and its weight.
+
+    `is_here` is True if its client was connected to the replica that has opened it now.
+    """
+
+    user: str
+    weight: Weight
+    is_here: bool
+
+
 class Opened(NamedTuple):
     """Session as its new owner finds it.
 
@@ -148,7 +166,8 @@ class Opened(NamedTuple):
     the queue, or None. `ended_queue`: the queue of an earlier session that has ended; the caller deletes it,
     then submits ForgetQueue. `given_back`: what an earlier owner stored with ReleaseSession. `refused`: the
     session belongs to another `user`; then nothing was changed. `wills`: epochs and messages of earlier
-    connections' wills that the caller has claimed: it publishes them and submits SettleWill.
+    connections' wills that the caller has claimed: it publishes them and submits SettleWill. `earlier`: the
+    session that the client had, if any.
     """
 
     epoch: int
@@ -161,6 +180,7 @@ class Opened(NamedTuple):
     given_back: bytes = b""
     user: str = ""
     wills: tuple[tuple[int, bytes], ...] = ()
+    earlier: Earlier | None = None
 
 
 class Left(NamedTuple):
@@ -192,7 +212,8 @@ class OpenSession(OfSession, Operation[Opened]):
 
     An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
     `expiry_secs` (0: the session ends with the connection) and `will` replace those of the earlier session.
-    `only_own`: refuse a session of another `user`.
+    `only_own`: refuse a session of another `user`. `octets`: size of the client identifier, as weights count
+    it.
     """
 
     replica: str
@@ -203,6 +224,7 @@ class OpenSession(OfSession, Operation[Opened]):
     queue: str = ""
     will: Will | None = None
     only_own: bool = False
+    octets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +233,7 @@ class ChangeSession(OfSession, Operation[None]):
 
     `served`: the client is about to be accepted. Before that its will is not published at once: the next
     replica that opens the session leaves UNSERVED_SECS to the owner to report that the client never was
-    accepted.
+    accepted. `weight`: that of the session after the change, if it has changed.
     """
 
     epoch: int
@@ -219,6 +241,7 @@ class ChangeSession(OfSession, Operation[None]):
     packets: Mapping[tuple[int, int], Packet | None] = field(default_factory=dict)
     received: Mapping[tuple[bytes, int], int | None] = field(default_factory=dict)
     served: bool = False
+    weight: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,15 +391,40 @@ class FindOwned(Query[list[Owned]]):
         return self.replica
 
 
+class UserSessions(NamedTuple):
+    """Sessions of one user: their number, and the sums of their weights."""
+
+    sessions: int = 0
+    subscriptions: int = 0
+    octets: int = 0
+
+
+class SessionCounts(NamedTuple):
+    """Number of all sessions, and by user the sessions whose clients are not connected to the replica that
+    has queried them.
+    """
+
+    total: int
+    elsewhere: dict[str, UserSessions]
+
+
 @dataclass(frozen=True, slots=True)
-class CountSessions(Query[int]):
-    """Query of the number of sessions of all domains."""
+class WeighSessions(Query[SessionCounts]):
+    """Query of the number of sessions of all domains, and of what users have that are not connected to
+    `replica`.
+    """
+
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFilters(Query[list[str]]):
-    """Query of the filters of shared subscriptions that sessions have, each once."""
+    """Query of a page of the filters of shared subscriptions that sessions have, each once and in order.
 
+    The page begins after the filter `after`.
+    """
+
+    after: str = ""
     limit: int = SHARED_FILTERS_MAX
 
 

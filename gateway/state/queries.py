@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from gateway.state.database import Call, Database
 from gateway.state.interface import (
-    CountSessions,
     DeadLetter,
     FindLetters,
     FindOwned,
@@ -19,11 +18,14 @@ from gateway.state.interface import (
     Owner,
     ReplicaView,
     Retained,
+    SessionCounts,
     SessionKey,
     SessionView,
     SharedFilters,
+    UserSessions,
     WeighLetters,
     WeighRetained,
+    WeighSessions,
 )
 
 SESSION: Final = (
@@ -41,9 +43,13 @@ OWNED: Final = (
     " AND (t.domain, t.client) > ((SELECT domain FROM op), (SELECT client FROM op))"
     " ORDER BY t.domain, t.client LIMIT "
 )
-COUNT: Final = "SELECT count(*) FROM session"
+SESSION_WEIGHTS: Final = (
+    "{op} SELECT login, connected = 1 AND owner = (SELECT replica FROM op), count(*),"
+    " CAST(sum(subscriptions) AS bigint), CAST(sum(weight) AS bigint) FROM session GROUP BY 1, 2"
+)
 SHARED: Final = (
-    "SELECT DISTINCT filter FROM subscription WHERE substr(filter, 1, 7) = '$share/' ORDER BY filter LIMIT "
+    "{op} SELECT DISTINCT filter FROM subscription WHERE substr(filter, 1, 7) = '$share/'"
+    " AND filter > (SELECT after FROM op) ORDER BY filter LIMIT "
 )
 REPLICAS: Final = (
     "SELECT replica, name, address, version, state_now() - seen FROM replica WHERE dead = 0 ORDER BY replica"
@@ -70,10 +76,13 @@ def run_query(database: Database, query: object) -> Any:
         given = [(query.replica, *query.after)]
         call = Call(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
-    if isinstance(query, CountSessions):
-        return database.run([Call(COUNT)])[0][0][0]
+    if isinstance(query, WeighSessions):
+        rows = database.run([Call(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
+        elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
+        return SessionCounts(sum([row[2] for row in rows]), elsewhere)
     if isinstance(query, SharedFilters):
-        return [topic_filter for (topic_filter,) in database.run([Call(f"{SHARED}{query.limit}")])[0]]
+        call = Call(f"{SHARED}{query.limit}", "after text", [(query.after,)])
+        return [topic_filter for (topic_filter,) in database.run([call])[0]]
     if isinstance(query, ListReplicas):
         return [ReplicaView(*row) for row in database.run([Call(REPLICAS)])[0]]
     if isinstance(query, MatchRetained):

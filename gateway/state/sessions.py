@@ -19,6 +19,7 @@ from gateway.state.interface import (
     ChangeSession,
     Contents,
     Due,
+    Earlier,
     EndSession,
     Event,
     ForgetQueue,
@@ -34,6 +35,7 @@ from gateway.state.interface import (
     SessionKey,
     SettleWill,
     Verdict,
+    Weight,
 )
 from gateway.state.table import Table
 
@@ -60,6 +62,8 @@ class SessionRow(NamedTuple):
     holder: str
     holder_epoch: int
     given_back: bytes
+    subscriptions: int = 0
+    weight: int = 0
 
     @property
     def key(self) -> SessionKey:
@@ -121,9 +125,9 @@ class ReceivedRow(NamedTuple):
 SESSION: Final = (
     "domain text, client text, epoch bigint, owner text, connected integer, login text, place text,"
     " queue text, expiry double precision, expires_at double precision, reap_at double precision,"
-    " holder text, holder_epoch bigint, given_back bytea"
+    " holder text, holder_epoch bigint, given_back bytea, subscriptions integer, weight bigint"
 )
-BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"")
+BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"", 0, 0)
 WILL: Final = (
     "domain text, client text, epoch bigint, message bytea, delay double precision, due_at double precision,"
     " claimed integer, served integer"
@@ -254,7 +258,7 @@ class Sessions:
             return Reply(Verdict.DONE, self._leave(row, operation, now))
         if isinstance(operation, EndSession):
             return self._end(row, now)
-        self._change(operation)
+        self._change(operation, row)
         return DONE
 
     def _open(self, operation: OpenSession, row: SessionRow | None, now: float) -> Opened:
@@ -270,7 +274,10 @@ class Sessions:
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
         wills: tuple[tuple[int, bytes], ...] = ()
+        weight, earlier = Weight(0, operation.octets), None
         if row is not None:
+            earlier = _earlier(row, operation.replica)
+            weight = earlier.weight if present else weight
             wills = self._inherit_wills(row, present, now)
             if row.connected:
                 self.notices.append(Noted(row.owner, Event.TAKEN, key))
@@ -297,12 +304,13 @@ class Sessions:
                 None,
                 *holder,
                 b"",
+                *weight,
             )
         )
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
         contents, user = self._contents[key].copy(), operation.user
-        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills)
+        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier)
 
     def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> tuple[tuple[int, bytes], ...]:
         """Process the wills of a session that is opened again. Return epochs and messages of the claimed
@@ -323,8 +331,11 @@ class Sessions:
                 claimed.append((will.epoch, will.message))
         return tuple(claimed)
 
-    def _change(self, operation: ChangeSession) -> None:
+    def _change(self, operation: ChangeSession, row: SessionRow) -> None:
         key = operation.key
+        if operation.weight is not None:
+            subscriptions, weight = operation.weight
+            self._sessions.put(row._replace(subscriptions=subscriptions, weight=weight))
         will = self._wills.rows.get((*key, operation.epoch))
         if operation.served and will is not None:
             self._wills.put(will._replace(served=1))
@@ -467,3 +478,9 @@ class Sessions:
         for table in tables:
             calls += table.writes()
         return calls
+
+
+def _earlier(row: SessionRow, replica: str) -> Earlier:
+    """Return the session that `replica` opens again."""
+    is_here = bool(row.connected) and row.owner == replica
+    return Earlier(row.login, Weight(row.subscriptions, row.weight), is_here)

@@ -10,6 +10,7 @@ from gateway.state.interface import (
     OUTGOING,
     UNSERVED_SECS,
     ChangeSession,
+    Earlier,
     EndSession,
     Event,
     FindOwned,
@@ -27,15 +28,21 @@ from gateway.state.interface import (
     QuitReplica,
     Reap,
     ReleaseSession,
+    SessionCounts,
     SessionKey,
     SettleWill,
+    SharedFilters,
+    UserSessions,
     Verdict,
+    WeighSessions,
+    Weight,
     Will,
 )
 from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
 
 OTHER = SessionKey("mqtt", 'device \u20ac {"\\,\'$1" \n')
 WEEK = 604_800.0
+OCTETS = 5
 
 
 def opens(
@@ -59,6 +66,7 @@ def opens(
             f"queue-{replica.name}",
             will,
             only_own,
+            OCTETS,
         )
     )
 
@@ -388,3 +396,33 @@ def test_the_clients_of_a_replica_are_listed_page_by_page(one: Replica, two: Rep
         found += page
     wanted = [key for key in keys if key not in (keys[3], keys[7])]
     assert found == [Owned(key, epochs[key], WEEK, "queue-one") for key in wanted]
+
+
+def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, world: World) -> None:
+    joins(one)
+    joins(two)
+    epoch = opens(one).epoch
+    one.do(ChangeSession(KEY, epoch, {"a": b"", "b": b""}, weight=Weight(2, 50)))
+    opens(one, key=OTHER, user="another")
+    mine, others = UserSessions(1, 2, 50), UserSessions(1, 0, OCTETS)
+    assert one.ask(WeighSessions("one")) == SessionCounts(2, {})
+    assert two.ask(WeighSessions("one")) == SessionCounts(2, {})
+    assert two.ask(WeighSessions("two")) == SessionCounts(2, {"user": mine, "another": others})
+    leaves(one, epoch)
+    assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": mine})
+    found = opens(two)
+    assert found.earlier == Earlier("user", Weight(2, 50), False)
+    assert two.ask(WeighSessions("two")) == SessionCounts(2, {"another": others})
+    assert opens(two, clean=True).earlier == Earlier("user", Weight(2, 50), True)
+    assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": UserSessions(1, 0, OCTETS)})
+    world.advance(61)
+    one.do(JoinReplica("three", "three", "host:1883", "1"))
+    one.do(Reap(60.0))  # both replicas are dead: nobody has the sessions, and they count
+    assert one.ask(WeighSessions("one")).elsewhere == {"user": UserSessions(1, 0, OCTETS), "another": others}
+
+
+def test_shared_filters_are_listed_page_by_page(one: Replica) -> None:
+    filters = [f"$share/g/{number}" for number in range(5)]
+    one.do(ChangeSession(KEY, opens(one).epoch, {**dict.fromkeys(filters, b""), "other": b""}))
+    assert one.ask(SharedFilters(limit=3)) == filters[:3]
+    assert one.ask(SharedFilters(filters[2], limit=3)) == filters[3:]

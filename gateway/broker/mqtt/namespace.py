@@ -351,8 +351,7 @@ class MqttNamespace:
         session.subscriptions[topic_filter] = options
         shared = shared_pattern(topic_filter)
         if before is None:
-            self._subscribed[session.user] = self._subscribed.get(session.user, 0) + 1
-            self._charge(session.user, topic_filter, 1)
+            self._count_subscription(session.user, topic_filter, 1)
         if shared is None:
             pattern = topic_filter.split("/")
             if before is not None:
@@ -380,8 +379,7 @@ class MqttNamespace:
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
-        self._lessen(session.user, 1)
-        self._charge(session.user, topic_filter, -1)
+        self._count_subscription(session.user, topic_filter, -1)
         session.forget_owed(topic_filter)
         shared = shared_pattern(topic_filter)
         if shared is None:
@@ -478,6 +476,10 @@ class MqttNamespace:
         """Return True if there is an earlier session of the client."""
         return client_id in self.sessions
 
+    def is_pending(self, client_id: str) -> bool:
+        """Return True while it is not known if there is an earlier session of a client."""
+        return False
+
     def user_of(self, client_id: str) -> str | None:
         """Return the user of a client's session, or None if there is no session."""
         known = self.sessions.get(client_id)
@@ -495,13 +497,13 @@ class MqttNamespace:
         """
         shares, total = self._shares, self.sessions_max
         full = len(self.sessions) >= total
-        if self._users[user] >= shares.per_user(total) and not self._evict(user, None):
+        if self.sessions_of(user) >= shares.per_user(total) and not self._evict(user, None):
             return "sessions_max" if full else "sessions_per_user_max"
         if self._places[place] >= shares.per_place(total) and not self._evict(None, place):
             return "sessions_max" if full else "sessions_per_address_max"
         if len(self.sessions) >= total and not self._evict(None, None):
             return "sessions_max"
-        if self.definition_shares.full_with(user, text_octets(client_id)):
+        if self.definitions_full(user, text_octets(client_id)):
             return "definitions_bytes_max"
         return ""
 
@@ -521,27 +523,39 @@ class MqttNamespace:
     def subscriptions_full(self, user: str, topic_filter: str) -> bool:
         """Return True if that user may not make this further subscription."""
         shares = self._shares
-        mine = self._subscribed.get(user, 0)
-        if self.definition_shares.full_with(user, filter_octets(topic_filter)):
+        if self.definitions_full(user, filter_octets(topic_filter)):
             return True
         if self.steps.full_with(user, filter_steps(topic_filter)):
             return True
-        return self.subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
+        mine = self.subscriptions_of(user)
+        return self.all_subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
 
-    def _charge(self, user: str, topic_filter: str, count: int) -> None:
-        """Count size and matching steps of a subscription for a user; `count` is -1 to subtract them."""
+    def subscriptions_of(self, user: str) -> int:
+        """Return the number of subscriptions of a user."""
+        return self._subscribed.get(user, 0)
+
+    @property
+    def all_subscriptions(self) -> int:
+        """Number of subscriptions that count against the limit of all."""
+        return self.subscriptions
+
+    def definitions_full(self, user: str, octets: int) -> bool:
+        """Return True if further `octets` of the user's definitions do not fit, and count a refusal."""
+        return bool(self.definition_shares.full_with(user, octets))
+
+    def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
+        """Count a subscription for a user, with its size and matching steps; `count` is -1 to subtract it."""
+        subscriptions = self._subscribed.get(user, 0) + count
+        if subscriptions:
+            self._subscribed[user] = subscriptions
+        else:
+            del self._subscribed[user]
         octets = filter_octets(topic_filter)
         if count > 0:
             self.definition_shares.add(user, octets)
         else:
             self.definition_shares.remove(user, octets)
         self.steps.add(user, count * filter_steps(topic_filter))
-
-    def _lessen(self, user: str, count: int) -> None:
-        """Subtract subscriptions of a user."""
-        self._subscribed[user] -= count
-        if not self._subscribed[user]:
-            del self._subscribed[user]
 
     def _count(self, session: Session) -> None:
         """Count the session for its user and address."""
@@ -558,12 +572,9 @@ class MqttNamespace:
 
     def _change_hands(self, session: Session, user: str, place: str) -> None:
         self._forget_owner(session)
-        if session.subscriptions:
-            self._lessen(session.user, len(session.subscriptions))
-            self._subscribed[user] = self._subscribed.get(user, 0) + len(session.subscriptions)
-            for topic_filter in session.subscriptions:
-                self._charge(session.user, topic_filter, -1)
-                self._charge(user, topic_filter, 1)
+        for topic_filter in session.subscriptions:
+            self._count_subscription(session.user, topic_filter, -1)
+            self._count_subscription(user, topic_filter, 1)
         session.user, session.place = user, place
         self._count(session)
 

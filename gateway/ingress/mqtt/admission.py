@@ -401,12 +401,13 @@ class AdmittedGuest(MqttGuest):
         """Return the reason code and text why an authenticated client cannot have the requested session, or
         None."""
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
-        known = namespace.sessions.get(packet.client_id)
+        client_id = packet.client_id
+        known = namespace.sessions.get(client_id)
         if why := namespace.unavailable:
             return CONNECT_REFUSED[Reason.TARGET_DOWN], why
         if identifier_refused(packet):
             return CLIENT_ID_REFUSED, "a client identifier is needed"
-        if len(packet.client_id.encode()) > (most := self._ingress.limits.client_id_bytes_max):
+        if len(client_id.encode()) > (most := self._ingress.limits.client_id_bytes_max):
             return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
@@ -418,10 +419,10 @@ class AdmittedGuest(MqttGuest):
         if namespace.failing and not recorded and expires > 0:
             return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now"
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
-        if refused is None and namespace.user_of(packet.client_id) is None:
+        if refused is None and not namespace.is_pending(client_id) and namespace.user_of(client_id) is None:
             if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
                 return CONNECT_REFUSED[Reason.QUOTA], "sessions_max of the user's roles is reached"
-            if limit := namespace.make_room(user, place_of(remote), packet.client_id):
+            if limit := namespace.make_room(user, place_of(remote), client_id):
                 return CONNECT_REFUSED[Reason.QUOTA], f"limits.{limit} is reached"
         return refused
 

@@ -1,0 +1,79 @@
+"""Sessions of each user that are not connected to this replica: their number, subscriptions and bytes.
+
+The database is queried for them every ten seconds. In between, sessions that leave this replica are added,
+and those that it opens are subtracted. A session that is leaving counts until the database has stored that:
+it is not among the queried ones before. What other replicas have added since the last query is not known, so
+a limit may be exceeded by that.
+"""
+
+from __future__ import annotations
+
+from gateway.state.interface import UserSessions, Weight
+
+NONE: UserSessions = UserSessions()
+
+
+class SessionsElsewhere:
+    """Sums of the sessions of each user that are not connected to this replica."""
+
+    def __init__(self) -> None:
+        self.subscriptions = 0  # of all users
+        self._sums: dict[str, UserSessions] = {}
+        self._leaving: dict[str, UserSessions] = {}
+        self._changes: list[tuple[str, Weight, int]] | None = None  # since the current query began
+
+    def of(self, user: str) -> UserSessions:
+        """Return the sums of a user."""
+        leaving = self._leaving.get(user)
+        found = self._sums.get(user, NONE)
+        return found if leaving is None else _total(found, leaving)
+
+    def leave(self, user: str, weight: Weight) -> None:
+        """Count a session that this replica has begun to leave."""
+        _change(self._leaving, user, weight, 1)
+        self.subscriptions += weight.subscriptions
+
+    def left(self, user: str, weight: Weight, *, remains: bool) -> None:
+        """Discount a session that was leaving, unless it `remains` in the database."""
+        _change(self._leaving, user, weight, -1)
+        self.subscriptions -= weight.subscriptions
+        if remains:
+            self.change(user, weight, 1)
+
+    def change(self, user: str, weight: Weight, count: int) -> None:
+        """Add a session (`count` 1) or subtract one (-1)."""
+        if self._changes is not None:
+            self._changes.append((user, weight, count))
+        before = self._sums.get(user, NONE).subscriptions
+        _change(self._sums, user, weight, count)
+        self.subscriptions += self._sums.get(user, NONE).subscriptions - before
+
+    def begin(self) -> None:
+        """Note that a query begins, which may or may not see what changes until its reply."""
+        self._changes = []
+
+    def end(self, found: dict[str, UserSessions] | None) -> None:
+        """Replace the sums by what a query has found; None if it has failed."""
+        changes, self._changes = self._changes or [], None
+        if found is None:
+            return
+        self._sums = dict(found)
+        for user, weight, count in changes:
+            _change(self._sums, user, weight, count)
+        sums = (*self._sums.values(), *self._leaving.values())
+        self.subscriptions = sum([one.subscriptions for one in sums])
+
+
+def _total(one: UserSessions, other: UserSessions) -> UserSessions:
+    return UserSessions(*[a + b for a, b in zip(one, other, strict=True)])
+
+
+def _change(sums: dict[str, UserSessions], user: str, weight: Weight, count: int) -> None:
+    """Add a session to a user's sums, or subtract it; sums never fall below 0."""
+    before = sums.get(user, NONE)
+    changed = (1, *weight)
+    after = UserSessions(*[max(a + count * b, 0) for a, b in zip(before, changed, strict=True)])
+    if after.sessions:
+        sums[user] = after
+    else:
+        sums.pop(user, None)
