@@ -320,6 +320,8 @@ class Gateway:
             watch = partial(self.mapping_files.watch, self.reload_mappings)
             nursery.start_soon(forever, "reload", watch)
             nursery.start_soon(forever, "reload", self.rules.watch)
+            if self.rules.absent is not None:
+                nursery.start_soon(forever, "reload", self.rules.absent.run)
             nursery.start_soon(forever, "timer", self._watch_links)
             nursery.start_soon(forever, "timer", self.identities.run)
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
@@ -542,6 +544,7 @@ class Gateway:
             **self.core.gauges(),
             **self.memory.gauges(),
             **self.memory_shares.gauges(),
+            **({} if self.rules.absent is None else self.rules.absent.gauges()),
             **self.bodies.gauges(),
             **({} if self.engine is None else self.engine.gauges()),
             **({} if self.state is None else self.state.gauges()),

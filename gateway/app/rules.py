@@ -11,7 +11,7 @@ other clients do not wait even with ten thousand connections.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,12 +24,16 @@ from gateway.access.authorization import Authorization, Roles
 from gateway.access.principal import Principal
 from gateway.app.access import Candidate, Identities, roles_of
 from gateway.app.clients import revoke
+from gateway.app.state import SharedState
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.containment import contained
 from gateway.documents import refuse_lost_end
+from gateway.engine.absent_sessions import AbsentReview
+from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
 from gateway.ingress.guest import Guest
 from gateway.ingress.listener import Listener
@@ -63,6 +67,8 @@ class Ruled(Protocol):
     authorization: Authorization
     dispatcher: Dispatcher
     mqtt: MqttNamespace
+    engine: EngineSession | None
+    state: SharedState | None
     hosts: AmqpHosts
     fast_hosts: FastHosts
     listeners: dict[str, Listener]
@@ -78,6 +84,9 @@ class Rules:
         self._reloading = trio.Lock()
         self._reported: tuple[str, ...] = ()  # Sections that differ from those at the start.
         self._watched = Watched(self._fingerprint)
+        self.absent: AbsentReview | None = None  # sessions of absent clients of a cluster
+        if gateway.engine is not None and gateway.state is not None:
+            self.absent = AbsentReview(gateway.state.store, gateway.engine, self._forbidden)
         self._tell()
 
     def _tell(self) -> None:
@@ -86,7 +95,13 @@ class Rules:
             log.warning("users configured without roles, everything permitted")
 
     async def watch(self) -> None:
-        """Reload users, roles and certificates whenever a file has changed, until cancelled."""
+        """Reload users, roles and certificates whenever a file has changed, until cancelled.
+
+        First, sessions of absent clients are checked: rights may have ended while the process did not run.
+        With an authorizer, which may not be reachable yet, that is left to when they return.
+        """
+        if self._gateway.authorization.in_force and self._started.authorizer is None:
+            await self._revisit()
         again = clock.now()
         while True:
             await trio.sleep(LOOK_SECS)
@@ -199,6 +214,8 @@ class Rules:
     async def _revisit(self) -> None:
         """Withdraw subscriptions and consumers that the rules no longer permit, in slices."""
         gateway = self._gateway
+        if self.absent is not None:
+            self.absent.begin()
         for at, look in enumerate(self._held()):
             await _look(look)
             if at % SLICE == SLICE - 1:
@@ -223,20 +240,30 @@ class Rules:
             yield holder.review_hold
 
     def _look_at_away(self, client_id: str) -> None:
-        """Check the subscriptions of a disconnected client by the roles of its user in the configuration.
-
-        If the user's roles come from another source, they are known only when the client returns.
-        """
+        """End the subscriptions of a disconnected client that are not allowed any more."""
         gateway = self._gateway
         session = gateway.mqtt.sessions.get(client_id)
         if session is None or session.outlet is not None:
             return
-        if session.user and session.user not in gateway.authorization.roles.users:
-            return
-        rights = gateway.authorization.rights_of(Principal(session.user), client_id)
-        for topic_filter, options in list(session.subscriptions.items()):
-            if not rights.mqtt_subscribe(topic_filter, options.qos).allowed:
-                gateway.mqtt.unsubscribe(session, topic_filter)
+        for topic_filter in self._forbidden(session.user, client_id, session.subscriptions):
+            gateway.mqtt.unsubscribe(session, topic_filter)
+
+    def _forbidden(
+        self, user: str, client_id: str, subscriptions: Mapping[str, SubscriptionOptions]
+    ) -> list[str]:
+        """Return the filters of a disconnected client that the roles of its user in the configuration forbid.
+
+        If the user's roles come from another source, they are known only when the client returns.
+        """
+        authorization = self._gateway.authorization
+        if user and user not in authorization.roles.users:
+            return []
+        rights = authorization.rights_of(Principal(user), client_id)
+        return [
+            topic_filter
+            for topic_filter, options in subscriptions.items()
+            if not rights.mqtt_subscribe(topic_filter, options.qos).allowed
+        ]
 
     def _fingerprint(self) -> Fingerprint:
         named = [self._started.file, *self._gateway.identities.files()]

@@ -168,6 +168,14 @@ class EngineConnection(ClusterConnection):
         if self._answering:
             self.consumers.delete(queue, done)
 
+    def unbind_queue(self, queue: str, key: str, done: Done) -> None:
+        """Unbind the queue of a session from a key; `done` is called when it is unbound, or missing.
+
+        Does nothing before the declaring channel is open.
+        """
+        if self._answering:
+            self.consumers.unbind(queue, key, done)
+
     def after_bound(self, done: Done) -> None:
         """Call `done` when all declarations requested until now have been confirmed."""
         if not self._asked:

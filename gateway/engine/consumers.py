@@ -181,9 +181,12 @@ class Returning:
 
 
 class Removal(NamedTuple):
-    """Deletion of a queue; `done` is called when it is deleted."""
+    """Deletion of a queue, or of a binding of one; `done` is called when it is deleted.
 
-    method: m.QueueDelete
+    A queue that is missing, or whose deletion fails, has no binding.
+    """
+
+    method: m.QueueDelete | m.QueueUnbind
     done: Done | None
 
 
@@ -253,7 +256,10 @@ class Consumers:
         elif isinstance(lacking, Returning):
             self._over(lacking.consumer)
         elif isinstance(lacking, Removal):
-            log.info("queue not deleted yet", queue=lacking.method.queue, why=text)
+            if isinstance(lacking.method, m.QueueDelete):
+                log.info("queue not deleted yet", queue=lacking.method.queue, why=text)
+            elif lacking.done is not None:
+                lacking.done()
             self._removed()
         if not self._checks:
             self._broker.decided()
@@ -287,7 +293,7 @@ class Consumers:
     def answered(self, channel: int, method: m.Method) -> bool:
         """Process a method. Return False if it is for another channel."""
         if channel == self._checking:
-            if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk):
+            if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk | m.QueueUnbindOk):
                 found = self._checks.popleft()
                 self._found(found, there=True)
                 if isinstance(found, Consumer) and isinstance(method, m.QueueDeclareOk):
@@ -420,6 +426,11 @@ class Consumers:
     def delete(self, queue: str, done: Done | None) -> None:
         """Delete a queue, and call `done` then. A queue whose node is down stays, which costs a channel."""
         self._removals.append(Removal(m.QueueDelete(queue), done))
+        self._send_removals()
+
+    def unbind(self, queue: str, key: str, done: Done) -> None:
+        """Unbind a queue that is not consumed here from a key, and call `done` then, or if it is missing."""
+        self._removals.append(Removal(m.QueueUnbind(queue, self._exchange, key), done))
         self._send_removals()
 
     def _removed(self) -> None:

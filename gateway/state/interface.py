@@ -391,6 +391,26 @@ class FindOwned(Query[list[Owned]]):
         return self.replica
 
 
+class Absent(NamedTuple):
+    """Session whose client is not connected, and its subscriptions: their options by filter."""
+
+    key: SessionKey
+    epoch: int
+    user: str
+    queue: str
+    subscriptions: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class FindAbsent(Query[list[Absent]]):
+    """Query of the sessions whose clients are not connected to any replica: at most `limit` after the key
+    `after`, in order.
+    """
+
+    after: SessionKey
+    limit: int
+
+
 class UserSessions(NamedTuple):
     """Sessions of one user: their number, and the sums of their weights."""
 

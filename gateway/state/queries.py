@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from gateway.state.database import Call, Database
 from gateway.state.interface import (
+    Absent,
     DeadLetter,
+    FindAbsent,
     FindLetters,
     FindOwned,
     FindSession,
@@ -43,6 +45,15 @@ OWNED: Final = (
     " AND (t.domain, t.client) > ((SELECT domain FROM op), (SELECT client FROM op))"
     " ORDER BY t.domain, t.client LIMIT "
 )
+ABSENT: Final = (
+    "{op} SELECT t.domain, t.client, t.epoch, t.login, t.queue FROM session AS t WHERE t.connected = 0"
+    " AND (t.domain, t.client) > ((SELECT domain FROM op), (SELECT client FROM op))"
+    " ORDER BY t.domain, t.client LIMIT "
+)
+SUBSCRIPTIONS: Final = (
+    "{op} SELECT t.domain, t.client, t.filter, t.options"
+    " FROM op JOIN subscription AS t ON t.domain = op.domain AND t.client = op.client"
+)
 SESSION_WEIGHTS: Final = (
     "{op} SELECT login, connected = 1 AND owner = (SELECT replica FROM op), count(*),"
     " CAST(sum(subscriptions) AS bigint), CAST(sum(weight) AS bigint) FROM session GROUP BY 1, 2"
@@ -76,10 +87,8 @@ def run_query(database: Database, query: object) -> Any:
         given = [(query.replica, *query.after)]
         call = Call(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
-    if isinstance(query, WeighSessions):
-        rows = database.run([Call(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
-        elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
-        return SessionCounts(sum([row[2] for row in rows]), elsewhere)
+    if isinstance(query, FindAbsent):
+        return _absent(database, query)
     if isinstance(query, SharedFilters):
         call = Call(f"{SHARED}{query.limit}", "after text", [(query.after,)])
         return [topic_filter for (topic_filter,) in database.run([call])[0]]
@@ -90,9 +99,8 @@ def run_query(database: Database, query: object) -> Any:
         return [
             Retained(topic, bytes(message), expires_in, user) for topic, message, expires_in, user in found
         ]
-    if isinstance(query, WeighLetters | WeighRetained):
-        call = Call(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
-        return {user: (count, weight) for user, count, weight in database.run([call])[0]}
+    if isinstance(query, WeighLetters | WeighRetained | WeighSessions):
+        return _weights(database, query)
     if isinstance(query, FindLetters):
         call = Call(LETTERS, "id text", [(id,) for id in query.ids])
     else:
@@ -103,6 +111,15 @@ def run_query(database: Database, query: object) -> Any:
         DeadLetter(id, route, bytes(reason), bytes(message), user, weight, at)
         for id, route, reason, message, user, weight, at in rows
     ]
+
+
+def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
+    if isinstance(query, WeighSessions):
+        rows = database.run([Call(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
+        elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
+        return SessionCounts(sum([row[2] for row in rows]), elsewhere)
+    call = Call(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
+    return {user: (count, weight) for user, count, weight in database.run([call])[0]}
 
 
 def _listing(query: ListLetters) -> Call:
@@ -120,6 +137,19 @@ def _listing(query: ListLetters) -> Call:
             given += (value,)
             sql += f" AND t.{name} = (SELECT {name} FROM op)"
     return Call(f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given])
+
+
+def _absent(database: Database, query: FindAbsent) -> list[Absent]:
+    columns = "domain text, client text"
+    rows = database.run([Call(f"{ABSENT}{query.limit}", columns, [query.after])])[0]
+    found: dict[SessionKey, Absent] = {}
+    for domain, client, epoch, login, queue in rows:
+        key = SessionKey(domain, client)
+        found[key] = Absent(key, epoch, login, queue, {})
+    subscriptions = database.run([Call(SUBSCRIPTIONS, columns, list(found))])[0] if found else []
+    for domain, client, topic_filter, options in subscriptions:
+        found[SessionKey(domain, client)].subscriptions[topic_filter] = bytes(options)
+    return list(found.values())
 
 
 def _session(database: Database, key: SessionKey) -> SessionView | None:

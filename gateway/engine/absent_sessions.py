@@ -1,0 +1,175 @@
+"""Review of the subscriptions of clients that are not connected to any replica, after rights have changed.
+
+Every replica whose rules change goes through these sessions in the database, page by page, in the order of
+their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
+client has returned meanwhile nothing is changed, since the replica to which it has connected checks the
+session by the rules in force. Then the queue is unbound, so that it gets no further messages for the filter.
+
+While the database or the cluster is away the review waits, and rules that change during a review start it
+again. If the process ends between the two steps, the queue goes on getting messages for the filter; they are
+discarded when the client returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import structlog
+import trio
+
+from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.shares import filter_octets, text_octets
+from gateway.engine.names import binding_of
+from gateway.engine.stored import decode_options
+from gateway.model.pending import Pending
+from gateway.state.interface import (
+    Absent,
+    ChangeSession,
+    FindAbsent,
+    Operation,
+    Query,
+    Reply,
+    SessionKey,
+    StateStore,
+    Verdict,
+    Weight,
+)
+
+log = structlog.get_logger(limited=True)
+
+PAGE: Final = 100  # sessions that are read at a time
+RETRY_SECS: Final = 1.0  # between two attempts while the database or the cluster is away
+UNBIND_SECS: Final = 5.0  # after which an unbinding without a reply is repeated
+T = TypeVar("T")
+Judge = Callable[[str, str, Mapping[str, SubscriptionOptions]], list[str]]
+"""Function of user, client identifier and subscriptions that returns the filters that are not allowed.
+
+Raises Pending while a permission check is pending.
+"""
+
+
+class Cluster(Protocol):
+    """Connection to the cluster, as a review uses it."""
+
+    @property
+    def is_up(self) -> bool:
+        """True if the cluster can be reached, and this replica does not stop."""
+
+    def unbind_queue(self, queue: str, key: str, done: Callable[[], None]) -> None:
+        """Unbind the queue of a session from a key. Without a connection `done` is not called."""
+
+
+class AbsentReview:
+    """Reviews of the subscriptions of absent clients, one at a time."""
+
+    def __init__(self, state: StateStore, cluster: Cluster, judge: Judge) -> None:
+        self.is_running = False
+        self._state = state
+        self._cluster = cluster
+        self._judge = judge
+        self._begun = trio.Event()
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Return the gauge of a review in progress, by metric name."""
+        return {"gateway_engine_reviewing": lambda: self.is_running}
+
+    def begin(self) -> None:
+        """Start a review, or the current one again, because rights have changed."""
+        self.is_running = True
+        self._begun.set()
+
+    async def run(self) -> None:
+        """Review when `begin` was called, until cancelled."""
+        while True:
+            await self._begun.wait()
+            self._begun = trio.Event()
+            await self._review()
+            self.is_running = self._begun.is_set()
+
+    async def _review(self) -> None:
+        after, ended = SessionKey("", ""), 0
+        while not self._begun.is_set():
+            page = await self._query(FindAbsent(after, PAGE))
+            for absent in page:
+                ended += await self._check(absent)
+            if len(page) < PAGE:
+                break
+            after = page[-1].key
+        if ended:
+            log.info("subscriptions of absent clients ended, no longer permitted", subscriptions=ended)
+
+    async def _check(self, absent: Absent) -> int:
+        """End the subscriptions of a session that are not allowed. Return their number."""
+        options = {name: decode_options(octets) for name, octets in absent.subscriptions.items()}
+        forbidden = await self._forbidden(absent, options)
+        if not forbidden:
+            return 0
+        left = options.keys() - set(forbidden)
+        octets = text_octets(absent.key.client) + sum(map(filter_octets, left))
+        change = ChangeSession(
+            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(left), octets)
+        )
+        await self._until_up()
+        if not await self._submit(change):
+            return 0
+        keys = _keys({name: options[name] for name in forbidden})
+        for key in keys - _keys({name: options[name] for name in left}):
+            await self._unbind(absent.queue, key)
+        return len(forbidden)
+
+    async def _forbidden(self, absent: Absent, options: Mapping[str, SubscriptionOptions]) -> list[str]:
+        while True:
+            try:
+                return self._judge(absent.user, absent.key.client, options)
+            except Pending as pending:
+                await pending.awaited.wait()
+
+    async def _unbind(self, queue: str, key: str) -> None:
+        done = trio.Event()
+        while not done.is_set():
+            await self._until_up()
+            self._cluster.unbind_queue(queue, key, done.set)
+            with trio.move_on_after(UNBIND_SECS):
+                await done.wait()
+
+    async def _until_up(self) -> None:
+        while not self._cluster.is_up:
+            await trio.sleep(RETRY_SECS)
+
+    async def _submit(self, operation: Operation[None]) -> bool:
+        """Return True if the operation was stored, False if the session has another epoch."""
+        while True:
+            reply = await _reply(partial(self._state.submit, operation))
+            if reply.verdict is not Verdict.UNAVAILABLE:
+                return reply.verdict is Verdict.DONE
+            await trio.sleep(RETRY_SECS)
+
+    async def _query(self, query: Query[list[T]]) -> list[T]:
+        while True:
+            reply: Reply[list[T]] = await _reply(partial(self._state.query, query))
+            if reply.value is not None:
+                return reply.value
+            await trio.sleep(RETRY_SECS)
+
+
+async def _reply(request: Callable[[Callable[[Reply[T]], None]], None]) -> Reply[T]:
+    """Return the reply to a request, a function that is called with a callback."""
+    replies: list[Reply[T]] = []
+    answered = trio.Event()
+
+    def take(reply: Reply[T]) -> None:
+        replies.append(reply)
+        answered.set()
+
+    request(take)
+    await answered.wait()
+    return replies[0]
+
+
+def _keys(options: Mapping[str, SubscriptionOptions]) -> set[str]:
+    """Return the keys to which the queue of a session with these subscriptions is bound."""
+    bound = [name for name, one in options.items() if one.qos and shared_pattern(name) is None]
+    return {key for name in bound if (key := binding_of(name.split("/"))) is not None}

@@ -1,0 +1,138 @@
+"""Rights that end while a client of replicas is away: its subscriptions end, and its queue gets no more."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import paho.mqtt.client as paho
+import pytest
+from pydantic import SecretStr
+
+from gateway.access.authorization import Roles
+from gateway.protocols.mqtt.spec import Property
+from gateway.settings import User
+from gateway.settings.access import Role
+from tests.chaos.proxy import Proxy
+from tests.engine.replicas import Client, Replica, lasting, replicas
+from tests.ingress.clients import connect
+from tests.interop.servers import RabbitMQ
+from tests.passwords import hashed
+
+ALL: Final = Role.model_validate({"mqtt": {"publish": "#", "subscribe": "#"}})
+OWN: Final = Role.model_validate({"mqtt": {"publish": "#", "subscribe": "own/#"}})
+FILTERS: Final = ("secret/#", "secret/both", "own/#", "$share/g/secret/x", "$share/g/own")
+LEFT: Final = [("$share/g/own",), ("own/#",)]
+
+
+def replica(name: str, url: str, namespace: str, *, role: Role = ALL) -> Replica:
+    given: dict[str, Any] = {
+        "roles": {"all": role, "boss": ALL},
+        "users": {"boss": User(password_hash=SecretStr(hashed("right")), roles=("boss",))},
+        "default_roles": {"anonymous": ("all",)},
+    }
+    return Replica(name, url, namespace, settings=given)
+
+
+def take_the_right(one: Replica) -> None:
+    """Put rules into force by which anonymous clients may read `own` alone, as a reload does."""
+    roles = one.gateway.authorization.roles
+    changed = Roles({**roles.roles, "all": OWN}, roles.users, roles.default)
+    one.await_(lambda: one.gateway.rules.use(changed))
+
+
+def until_reviewed(one: Replica) -> None:
+    review = one.gateway.rules.absent
+    assert review is not None
+    one.until(lambda: not review.is_running, 30)
+
+
+def stored(one: Replica, client: str) -> list[tuple[Any, ...]]:
+    return sorted(one.stored("subscription", client, "filter"))
+
+
+def subscribed(one: Replica, client: str, **more: Any) -> None:
+    """A client subscribes, and is away."""
+    with lasting(one.mqtt, client, **more) as away:
+        for topic_filter in FILTERS:
+            away.subscribe(topic_filter, qos=1)
+    one.until(lambda: one.stored("session", client, "connected") == [(0,)])
+
+
+def publish(one: Replica) -> None:
+    with Client(one.mqtt, "feeds") as feeding:
+        for topic in ("secret/a", "secret/both", "own/a"):
+            feeding.publish(topic, b"1")
+
+
+@pytest.mark.parametrize("version", [paho.MQTTv5, paho.MQTTv311])
+def test_the_subscriptions_of_an_absent_client_end(rabbitmq: RabbitMQ, version: int) -> None:
+    namespace = f"absent{int(version)}"
+    one, other = (replica(name, rabbitmq.url, namespace) for name in ("one", "other"))
+    with replicas(one, other):
+        subscribed(one, "away", version=version)
+        boss, _ = connect(
+            one, "boss", user=("boss", b"right"), properties={Property.SESSION_EXPIRY_INTERVAL: 300}
+        )
+        with boss:
+            assert boss.subscribe("secret/#", 1) == 1
+        take_the_right(other)
+        other.until(lambda: stored(other, "away") == LEFT, 30)
+        until_reviewed(other)
+        publish(one)
+        with lasting(one.mqtt, "away", version=version) as client:  # this replica's rules are the old ones
+            assert client.present
+            client.until(lambda: client.messages)
+            assert client.told == [("own/a", b"1")]
+            client.subscribe("secret/#", qos=1)
+            publish(one)
+            client.until(lambda: ("own/a", b"1") in client.told[1:])
+            assert ("secret/a", b"1") in client.told
+        assert stored(one, "boss") == [("secret/#",)]
+
+
+def test_a_client_that_returns_is_judged_by_the_rules_in_force(rabbitmq: RabbitMQ) -> None:
+    """The review has not come to it, as the database was away."""
+    one = replica("one", rabbitmq.url, "absentback")
+    with replicas(one):
+        subscribed(one, "away")
+    publishing = replica("one", rabbitmq.url, "absentback")
+    with replicas(publishing):
+        publish(publishing)
+    other = replica("one", rabbitmq.url, "absentback", role=OWN)
+    with replicas(other):
+        with lasting(other.mqtt, "away") as client:
+            assert client.present
+            client.until(lambda: client.messages)
+            assert client.told == [("own/a", b"1")]
+        assert stored(other, "away") == LEFT
+
+
+def test_a_replica_that_starts_with_fewer_rights_ends_subscriptions(rabbitmq: RabbitMQ) -> None:
+    one = replica("one", rabbitmq.url, "absentstart")
+    with replicas(one):
+        subscribed(one, "away")
+        other = replica("other", rabbitmq.url, "absentstart", role=OWN)
+        with replicas(other):
+            other.until(lambda: stored(other, "away") == LEFT, 30)
+
+
+def test_a_review_waits_for_the_cluster(rabbitmq: RabbitMQ) -> None:
+    """While the replica's connection to the cluster is down nothing is unbound, and it is made up for."""
+    with Proxy(rabbitmq.port) as proxy:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(proxy.port))
+        one = replica("one", rabbitmq.url, "absentdown")
+        other = replica("other", url, "absentdown")
+        with replicas(one, other):
+            subscribed(one, "away")
+            proxy.shut()
+            proxy.cut()
+            other.until(lambda: not other.engine.is_up)
+            take_the_right(other)
+            assert len(stored(other, "away")) == len(FILTERS)
+            proxy.open()
+            other.until(lambda: stored(other, "away") == LEFT, 30)
+            until_reviewed(other)
+            publish(one)
+            with lasting(one.mqtt, "away") as client:
+                client.until(lambda: client.messages)
+                assert client.told == [("own/a", b"1")]
