@@ -411,9 +411,11 @@ class Gateway:
             for connection in list(listener.connections):
                 if octets := connection.outstanding_octets:
                     yield None, octets, connection.sender.user, place_of(connection.sender.address)
+                user, place = connection.sender.user, place_of(connection.sender.address)
+                for transaction, octets in connection.transactions:
+                    yield transaction, octets, user, place
                 waiting = connection.waiting_publishes
                 if waiting is not None and waiting.on:
-                    user, place = connection.sender.user, place_of(connection.sender.address)
                     yield waiting, waiting.octets, user, place
 
     def _memory_changed(self, short: bool) -> None:

@@ -3,8 +3,9 @@
 Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that holds
 more than its share of the watermark is restrained, so that one owner alone does not affect the others.
 Counted are the messages that wait in memory in the owner's queues and sessions, and those that its clients
-have not acknowledged, from all publishers. A restrained durable queue or session leaves new messages on
-disk; any other counts as full with about what it holds, and behaves as a full one does.
+have not acknowledged, from all publishers; and what its clients have published in transactions that are not
+committed. A restrained durable queue or session leaves new messages on disk; any other counts as full with
+about what it holds, and behaves as a full one does; a transaction may be committed, but not grow.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
 memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
@@ -28,8 +29,13 @@ LESS: Final = 0.95  # of its share: below it an owner is no longer restrained
 SLICE: Final = 500  # holders examined at once, which takes some milliseconds
 
 
+BEYOND_SHARE: Final = (
+    "memory is short, and limits.memory_per_user_share or memory_per_address_share is reached"
+)
+
+
 class Holder(Protocol):
-    """Queue or session that holds messages in memory."""
+    """Queue, session or transaction that holds messages in memory."""
 
     def restrain(self, on: bool) -> None:
         """Forbid the holder to hold more than it does, or allow it as usual.

@@ -8,7 +8,7 @@ closes a connection.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import Holder
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
@@ -164,6 +165,11 @@ class Guest:
     def outstanding_octets(self) -> int:
         """Bytes of unacknowledged deliveries that are not counted elsewhere."""
         return 0
+
+    @property
+    def transactions(self) -> Iterable[tuple[Holder, int]]:
+        """Open transactions, each with the bytes of its publishes in memory."""
+        return ()
 
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any] | None:

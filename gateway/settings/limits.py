@@ -36,9 +36,10 @@ class Limits(Section):
     memory_per_user_share: float = Field(0.25, gt=0, le=1)
     """Fraction of `memory_bytes_max` that one user may occupy once three quarters of it are used, so that one
     user alone does not bring it to where everybody waits. Counted are the messages in its queues,
-    subscriptions and sessions, those that its AMQP clients have not acknowledged, and those that its clients
-    have sent to a full queue. Beyond it a queue on disk leaves what comes there, any other is full, and
-    nothing more is read of a client whose publishes wait."""
+    subscriptions and sessions, those that its AMQP clients have not acknowledged, those of its uncommitted
+    transactions, and those that its clients have sent to a full queue. Beyond it a queue on disk leaves what
+    comes there, any other is full, nothing more is read of a client whose publishes wait, and a transaction
+    may be committed but not grow: its channel is closed with 406, or 506 (AMQP/Fast)."""
     memory_per_address_share: float = Field(0.25, gt=0, le=1)
     """Fraction of `memory_bytes_max` that clients of one address (of IPv6: one /64) may occupy in the same
     way: in sessions, with unacknowledged messages, and with publishes that wait for a full queue. This

@@ -15,7 +15,9 @@ from gateway.app.descriptors import descriptors_for_clients, divided_descriptors
 from gateway.containment import counted
 from gateway.model.properties import string
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import Closed
+from gateway.protocols.amqp091.events import ChannelClosed, Closed
+from gateway.protocols.amqpfast import commands as f
+from gateway.protocols.amqpfast.events import ChannelClosed as FastChannelClosed
 from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Settings, Store, User
@@ -605,3 +607,82 @@ def test_commands_that_wait_weigh_what_they_carry(tmp_path: Path) -> None:
             )
             amqp.flush()
             eventually(lambda: gateway.ask(lambda: weight("amqp091")) > 4_000)
+
+
+# Transactions that are not committed.
+
+
+def begin(gateway: Running, protocol: str, user: str, size: int) -> Any:
+    """A client with a message of this size in an open transaction."""
+    if protocol == "amqpfast":
+        fast = Fast(gateway, user=user, password="right").open(transacted=True)
+        fast.put(fast.handle(f"{user}.q"), bytes(size))
+        return fast
+    amqp = Amqp(gateway, user=user, password="right").open()
+    declare(amqp, f"{user}.q")
+    amqp.call(m.TxSelect(), m.TxSelectOk)
+    amqp.publish("", f"{user}.q", bytes(size))
+    return amqp
+
+
+def add(client: Any, user: str) -> None:
+    if isinstance(client, Fast):
+        client.put(1, b"more", confirm=False)
+    else:
+        client.publish("", f"{user}.q", b"more")
+
+
+def commit(client: Any) -> None:
+    """Commit, and wait for the reply."""
+    if isinstance(client, Fast):
+        client.ask(f.ChannelCommit(1, client.machine.new_tag(1)))
+    else:
+        client.call(m.TxCommit(), m.TxCommitOk)
+
+
+def depth(gateway: Running, protocol: str, queue: str) -> int:
+    found = gateway.gateway
+    return len((found.fast_hosts["/"] if protocol == "amqpfast" else found.host).queues[queue])
+
+
+@pytest.mark.parametrize("protocol", ["amqp091", "amqpfast"])
+@pytest.mark.parametrize("end", ["refused", "committed", "lost"])
+def test_an_open_transaction_is_in_the_share_of_its_user(protocol: str, end: str) -> None:
+    """Beyond the share it may be committed, and more in it closes the channel; that of others goes on."""
+    given = settings_of(users={"eve": USUAL, "ann": USUAL}, store=Store(enabled=False))
+    with (
+        running(given) as gateway,
+        begin(gateway, protocol, "eve", 250_000) as eve,
+        begin(gateway, protocol, "ann", 10_000) as ann,
+    ):
+
+        def claimed() -> int:
+            return sum([octets for _, octets, user, _ in gateway.gateway._claims() if user == "eve"])
+
+        memory, shares = gateway.gateway.memory, gateway.gateway.memory_shares
+
+        def short() -> None:
+            memory.mark = 400_000
+            memory._resident = lambda: int(0.8 * memory.mark)
+            memory._trim = None
+
+        eventually(lambda: gateway.ask(claimed) > 250_000)
+        gateway.ask(short)
+        eventually(lambda: gateway.ask(lambda: shares.over) == {("user", "eve")})
+        if end == "refused":
+            add(eve, "eve")
+            closed = eve.next(FastChannelClosed if protocol == "amqpfast" else ChannelClosed)
+            assert closed.reply_code == (506 if protocol == "amqpfast" else 406)
+            assert "memory_per_user_share" in closed.text
+            eventually(lambda: gateway.ask(lambda: depth(gateway, protocol, "eve.q")) == 0)
+        elif end == "committed":
+            commit(eve)
+            eventually(lambda: gateway.ask(lambda: depth(gateway, protocol, "eve.q")) == 1)
+            return
+        else:
+            eve.cut()
+        eventually(lambda: gateway.ask(claimed) == 0)
+        eventually(lambda: not gateway.ask(lambda: shares.over))
+        add(ann, "ann")
+        commit(ann)
+        eventually(lambda: gateway.ask(lambda: depth(gateway, protocol, "ann.q")) == 2)

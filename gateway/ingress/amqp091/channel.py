@@ -634,6 +634,7 @@ class Transaction:
         self._publishes: list[PendingPublish] = []
         self._generation = 0  # of the dispatcher, when the first publish was routed
         self.octets = 0  # of the publishes, without bodies on disk
+        self.is_restrained = False  # True while the user exceeds its share of memory
         self._settlements: list[Settlement] = []
         self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
         self._open = 0  # parts of a commit without an outcome
@@ -658,6 +659,10 @@ class Transaction:
         self._publishes.append((entry, message, content))
         self.octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
         return len(self._publishes), self.octets
+
+    def restrain(self, on: bool) -> None:
+        """Forbid further publishes (`on` True), which then close the channel, or allow them."""
+        self.is_restrained = on
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
         """Store a settlement for the commit: acknowledge (`requeue` None), requeue or reject.

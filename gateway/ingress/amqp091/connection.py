@@ -10,7 +10,7 @@ methods behind them on the same channel. Large bodies are on disk and may have t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -20,6 +20,7 @@ import trio
 from gateway import clock
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.shares import argument_octets
@@ -590,7 +591,10 @@ class AmqpConnection(ActingGuest):
         except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
             self.refuse(channel.number, error, PUBLISH)
             return
-        if count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
+        if channel.transaction.is_restrained:
+            text = f"PRECONDITION_FAILED - {BEYOND_SHARE}"
+            self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
+        elif count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
             which = "messages" if count > limits.transaction_messages_max else "bytes"
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
             self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
@@ -785,6 +789,12 @@ class AmqpConnection(ActingGuest):
     def outstanding_octets(self) -> int:
         """Bytes of unacknowledged deliveries."""
         return self.outstanding.octets
+
+    @property
+    def transactions(self) -> Iterable[tuple[Holder, int]]:
+        """Open transactions, each with the bytes of its publishes in memory."""
+        found = [channel.transaction for channel in self.channels.values()]
+        return [(one, one.octets) for one in found if one is not None and one.octets]
 
     def let_go_for_memory(self) -> None:
         """Close the connection with 506 (RESOURCE_ERROR): no memory is left for its incomplete messages."""

@@ -296,6 +296,7 @@ class FastChannel:
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[Call] = []  # of peers, within the transaction
         self.pending_octets = 0  # of what the transaction has in memory
+        self.is_restrained = False  # True while the user exceeds its share of memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
         self._kept: list[tuple[Delivery, bool]] = []  # waiting deliveries without numbers, and `redelivered`
@@ -558,6 +559,10 @@ class FastChannel:
         self._deliveries = kept
         self._begin()
         self._give_back(back, touched)
+
+    def restrain(self, on: bool) -> None:
+        """Forbid further messages in a transaction (`on` True), which close the channel, or allow them."""
+        self.is_restrained = on
 
     def take_calls(self) -> list[Call]:
         """Remove and return the transaction's calls of peers."""

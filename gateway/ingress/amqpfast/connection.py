@@ -8,7 +8,7 @@ channels and handles are remembered until their numbers are reused, because repl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import Holder
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
@@ -364,6 +365,11 @@ class FastConnection(ActingGuest):
     def outstanding_octets(self) -> int:
         """Bytes of unacknowledged deliveries."""
         return self.outstanding.octets
+
+    @property
+    def transactions(self) -> Iterable[tuple[Holder, int]]:
+        """Open transactions, each with the bytes that it has in memory."""
+        return [(one, one.pending_octets) for one in self.channels.values() if one.pending_octets]
 
     def let_go_for_memory(self) -> None:
         """Close the connection with 506: no memory is left for its transactions."""

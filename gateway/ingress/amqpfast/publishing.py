@@ -16,6 +16,7 @@ from typing import Final
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import BEYOND_SHARE
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
@@ -459,6 +460,9 @@ class Publisher:
         limits."""
         channel = handle.channel
         limits = self._ingress.limits
+        if channel.is_restrained:
+            self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, BEYOND_SHARE)
+            return
         if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
             channel.pending_octets > limits.transaction_bytes_max
         ):
