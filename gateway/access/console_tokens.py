@@ -14,6 +14,7 @@ import secrets
 import stat
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ import structlog
 
 from gateway.access.principal import Principal
 from gateway.errors import ConfigurationError
+from gateway.model.shares import OPERATOR, UserShares
 
 TOKENS_MAX: Final = 1_000
 NAME_MAX: Final = 100
@@ -40,6 +42,10 @@ class TokenRefused(Exception):
 
 class TokenInTheWay(TokenRefused):
     """Error of a token that conflicts with existing ones: the name is in use, or there are too many."""
+
+
+class TokenShareFull(TokenRefused):
+    """Error of a token that exceeds the share of the user who requested it."""
 
 
 class Maker(NamedTuple):
@@ -97,12 +103,14 @@ class Token(NamedTuple):
 class ConsoleTokens:
     """Console tokens of a gateway, stored in `folder`; None: in memory only."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, shares: UserShares | None = None) -> None:
         """Read the stored tokens, or create the administrator's if there is no file yet.
 
-        Raises ConfigurationError if the folder or the file in it cannot be used.
+        `shares` has the limit of tokens, and the part of it that one user may have. Raises ConfigurationError
+        if the folder or the file in it cannot be used.
         """
         self._folder = folder
+        self._shares = shares or UserShares("console tokens", count_max=TOKENS_MAX)
         self._tokens: dict[str, Token] = {}  # by digest
         self._temporary: dict[str, Token] = {}
         if folder is None:
@@ -143,7 +151,8 @@ class ConsoleTokens:
         """Create a token and return its text, which is not stored. `expires` is in seconds since 1970.
 
         Raises TokenRefused if the name is not 1 to NAME_MAX printable characters, TokenInTheWay if the name
-        is in use or there are TOKENS_MAX tokens, and OSError if the token cannot be stored.
+        is in use or there are TOKENS_MAX tokens, TokenShareFull if too many are the maker's, and OSError if
+        the token cannot be stored.
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
@@ -153,8 +162,7 @@ class ConsoleTokens:
         }
         if any(token.name == name for token in self._tokens.values()):
             raise TokenInTheWay(f"there is a token with the name {name!r}")
-        if len(self._tokens) >= TOKENS_MAX:
-            raise TokenInTheWay(f"there are {TOKENS_MAX} tokens")
+        self._check_share(maker)
         text, digest = _new()
         self._tokens[digest] = Token(name, digest, console, by, now, expires, bodies, maker)
         try:
@@ -163,6 +171,20 @@ class ConsoleTokens:
             del self._tokens[digest]
             raise
         return text
+
+    def _check_share(self, maker: Maker | None) -> None:
+        """Raise TokenInTheWay or TokenShareFull if there is no capacity for another token of this maker.
+
+        Administrators, who may revoke all tokens, have no share.
+        """
+        shares = self._shares
+        owners = Counter([OPERATOR if one.maker is None else one.maker.name for one in self._tokens.values()])
+        shares.replace({owner: (count, 0) for owner, count in owners.items()})
+        if limit := shares.limit_of_all(0):
+            shares.refuse("" if maker is None else maker.name, limit, 1)
+            raise TokenInTheWay(f"there are {shares.count_max} tokens")
+        if maker is not None and (limit := shares.full_with(maker.name, 0)):
+            raise TokenShareFull(f"{limit} is reached: revoke another token first")
 
     def make_temporary(self, name: str) -> str:
         """Create a token with all rights, valid while this process runs, and return its text."""

@@ -15,11 +15,19 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.access.backends import Denial
 from gateway.access.console import EVERYTHING, ConsoleRights
-from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused
+from gateway.access.console_tokens import ADMINISTRATOR, TokenInTheWay, TokenRefused, TokenShareFull
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
-from gateway.admin.answers import BadChoiceError, ConflictError, UnavailableError, answer, choice_of, problem
+from gateway.admin.answers import (
+    BadChoiceError,
+    ConflictError,
+    ShareFullError,
+    UnavailableError,
+    answer,
+    choice_of,
+    problem,
+)
 from gateway.admin.models import (
     LoggedOut,
     LoginAsked,
@@ -183,6 +191,8 @@ class LoginsApi:
             )
         except TokenInTheWay as error:
             raise ConflictError(str(error)) from error
+        except TokenShareFull as error:
+            raise ShareFullError(str(error)) from error
         except TokenRefused as error:
             raise BadChoiceError(str(error)) from error
         except OSError as error:

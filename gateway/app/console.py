@@ -24,12 +24,17 @@ class Console:
     served."""
 
     def __init__(
-        self, settings: Settings, access: Access, authorization: Authorization, sessions: UserShares
+        self,
+        settings: Settings,
+        access: Access,
+        authorization: Authorization,
+        sessions: UserShares,
+        tokens: UserShares,
     ) -> None:
         """Build the admission control from the settings.
 
-        `sessions` limits console sessions by user. Raises ConfigurationError when the tokens cannot be read
-        or written.
+        `sessions` and `tokens` limit console sessions and tokens by user. Raises ConfigurationError when the
+        tokens cannot be read or written.
         """
         http = settings.http
 
@@ -38,7 +43,7 @@ class Console:
             return console_rights(Principal(principal.name, roles=roles.of(principal)), roles.roles)
 
         self.admission = Admission(
-            ConsoleTokens(settings.tokens_path() if http.enabled else None),
+            ConsoleTokens(settings.tokens_path() if http.enabled else None, tokens),
             Sessions(sessions, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
             access=access,
             rights_of=rights_of,

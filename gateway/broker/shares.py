@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from gateway.access import console_tokens
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.model.shares import NO_LIMIT, UserShares, always
 from gateway.settings.limits import Limits
@@ -126,6 +127,7 @@ class UserQuotas:
         self.streams = self._shares("event streams", ("the places", LISTENERS_MAX))
         self.taps = self._shares("message streams", ("the places", TAPS_MAX))
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
+        self.tokens = self._shares("console tokens", ("the places", console_tokens.TOKENS_MAX))
         self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
         self._told: dict[str, tuple[int, int]] = {}
 
@@ -145,6 +147,7 @@ class UserQuotas:
             self.streams,
             self.taps,
             self.console,
+            self.tokens,
             self.outboxes,
         )
 

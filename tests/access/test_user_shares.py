@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker, NackError
 from structlog.testing import capture_logs
 
+from gateway.access import console_tokens as module
 from gateway.access.console_sessions import Sessions
 from gateway.access.principal import Principal
 from gateway.model.message import Message, Sender
@@ -268,6 +270,40 @@ def test_nobody_ends_the_sessions_of_another_at_the_console() -> None:
     greedy = [sessions.begin(Principal("greedy"))[0] for _ in range(6)]
     assert sessions.find(modest) is not None
     assert [sessions.find(one) is not None for one in greedy] == [False] * 3 + [True] * 3
+
+
+def make_token(gateway: Running, user: str, name: str) -> int:
+    """Create a token with the user's password; return the status of the response."""
+    connection = http.client.HTTPConnection(LOOPBACK, gateway.gateway.http_port, timeout=20)
+    secret = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
+    headers = {"Authorization": f"Basic {secret}", "Content-Type": "application/json"}
+    with closing(connection):
+        connection.request("POST", "/api/v1/tokens/make", json.dumps({"name": name}), headers)
+        with connection.getresponse() as response:
+            assert response.read()
+            return response.status
+
+
+def test_one_user_makes_not_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart, too; one that is revoked leaves its place."""
+    monkeypatch.setitem(EVERYTHING, "console", "write")
+    monkeypatch.setattr(module, "TOKENS_MAX", 6)  # the administrator has one
+    with gateway_at(tmp_path) as gateway:
+        assert [make_token(gateway, "greedy", f"g{at}") for at in range(4)] == [200, 200, 200, 429]
+    with gateway_at(tmp_path) as gateway:
+        assert make_token(gateway, "greedy", "more") == 429
+        assert make_token(gateway, "modest", "m0") == 200
+        assert metric(gateway, "gateway_share_refused", "console tokens") == 1
+        assert gateway.ask(lambda: gateway.gateway.console.admission.tokens.revoke("g0"))
+        assert make_token(gateway, "greedy", "more") == 200
+        assert [make_token(gateway, "modest", f"m{at}") for at in (1, 2)] == [200, 409]
+
+
+def test_a_single_user_may_make_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVERYTHING, "console", "write")
+    monkeypatch.setattr(module, "TOKENS_MAX", 4)
+    with gateway_at(tmp_path, {"greedy": ("all",)}) as gateway:
+        assert [make_token(gateway, "greedy", f"g{at}") for at in range(4)] == [200, 200, 200, 409]
 
 
 # Outboxes.
