@@ -1,7 +1,8 @@
 """Dead letters of all replicas, in the database.
 
 Any replica lists, redrives and purges them. A source is acknowledged when the database has its dead letter;
-while the database is away dead letters wait in memory, within the limits. The usage of each user is read from
+while the database is away dead letters wait in memory, within the limits; beyond them the oldest one of a
+user with more than an equal part is lost, counted and logged. The usage of each user is read from
 the database every second, so each replica knows if there is capacity; replicas that add dead letters in the
 same second may exceed the limits by these. A replica that adds a dead letter although the limits are reached
 deletes the oldest ones beyond them.
@@ -27,7 +28,7 @@ from gateway.engine.membership import INCARNATION_BYTES, Membership
 from gateway.engine.repeats import Repeats
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.shares import UserShares
+from gateway.model.shares import UserEntries, UserShares
 from gateway.model.times import Monotonic, WallTime
 from gateway.state.interface import (
     CLAIM_SECS,
@@ -77,7 +78,9 @@ class SharedLetters:
         self._reader = MessageReader()
         self._last = 0
         self._unsaved: dict[str, Unsaved] = {}
-        self._unsaved_octets = 0
+        # Their ids by user, within the limits that apply to all.
+        waiting = UserShares(shares.what, count_max=shares.count_max, octets_max=shares.octets_max)
+        self._waiting: UserEntries[str] = UserEntries(waiting)
         self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again
         self._added: list[DeadLetter] = []  # stored while the usage is queried
         self._mine: dict[str, None] = {}  # ids of dead letters that are being redriven here
@@ -119,10 +122,10 @@ class SharedLetters:
             )
             self.shares.add(letter.user, octets)
             self._unsaved[id] = Unsaved(letter, then if at == len(given) else None, crowds)
-            self._unsaved_octets += octets
+            self._waiting.add(id, letter.user, octets)
             self._submit(letter)
-        while len(self._unsaved) > self.shares.count_max or self._unsaved_octets > self.shares.octets_max:
-            self._drop(next(iter(self._unsaved)))
+            while (crowded_out := self._waiting.crowded_out(letter.user)) is not None:
+                self._drop(crowded_out)
 
     def _submit(self, letter: DeadLetter) -> None:
         self._state.submit(AddLetter(letter), partial(self._stored, letter))
@@ -155,7 +158,7 @@ class SharedLetters:
     def _forget(self, id: str) -> None:
         unsaved = self._unsaved.pop(id)
         self._unsubmitted.pop(id, None)
-        self._unsaved_octets -= unsaved.letter.weight
+        self._waiting.discard(id)
         if unsaved.then is not None:
             try:
                 unsaved.then()

@@ -376,3 +376,26 @@ def test_ids_are_told_from_others() -> None:
     letters = SharedLetters.__new__(SharedLetters)
     assert letters.is_one("0123456789ab-7")
     assert not any(letters.is_one(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
+
+
+@pytest.mark.parametrize("limit", [{"count_max": 4}, {"octets_max": 4 * (MESSAGE_OCTETS + 2)}])
+async def test_letters_of_others_stay_while_the_database_is_away(
+    local: LocalDatabase, limit: dict[str, int]
+) -> None:
+    """What waits for the database has the same limits, and the one who fills it loses its own."""
+    one = Replica(local, **limit)
+    one.tick()
+    one.state.is_away = True
+    first = one.add(b"m0", user="modest")
+    lost = [one.add(b"g%d" % at, user="greedy") for at in range(6)]
+    last = one.add(b"m1", user="modest")
+    local.settle()
+    assert not first
+    assert not last
+    assert [bool(told) for told in lost] == [True] * 4 + [False] * 2
+    assert (one.common.shares.pushed_out, one.common.shares.last_user) == (4, "greedy")
+    one.state.is_away = False
+    one.tick(SINCE + 10)
+    one.tick(SINCE + 20)
+    assert first == last == ["kept"]
+    assert sorted(one.bodies()) == [b"g4", b"g5", b"m0", b"m1"]
