@@ -24,6 +24,7 @@ from gateway.broker.mqtt.system import SYS
 from gateway.containment import contained
 from gateway.engine.envelope import Number, decode
 from gateway.engine.repeats import Repeats
+from gateway.engine.retained_reads import Read, RetainedReads
 from gateway.errors import StoreError
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, Sender
@@ -114,6 +115,7 @@ class SharedRetained(LocalRetained):
         self._state = state
         self._repeats = Repeats(state)
         self._pending: Weights = {}  # messages on their way to the database, by user
+        self.reads = RetainedReads(state)
         self._changes: list[tuple[str, int, int]] | None = None  # since the current read began
         self._unsure: list[Unsure] = []
         self._on_way = 0  # operations without a reply yet
@@ -141,6 +143,8 @@ class SharedRetained(LocalRetained):
     def run(self, now: Monotonic) -> None:
         """Run the timer, several times per second: repeat operations and read the figures."""
         self._repeats.tick()
+        if self.reads.waiting and self._state.health.failure:
+            self.reads.give_up()
         if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
             self._weigh()
         elif self._unsure and self._changes is None and self._state.health.failure:
@@ -266,18 +270,22 @@ class SharedRetained(LocalRetained):
         return bool(self._state.health.failure)
 
     def match(
-        self, wanted: MatchRetained, is_wanted: Callable[[], bool], found: OnPage, away: Callable[[], None]
+        self,
+        wanted: MatchRetained,
+        user: str,
+        is_wanted: Callable[[], bool],
+        found: OnPage,
+        away: Callable[[], None],
     ) -> None:
-        """Query a page of retained messages. `found` is called with the page, or with None if the database
-        rejects the filter.
+        """Query a page of retained messages for a client of a user, when it is that user's turn.
 
-        While the database is away `away` is called, and the query is repeated as long as `is_wanted` returns
-        True.
+        `found` is called with the page, or with None if the database rejects the filter. While the database
+        is away `away` is called, and the query is repeated as long as `is_wanted` returns True. `away` is
+        also called if the query is not wanted any more when its turn comes.
         """
 
         def again() -> None:
-            if is_wanted():
-                self._state.query(wanted, replied)
+            self.reads.submit(user, Read(wanted, is_wanted, replied, away))
 
         def replied(reply: Reply[list[Retained]]) -> None:
             if reply.verdict is Committed.UNAVAILABLE:
@@ -286,7 +294,7 @@ class SharedRetained(LocalRetained):
             else:
                 found(reply.value)
 
-        self._state.query(wanted, replied)
+        again()
 
     def read(self, wanted: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
         """Query a page once. `done` is called with the reply of the database."""

@@ -154,6 +154,7 @@ class EngineSession(OneSink):
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
         self.once = Once(max(ONCE_MIN, 2 * settings.in_flight_max))
         self._dispatcher = dispatcher
+        self._retained = retained
         self._membership = membership
         self._let_go = let_go
         self._connection: EngineConnection | None = None
@@ -184,6 +185,7 @@ class EngineSession(OneSink):
         return {
             "gateway_engine_bindings": lambda: len(self.bindings),
             "gateway_engine_clock_skew_seconds": lambda: self.time.skew,
+            "gateway_engine_retained_reads": lambda: self._retained.reads.waiting,
             "gateway_engine_retaining_messages": lambda: len(self.publisher.retaining),
             "gateway_engine_sessions": lambda: self.sessions.count,
             "gateway_engine_unconfirmed_clients": lambda: (

@@ -168,7 +168,8 @@ class SharedWalk:
 
     def _read(self) -> None:
         self.waits = True
-        self._retained.match(self._query, self._wanted, self._found, self._begun)
+        user = self.grant.session.user
+        self._retained.match(self._query, user, self._wanted, self._found, self._begun)
 
     def _begun(self) -> None:
         then, self._then = self._then, None

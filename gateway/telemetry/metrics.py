@@ -166,6 +166,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_deduplication_ids": "Message ids that routes remember; over a cluster those passed on here.",
     "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
     "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
+    "gateway_engine_retained_reads": "Pages of retained messages that wait until it is their user's turn.",
     "gateway_engine_reviewing": "1 while subscriptions of absent clients are checked by changed rules.",
     "gateway_engine_sessions": "Sessions of all replicas, counted every ten seconds.",
     "gateway_engine_retaining_messages": "Messages that wait until the database retains them, or behind one.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.containment import counted
 from gateway.egress.confirming import WAITING_FULL
 from gateway.engine.envelope import Number, encode
 from gateway.engine.retained import AWAY, REFUSED, SharedRetained, decode_retained, encode_retained
+from gateway.engine.retained_reads import IN_FLIGHT_MAX
 from gateway.engine.retaining import Retaining
 from gateway.engine.walks import PAGE_BYTES, SharedWalk, Walked
 from gateway.model.batch import Batch, Recipient, SubBatch
@@ -399,10 +401,17 @@ class Walker:
     """A walk of a session that has it pull again at once."""
 
     def __init__(
-        self, replica: Replica, topic_filter: str, *, qos: int = 1, walked: Walked | None = None
+        self,
+        replica: Replica,
+        topic_filter: str,
+        *,
+        qos: int = 1,
+        walked: Walked | None = None,
+        user: str = "",
     ) -> None:
         self.replica = replica
         session = Session("walks", SessionLimits(), SessionTally())
+        session.user = user
         grant = Grant(session, [SubscriptionOptions(qos)], retained=True)
         self.pulls = 0
         self.is_wanted = True
@@ -576,3 +585,59 @@ async def test_those_of_the_system_are_this_replica_s_own(local: LocalDatabase) 
     local.settle()
     assert one.outcomes == {b"own": ACCEPTED}
     assert (one.retained.messages(), two.retained.messages(), one.there("$SYS/#")) == ([message], [], {})
+
+
+# Users take turns.
+
+
+async def test_walks_of_one_user_do_not_delay_another_s(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(*[sent(b"%d" % at, f"t/{at}") for at in range(3)])
+    local.settle()
+    done: list[str] = []
+    walkers = [Walker(one, "#", user="greedy") for _ in range(20)] + [Walker(one, "#", user="modest")]
+    for walker in walkers:
+        walker.walk.begin(partial(done.append, walker.walk.grant.session.user))
+    while "modest" not in done:
+        assert one.state.step()
+    assert len(done) <= 2 * IN_FLIGHT_MAX
+    assert one.retained.reads.waiting >= len(walkers) - 3 * IN_FLIGHT_MAX
+    local.settle()
+    assert done.count("greedy") == 20
+    assert one.retained.reads.waiting == 0
+    assert [len(walker.all()) for walker in walkers] == [3] * 21
+
+
+async def test_an_abandoned_walk_reads_nothing_more(local: LocalDatabase) -> None:
+    """A client that subscribes over and over costs one walk, and its SUBACKs do not wait for the others."""
+    one = Replica(local)
+    done: list[int] = []
+    walkers = [Walker(one, "#") for _ in range(10)]
+    for at, walker in enumerate(walkers):
+        walker.walk.begin(partial(done.append, at))
+    for walker in walkers[:-1]:
+        walker.is_wanted = False
+    queries = 0
+    while one.state.step():
+        queries += 1
+    assert sorted(done) == list(range(10))
+    assert queries <= IN_FLIGHT_MAX + 1
+
+
+async def test_turns_go_on_when_the_database_is_back(local: LocalDatabase) -> None:
+    one = Replica(local)
+    one.add(sent(b"1"))
+    local.settle()
+    walkers = [Walker(one, "#", user=user) for user in ("greedy", "greedy", "greedy", "modest")]
+    one.state.is_away = True
+    done: list[int] = []
+    for at, walker in enumerate(walkers):
+        walker.walk.begin(partial(done.append, at))
+    one.retained.run(clock.now())
+    assert sorted(done) == [2, 3]  # those that wait do not wait for the first ones
+    local.settle()
+    assert sorted(done) == [0, 1, 2, 3]  # each SUBACK is sent, and its walk goes on later
+    one.state.is_away = False
+    one.retained.run(clock.now())
+    local.settle()
+    assert [walker.all() for walker in walkers] == [[b"1"]] * 4

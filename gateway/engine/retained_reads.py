@@ -1,0 +1,93 @@
+"""Queries of retained messages: a few at a time, and users take turns.
+
+A client may subscribe to `#` again and again, and each time the database reads what is retained. So at most
+IN_FLIGHT_MAX pages are queried at a time, as many as the database has connections for them; the next one is
+that of the user whose last turn is longest ago. Other clients of a user with many subscriptions wait for
+these; clients of another user wait for the pages that are being read, and for one page of each other user.
+
+A query whose walk was abandoned, because its client has subscribed again or is lost, is not sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from gateway.state.interface import MatchRetained, Reply, Retained, StateStore, Verdict
+
+IN_FLIGHT_MAX: Final = 2
+Done = Callable[[Reply[list[Retained]]], None]
+
+
+class Read(NamedTuple):
+    """Query that waits for its turn.
+
+    `is_wanted` returns False when it is abandoned; then `drop` is called.
+    """
+
+    query: MatchRetained
+    is_wanted: Callable[[], bool]
+    done: Done
+    drop: Callable[[], None]
+
+
+class RetainedReads:
+    """Waiting queries by user, in the order in which users have their turns."""
+
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+        self._lines: dict[str, deque[Read]] = {}
+        self._in_flight = 0
+        self._is_sending = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of queries that wait for their turn."""
+        return sum(map(len, self._lines.values()))
+
+    def submit(self, user: str, read: Read) -> None:
+        """Send a query for a client of a user, or have it wait."""
+        self._lines.setdefault(user, deque()).append(read)
+        self._send()
+
+    def give_up(self) -> None:
+        """Reply UNAVAILABLE to all queries that wait, because the database is away."""
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            for read in line:
+                read.done(Reply(Verdict.UNAVAILABLE))
+
+    def _send(self) -> None:
+        if self._is_sending:
+            return  # a dropped query has led to another one
+        self._is_sending = True
+        try:
+            while self._lines and self._in_flight < IN_FLIGHT_MAX:
+                self._send_one(self._next())
+        finally:
+            self._is_sending = False
+
+    def _next(self) -> Read:
+        """Remove and return the query whose turn it is; its user goes to the end of the round."""
+        user, line = next(iter(self._lines.items()))
+        read = line.popleft()
+        del self._lines[user]
+        if line:
+            self._lines[user] = line
+        return read
+
+    def _send_one(self, read: Read) -> None:
+        if read.is_wanted():
+            self._in_flight += 1
+            self._state.query(read.query, partial(self._replied, read.done))
+        else:
+            read.drop()
+
+    def _replied(self, done: Done, reply: Reply[list[Retained]]) -> None:
+        self._in_flight -= 1
+        try:
+            done(reply)
+        finally:
+            self._send()
