@@ -455,7 +455,7 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
-        for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics):
+        for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics, self.quotas):
             self.links[link.name] = link
         if self.state is not None and self.engine is not None:
             engine = self.engine

@@ -122,6 +122,7 @@ def outbox_links(
     engine: EngineSession | None,
     writes: WriteSet,
     metrics: Metrics,
+    quotas: UserQuotas,
 ) -> list[Link]:
     """Return the links that drain outboxes on the cluster."""
     given, found = settings.broker, []
@@ -142,6 +143,7 @@ def outbox_links(
             delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
             left=core.left,
+            quotas=quotas,
         )
         if engine is not None:
             engine.hear_dropped.append(outboxes.dropped)

@@ -34,6 +34,7 @@ from gateway.broker.outbox.outbox import (
     CROWDED_OUT,
     EXPIRED,
     OUTBOX_FULL,
+    OUTBOX_USER_FULL,
     TOO_OLD,
     Left,
     OutboxLimits,
@@ -43,6 +44,7 @@ from gateway.broker.outbox.outbox import (
 )
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import Namespace, OneSink, RoutingEntry, RoutingPlan
+from gateway.broker.shares import UserQuotas
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
@@ -52,6 +54,7 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries
 from gateway.engine.arguments import type_arguments
 from gateway.engine.names import names_of
+from gateway.engine.outbox_shares import SharedOutboxShares
 from gateway.errors import RemoteProtocolError, StoreError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.mapping.routes import Route
@@ -117,11 +120,12 @@ class SharedOutboxes(AmqpLinkSession):
         delivers: ConfirmedSink,
         paused: Callable[[], Iterable[str]],
         left: Left | None = None,
+        quotas: UserQuotas | None = None,
     ) -> None:
         """Create the session of a link's outboxes.
 
         `up` returns True if the link accepts messages; it publishes them with `delivers`. `left` is called
-        with the messages that leave an outbox at this replica.
+        with the messages that leave an outbox at this replica. `quotas` has the shares of users.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
@@ -149,6 +153,7 @@ class SharedOutboxes(AmqpLinkSession):
         self._delivers = delivers
         self._paused = paused
         self._left = left
+        self._quotas = UserQuotas(limits) if quotas is None else quotas
         self._stopped = False
         self._seen_up = False
         self._patient_until: Monotonic | None = None
@@ -225,8 +230,23 @@ class SharedOutboxes(AmqpLinkSession):
         found = self._boxes.get(route.name)
         if found is None:
             address = amqp_address(self._direct, self._prefix + route.name)
-            found = self._boxes[route.name] = SharedOutbox(self, address)
+            found = self._boxes[route.name] = SharedOutbox(self, address, self._new_shares())
+            found.shares.counted(self.waiting.get(self._prefix + route.name, 0))
         return found
+
+    def _new_shares(self) -> SharedOutboxShares:
+        """Return the shares in one more outbox."""
+        quota = self._quotas.outbox()
+        quota.set_limits(self._limits.messages_max, self._limits.bytes_max)
+        removes = self._limits.policy != "reject"
+        return SharedOutboxShares(quota, self._quotas.outboxes, removes=removes)
+
+    def count_waiting(self, queue: str, count: int) -> None:
+        """Record how many messages wait in a queue."""
+        self.waiting[queue] = count
+        box = self._boxes.get(queue.removeprefix(self._prefix))
+        if box is not None:
+            box.shares.counted(count)
 
     def note(self, route: Route | None, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Report to the journal that messages have left the outbox of a route.
@@ -496,7 +516,7 @@ class OutboxConnection(AmqpLinkConnection):
 
     def _method(self, event: MethodReceived) -> None:
         if event.channel == self._counting and isinstance(event.method, m.QueueDeclareOk):
-            self._outboxes.waiting[self._asked.popleft()] = event.method.message_count
+            self._outboxes.count_waiting(self._asked.popleft(), event.method.message_count)
         else:
             super()._method(event)
 
@@ -513,20 +533,27 @@ class OutboxConnection(AmqpLinkConnection):
 class SharedOutbox(OneSink):
     """Outbox of one route: a namespace, and the only sink of it."""
 
-    def __init__(self, outboxes: SharedOutboxes, address: Address) -> None:
-        """Create the outbox whose queue on the cluster has this address."""
+    def __init__(self, outboxes: SharedOutboxes, address: Address, shares: SharedOutboxShares) -> None:
+        """Create the outbox whose queue on the cluster has this address, and users these shares in it."""
         super().__init__(self)
+        self.shares = shares
         self._address = address
         self._recipient = Recipient(outboxes.publisher)
 
     def publish(self, part: SubBatch) -> None:
-        """Publish messages to the queue; they are accepted when the cluster has confirmed them."""
+        """Publish messages to the queue; they are accepted when the cluster has confirmed them.
+
+        Those of users who have their share of the outbox are released.
+        """
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
                 octets = encode_message(message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
+                continue
+            if not self.shares.admits(message.sender.user, len(octets)):
+                part.settle_at((at,), OUTBOX_USER_FULL)
                 continue
             stored = Message(self._address, octets, assurance=1, durable=True, sender=message.sender)
             batch.add_from(part.slots[at], at, [(self._recipient, stored)])

@@ -19,14 +19,18 @@ from gateway.egress.amqp091.topology import Declaration
 from gateway.engine.outboxes import OutboxConsumer
 from gateway.errors import ConfigurationError
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.spec import ReasonCode
 from gateway.settings import load_settings
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
 from gateway.store.journal.reader import JournalReader
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client
 from tests.engine.test_elections import Door, numbers, until
+from tests.ingress.clients import connect
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
 from tests.interop.state_database import NO_CLUSTER
+from tests.passwords import hashed
 
 ROUTES = """
 version: 1
@@ -41,8 +45,19 @@ routes:
 class Shared(Door):
     """A replica whose outbox to `far` is on the cluster."""
 
-    def __init__(self, folder: Path, name: str, cluster: str, far: str, replica: str, **more: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        cluster: str,
+        far: str,
+        replica: str,
+        given: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """`given` are other parts of the configuration, `more` keys of the outbox."""
         super().__init__(folder, name, cluster, far, ROUTES, replica)
+        self.configuration.update(given or {})
         waits = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3}
         self.configuration["links"] = {"far": {"url": far, "outbox": {"shared": True, **more}, **waits}}
         self.configuration["journal"] = {"enabled": True, "flush_interval_secs": 0.05}
@@ -525,3 +540,44 @@ def test_it_needs_no_store_and_knows_no_limits_of_routes(tmp_path: Path, limits:
     file.write_text(yaml.safe_dump(given))
     found = checked(file, connect=False)
     assert found.errors == faults, found.findings
+
+
+def accepted(door: Shared, user: str, count: int) -> int:
+    """Publish as a user for the link that is down; return how many messages its outbox accepts."""
+    client, _ = connect(door, user, user=(user, b"right"))
+    codes = []
+    with client:
+        for number in range(1, count + 1):
+            client.publish("away/shares/x", b"x", qos=1, packet_id=number)
+            codes.append(client.next(Acks).rows[0][1])
+    assert set(codes) <= {0, ReasonCode.QUOTA_EXCEEDED}
+    return codes.count(0)
+
+
+def test_a_user_leaves_room_in_an_outbox_of_all_replicas(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    secret = {"password_hash": hashed("right")}
+    given = {"users": {"greedy": secret, "modest": secret}, "limits": {"user_share": 0.5}}
+    with shared_pair(tmp_path, "shares", rabbitmq, mosquitto, given=given, messages_max=40) as (
+        one,
+        other,
+        proxy,
+    ):
+        proxy.shut()
+        for door in (one, other):
+            until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
+        assert accepted(one, "greedy", 40) == 20
+        assert accepted(one, "modest", 3) == 3
+        assert one.sample("gateway_share_refused_total", resource="outbox_messages") == 20
+        until(lambda: waiting(23) in other.asked("/metrics")[1])
+        assert accepted(other, "greedy", 40) == 5  # a quarter of the other half
+        assert accepted(other, "modest", 3) == 3
+        with Client(mosquitto.port, "shares-far") as far:
+            far.subscribe("there/shares/#", qos=1)
+            proxy.open()
+            far.until(lambda: len(far.messages) == 31)
+        until(lambda: waiting(0) in one.asked("/metrics")[1])
+        proxy.shut()
+        until(lambda: not one.sample("gateway_link_up", endpoint="far"))
+        assert accepted(one, "greedy", 40) == 20

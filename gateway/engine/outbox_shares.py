@@ -1,0 +1,95 @@
+"""Shares of users in an outbox on the cluster, where no replica sees the messages of the others.
+
+A replica knows how many messages wait in the queue, as counted every few seconds, and what its own clients
+have put there. It forgets the oldest of these when fewer messages wait than have been put: they have left.
+As long as less waits than one user may have (`limits.user_share`), everything is accepted. The rest is a
+reserve for those who have little: a user gets a quarter of it at most at each replica, and nothing if it has
+put more than that. So whoever has filled the outbox is refused at the replicas that it used, and at three
+others it leaves a part of the reserve.
+
+Sizes of messages from other replicas are not known; they are taken for as large as those put here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from gateway.model.shares import NO_LIMIT, UserShares
+
+PERIODS_MAX: Final = 64
+PARTS: Final = 4  # of the reserve, one of which a user gets at a replica
+
+
+class Period:
+    """Number and bytes of the messages that users have put into the outbox between two counts."""
+
+    __slots__ = ("count", "octets", "users")
+
+    def __init__(self) -> None:
+        self.count = self.octets = 0
+        self.users: dict[str, tuple[int, int]] = {}
+
+    def add(self, user: str, count: int, octets: int) -> None:
+        """Add messages of a user."""
+        before = self.users.get(user, (0, 0))
+        self.users[user] = before[0] + count, before[1] + octets
+        self.count += count
+        self.octets += octets
+
+
+class SharedOutboxShares:
+    """Share of each user in one outbox, as far as this replica knows.
+
+    `quota` has the limits of the outbox. It counts what this replica's clients have put there. `refusals`
+    counts what was refused. `removes` is True if the cluster removes the oldest message of a full outbox.
+    """
+
+    def __init__(self, quota: UserShares, refusals: UserShares, *, removes: bool) -> None:
+        self._quota = quota
+        self._refusals = refusals
+        self._removes = removes
+        self._periods: deque[Period] = deque([Period()])
+        self._waiting = 0  # as counted last
+        self._since = 0  # messages put here since
+
+    def counted(self, waiting: int) -> None:
+        """Record how many messages wait in the queue, and forget those that have left."""
+        self._waiting, self._since = waiting, 0
+        periods, quota = self._periods, self._quota
+        while periods and quota.count - periods[0].count >= waiting:
+            gone = periods.popleft()
+            for user, (count, octets) in gone.users.items():
+                quota.remove(user, octets, count)
+        if len(periods) >= PERIODS_MAX:
+            first = periods.popleft()
+            for user, (count, octets) in first.users.items():
+                periods[0].add(user, count, octets)
+        if not periods or periods[-1].count:
+            periods.append(Period())
+
+    def admits(self, user: str, octets: int) -> bool:
+        """Count a message, and return True, unless it is beyond the user's share."""
+        if limit := self._limit_of(user, octets):
+            self._refusals.refuse(user, limit, 1)
+            return False
+        self._periods[-1].add(user, 1, octets)
+        self._quota.add(user, octets, 1)
+        self._since += 1
+        return True
+
+    def _limit_of(self, user: str, octets: int) -> str:
+        """Return the option that forbids the user another message, with its value, or ""."""
+        quota = self._quota
+        count = self._waiting + self._since
+        total = count * quota.total // max(quota.count, 1)
+        if count < quota.user_count_max and total + octets <= quota.user_octets_max:
+            return ""
+        mine, mine_octets = quota.count_of(user), quota.of(user)
+        if not mine or (self._removes and mine == quota.count and mine >= count):
+            return ""  # there is nothing of others, or nothing of the user
+        part = max((quota.count_max - quota.user_count_max) // PARTS, 1)
+        part_octets = (quota.octets_max - quota.user_octets_max) // PARTS
+        if mine < part and mine_octets + octets <= part_octets:
+            return ""
+        return quota.limit_of_user(user, NO_LIMIT)
