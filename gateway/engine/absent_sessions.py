@@ -22,6 +22,7 @@ import trio
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.shares import filter_octets, text_octets
+from gateway.containment import contained
 from gateway.engine.names import binding_of
 from gateway.engine.stored import decode_options
 from gateway.model.pending import Pending
@@ -94,7 +95,10 @@ class AbsentReview:
         while not self._begun.is_set():
             page = await self._query(FindAbsent(after, PAGE))
             for absent in page:
-                ended += await self._check(absent)
+                try:
+                    ended += await self._check(absent)
+                except Exception as error:  # it concerns one session; its client's return is checked, too
+                    contained("reload", error, client=absent.key.client)
             if len(page) < PAGE:
                 break
             after = page[-1].key

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import paho.mqtt.client as paho
 import pytest
+import trio
 from pydantic import SecretStr
 
+from gateway import containment
 from gateway.access.authorization import Roles
+from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.engine.absent_sessions import AbsentReview
+from gateway.engine.stored import encode_options
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
+from gateway.state.interface import ChangeSession, LeaveSession, Opened, OpenSession, Reply, SessionKey
 from tests.chaos.proxy import Proxy
+from tests.engine.local_state import LocalDatabase, joined
 from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.ingress.clients import connect
 from tests.interop.servers import RabbitMQ
@@ -136,3 +145,51 @@ def test_a_review_waits_for_the_cluster(rabbitmq: RabbitMQ) -> None:
             with lasting(one.mqtt, "away") as client:
                 client.until(lambda: client.messages)
                 assert client.told == [("own/a", b"1")]
+
+
+class Cluster:
+    """It notes what is unbound."""
+
+    is_up = True
+
+    def __init__(self) -> None:
+        self.unbound: list[tuple[str, str]] = []
+
+    def unbind_queue(self, queue: str, key: str, done: Callable[[], None]) -> None:
+        self.unbound.append((queue, key))
+        done()
+
+
+async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path: Path) -> None:
+    local = LocalDatabase(tmp_path)
+    state, _ = joined(local, "one")
+    options = encode_options(SubscriptionOptions(1))
+    for client in ("a", "b", "c"):
+        key = SessionKey("mqtt", client)
+        found: list[Reply[Opened]] = []
+        state.submit(OpenSession(key, "one", "", "", False, 60.0, f"queue-{client}"), found.append)
+        local.settle()
+        assert found[0].value is not None
+        epoch = found[0].value.epoch
+        subscriptions = {"x/y": options, "own": options}
+        state.submit(ChangeSession(key, epoch, subscriptions), lambda reply: None)
+        state.submit(LeaveSession(key, epoch, 60.0, True), lambda reply: None)
+        local.settle()
+
+    def judge(user: str, client: str, given: Mapping[str, SubscriptionOptions]) -> list[str]:
+        if client == "b":
+            raise ValueError
+        return [name for name in given if name != "own"]
+
+    cluster = Cluster()
+    review = AbsentReview(state, cluster, judge)
+    before = containment.counted["reload"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(review.run)
+        review.begin()
+        while review.is_running:
+            local.settle()
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert cluster.unbound == [("queue-a", "x.y"), ("queue-c", "x.y")]
+    assert containment.counted["reload"] == before + 1

@@ -9,10 +9,12 @@ from gateway.state.interface import (
     INCOMING,
     OUTGOING,
     UNSERVED_SECS,
+    Absent,
     ChangeSession,
     Earlier,
     EndSession,
     Event,
+    FindAbsent,
     FindOwned,
     FindSession,
     FindTaken,
@@ -426,3 +428,23 @@ def test_shared_filters_are_listed_page_by_page(one: Replica) -> None:
     one.do(ChangeSession(KEY, opens(one).epoch, {**dict.fromkeys(filters, b""), "other": b""}))
     assert one.ask(SharedFilters(limit=3)) == filters[:3]
     assert one.ask(SharedFilters(filters[2], limit=3)) == filters[3:]
+
+
+def test_absent_sessions_are_listed_page_by_page_with_their_subscriptions(one: Replica) -> None:
+    keys = [SessionKey("mqtt", f"{number}") for number in range(5)]
+    epochs = {key: opens(one, key=key).epoch for key in keys}
+    for key in keys[:4]:
+        one.do(ChangeSession(key, epochs[key], {f"a/{key.client}": b"1", "b": b"2"}))
+    for key in keys[1:]:
+        one.do(LeaveSession(key, epochs[key], WEEK, True))
+    subscribed = [
+        Absent(key, epochs[key], "user", "queue-one", {f"a/{key.client}": b"1", "b": b"2"})
+        for key in keys[1:4]
+    ]
+    found = one.ask(FindAbsent(SessionKey("", ""), 2))
+    assert found == subscribed[:2]
+    rest = [subscribed[2], Absent(keys[4], epochs[keys[4]], "user", "queue-one", {})]
+    assert one.ask(FindAbsent(found[-1].key, 3)) == rest
+    epoch = opens(one, key=keys[1]).epoch  # it has returned: a review that is late changes nothing
+    assert one.reply(ChangeSession(keys[1], epochs[keys[1]], {"b": None})).verdict is Verdict.FENCED
+    one.do(ChangeSession(keys[1], epoch, {"b": None}))
