@@ -3,12 +3,15 @@
 `utc` begins as the wall clock and then advances with a clock that cannot be set. It follows the wall clock
 where that differs by less than a second, and otherwise by a thousandth of the elapsed time. So a jump of the
 wall clock expires, delays and deletes nothing while the process runs; after a restart `utc` is the wall clock
-again. Everything that is stored, compared or deleted by its age uses `utc`.
+again. Everything that is compared or deleted by its age uses `utc`. Stored times continue over a restart
+(gateway/store/timeline.py).
 """
 
 from __future__ import annotations
 
 import time
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -19,6 +22,8 @@ STEP_SECS_MAX: Final = 1.0  # a larger difference is a jump of the wall clock
 SLEW: Final = 0.001  # seconds by which a jump is followed in each second
 BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # also advances while a machine sleeps
 
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")  # of Linux
+
 
 class SteadyClock:
     """UTC that advances with the time since boot."""
@@ -26,12 +31,12 @@ class SteadyClock:
     __slots__ = ("_at", "_boot")
 
     def __init__(self) -> None:
-        self._at = _since_boot()
+        self._at = since_boot()
         self._boot = wall() - self._at  # UTC when the time since boot was 0
 
     def utc(self) -> WallTime:
         """Return UTC in seconds since 1970."""
-        at = _since_boot()
+        at = since_boot()
         ahead = time.time() - at - self._boot
         if not -STEP_SECS_MAX < ahead < STEP_SECS_MAX:
             most = (at - self._at) * SLEW
@@ -42,11 +47,21 @@ class SteadyClock:
 
     def follow(self) -> None:
         """Continue with the time of the wall clock, which is known to be right."""
-        self._boot = wall() - _since_boot()
+        self._boot = wall() - since_boot()
 
 
-def _since_boot() -> float:
+def since_boot() -> float:
+    """Return the seconds since the machine was started, by a clock that cannot be set."""
     return time.monotonic() if BOOT_TIME is None else time.clock_gettime(BOOT_TIME)
+
+
+@cache
+def boot_id() -> str:
+    """Return the name of this run of the machine, or "" if it has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def now() -> Monotonic:

@@ -119,7 +119,7 @@ class Deduplication:
             assert isinstance(value, bytes)
             with set_aside(KIND, key):
                 route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
-                (until,) = struct.unpack(">d", value)
+                until = store.timeline.restored(struct.unpack(">d", value)[0])
                 if until > utc:
                     found.setdefault(route, []).append((until, id))
                 else:
@@ -133,7 +133,7 @@ class Deduplication:
         """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
         if self.store is not None:
             put = self.store.put_beside if beside else self.store.put
-            put(KIND, _key(ids, id), struct.pack(">d", until))
+            put(KIND, _key(ids, id), struct.pack(">d", self.store.timeline.stored(until)))
 
     def forget(self, ids: Ids, id: str) -> None:
         """Delete an id from the store."""

@@ -28,6 +28,7 @@ from gateway.store.letters import DeadLetter, Letters, Line, letter
 from gateway.store.messages import MessageReader, encode_sound, sound_parts
 from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
+from gateway.store.timeline import Timeline
 
 FILE: Final = "gateway.db"
 REPAIRED: Final = "repaired"  # folder of a repaired database that is not yet in place
@@ -155,7 +156,9 @@ class Database:
         self._last_row = 0
         self.log_is_read = False  # another program was reading the log when it was to be emptied
         try:
-            self.letters = Letters(connection, letters)
+            self.timeline = Timeline(connection)
+            reader.ahead_secs = self.timeline.ahead_secs
+            self.letters = Letters(connection, letters, self.timeline.ahead_secs)
             self.logs = [
                 Log(*line) for line in connection.execute("SELECT id, kind, name FROM logs ORDER BY id")
             ]
@@ -208,6 +211,8 @@ class Database:
     def mark(self, clean: bool) -> None:
         """Store if this gateway was shut down cleanly. Raises sqlite3.Error."""
         self.connection.execute("UPDATE meta SET value = ? WHERE key = 'clean'", (int(clean),))
+        if clean:
+            self.timeline.record(self.connection, 0.0)
 
     # One transaction.
 
@@ -230,6 +235,7 @@ class Database:
                 self._write_settled(group, runs)
                 self._write_things(group)
                 self.letters.write()
+                self.timeline.record(self.connection)
                 collected = self._delete_garbage()
         except BaseException:
             for id in large:
@@ -248,7 +254,7 @@ class Database:
         lines = []
         total = 0
         for id, run in runs:
-            parts = sound_parts(run.messages, run.offsets)
+            parts = sound_parts(run.messages, run.offsets, self.timeline.ahead_secs)
             octets = sum(map(len, parts))
             total += octets
             if octets >= OCTETS_MIN:
@@ -299,7 +305,7 @@ class Database:
             if value is None:
                 gone.setdefault(kind, []).append(key)
             elif isinstance(value, Message):
-                lines.append((kind, key, 1, encode_sound(value)))
+                lines.append((kind, key, 1, encode_sound(value, self.timeline.ahead_secs)))
             else:
                 lines.append((kind, key, 0, value))
         for kind, keys in gone.items():

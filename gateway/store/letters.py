@@ -38,9 +38,13 @@ Line = tuple[int, int, float, str, int, str, str, bytes, str]
 class Letters:
     """Stored and unwritten dead letters. `shares` counts them by the users who sent the messages."""
 
-    def __init__(self, connection: sqlite3.Connection, shares: UserShares) -> None:
-        """Read the stored ids and sizes. `shares` has the limits, and must be empty."""
+    def __init__(self, connection: sqlite3.Connection, shares: UserShares, ahead_secs: float = 0.0) -> None:
+        """Read the stored ids and sizes. `shares` has the limits, and must be empty.
+
+        Expiries are stored `ahead_secs` later (timeline.py).
+        """
         self.shares = shares
+        self._ahead_secs = ahead_secs
         self._connection = connection
         self._entries: UserEntries[int] = UserEntries(shares)
         self._last = 0
@@ -77,7 +81,7 @@ class Letters:
             self._entries.add(self._last, user, octets)
             self.added += 1
             self.added_octets += octets
-            given = encode_sound(message)
+            given = encode_sound(message, self._ahead_secs)
             line = (self._last, octets, utc, route, int(verdict), reason.value, text, given, user)
             self._added[self._last] = line
             while (id := self._entries.crowded_out(user)) is not None:

@@ -35,7 +35,7 @@ from zlib import crc32
 from gateway.containment import contained
 from gateway.errors import StoreError
 from gateway.model.address import Address
-from gateway.model.message import Message, Sender
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
 from gateway.model.spooled import Spooled
 from gateway.protocols import DIALECTS
@@ -70,8 +70,13 @@ def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None =
     return b"".join(encode_parts(messages, offsets))
 
 
-def encode_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
-    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies."""
+def encode_parts(
+    messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
+) -> list[bytes]:
+    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies.
+
+    Their expiry is stored `ahead_secs` later.
+    """
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -81,6 +86,8 @@ def encode_parts(messages: Sequence[Message], offsets: Sequence[int] | None = No
     set_ids = [id(message.property_set) for message in messages]
     sender_ids = [id(message.sender) for message in messages]
     expires = [message.expires for message in messages]
+    if ahead_secs:
+        expires = [at + ahead_secs if at else NEVER for at in expires]
     marks = [
         message.assurance | message.durable << 2 | message.retain << 3 | message.hops << HOPS_SHIFT
         for message in messages
@@ -164,21 +171,23 @@ def _dictionary(entries: list[bytes]) -> bytes:
     return pack(f"<I{len(entries)}I", len(entries), *map(len, entries)) + b"".join(entries)
 
 
-def encode_sound(message: Message) -> bytes:
+def encode_sound(message: Message, ahead_secs: float = 0.0) -> bytes:
     """Encode one message with `sound_parts`."""
-    return b"".join(sound_parts((message,)))
+    return b"".join(sound_parts((message,), ahead_secs=ahead_secs))
 
 
-def sound_parts(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> list[bytes]:
+def sound_parts(
+    messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
+) -> list[bytes]:
     """Encode messages with `encode_parts`; a message that cannot be encoded is stored without its properties.
 
     Its publisher was promised that the other messages of the run are stored.
     """
     try:
-        return encode_parts(messages, offsets)
+        return encode_parts(messages, offsets, ahead_secs)
     except Exception as error:
         contained("store", error)
-        return encode_parts([_storable(message) for message in messages], offsets)
+        return encode_parts([_storable(message) for message in messages], offsets, ahead_secs)
 
 
 def _storable(message: Message) -> Message:
@@ -210,11 +219,12 @@ def _no_body(name: str, size: int) -> Spooled:
 class MessageReader:
     """Decoder of what `encode_messages` wrote.
 
-    Equal addresses, property sets and senders share one object.
+    Equal addresses, property sets and senders share one object. `ahead_secs` is subtracted from each expiry.
     """
 
     def __init__(self, make_body: MakeBody = _no_body) -> None:
         self.make_body = make_body
+        self.ahead_secs = 0.0
         self._addresses: dict[bytes, Address] = {}
         self._sets: dict[bytes, PropertySet] = {}
         self._senders: dict[bytes, Sender] = {}
@@ -258,6 +268,8 @@ class MessageReader:
             values, at = _values(code, octets, at, count)
             columns.append(values)
         offsets, of_addresses, of_sets, of_senders, marks, expires, lengths = columns
+        if self.ahead_secs:  # an expiry of exactly 0 would be none
+            expires = [(expiry - self.ahead_secs or -1.0) if expiry else NEVER for expiry in expires]
         entries, at = _entries(octets, at)
         addresses = [_shared(self._addresses, entry, _address) for entry in entries]
         entries, at = _entries(octets, at)

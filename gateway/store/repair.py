@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from gateway.store.folder import FolderLock
 from gateway.store.heap import HEAP
 from gateway.store.schema import newest_layout, refuse_others
 from gateway.store.statements import transaction
+from gateway.store.timeline import KEY as TIME
 
 REPAIRING: Final = "repairing"
 FAULTS_MAX: Final = 10  # lines of SQLite's own check
@@ -142,6 +143,7 @@ def _copied(folder: Path) -> Findings:
         with transaction(connection):
             connection.execute("DELETE FROM settled WHERE row NOT IN (SELECT id FROM rows)")
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
+            _keep_time(folder / FILE, connection)
         if faults := _faults(connection):
             raise StoreError(f"the repaired database is not sound either, is the disk? {faults[0]}")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -150,6 +152,13 @@ def _copied(folder: Path) -> Findings:
     new.rename(folder / REPAIRED)
     _sync(folder)
     return findings
+
+
+def _keep_time(path: Path, new: sqlite3.Connection) -> None:
+    """Copy the record of the time in use from the database at `path`, if it can be read."""
+    with closing(_opened(path)) as connection, suppress(sqlite3.Error):  # which `_is_clean` has reported
+        for line in connection.execute("SELECT key, value FROM meta WHERE key = ?", (TIME,)):
+            new.execute("INSERT INTO meta VALUES (?, ?)", line)
 
 
 def _put_in_place(folder: Path) -> Path:

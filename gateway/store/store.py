@@ -96,6 +96,7 @@ class Store:
                 or UserShares("dead letters", count_max=letters_max, octets_max=letters_octets_max),
                 damage=self._damaged,
             )
+            self.timeline = self._database.timeline
             self._writer = Writer(
                 self._database,
                 reserve,

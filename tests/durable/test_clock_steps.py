@@ -1,9 +1,9 @@
-"""Wall clocks that are set while a gateway runs: nothing expires for it, and no life becomes longer."""
+"""Wall clocks that are set while a gateway runs or between two runs: nothing expires, and no life grows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.store.journal.appending import RETENTION_SECS
 from gateway.store.journal.segments import segments_in
 from tests.durable.test_amqp import channel
-from tests.ingress.clients import connect, eventually
+from tests.ingress.clients import Mqtt, connect, eventually
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.wrong_clock import Clock
 from tests.store.journal.samples import rows_of
@@ -169,3 +169,123 @@ def test_a_step_deletes_no_segment_of_the_journal(routed: GatewayProcess, clock:
         opened.basic_publish("in", "", b"last", pika.BasicProperties(message_id="last"))
         sent.append(b"last")
         eventually(lambda: min(one.first for one in segments_in(folder)) == len(sent) - 1)
+
+
+# Steps while no gateway runs.
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def restart(request: pytest.FixtureRequest, gateway: GatewayProcess, clock: Clock) -> Callable[[float], None]:
+    """A function that ends the gateway, sets the wall clock by a step and starts the gateway."""
+
+    def stepped(step: float) -> None:
+        gateway.terminate() if request.param == "stopped" else gateway.kill()
+        clock.step(step)
+        gateway.start()
+
+    return stepped
+
+
+LASTING: Final = {Property.SESSION_EXPIRY_INTERVAL: 36_000}
+
+
+def expiry_told(client: Mqtt) -> int:
+    """Return the expiry that the next message has."""
+    return int(decode_list(client.row()[3], PacketType.PUBLISH)[Property.MESSAGE_EXPIRY_INTERVAL])
+
+
+@pytest.mark.parametrize("step", STEPS[:2])
+def test_a_step_before_a_restart_leaves_each_message_its_life(
+    gateway: GatewayProcess, clock: Clock, restart: Callable[[float], None], step: float
+) -> None:
+    with connect(gateway, clean=False, properties=LASTING)[0] as client:
+        client.subscribe("owed", 1)
+    with connect(gateway, "writer")[0] as writer, channel(gateway) as opened:
+        opened.queue_declare("plain", durable=True)
+        opened.basic_publish("", "plain", b"1", pika.BasicProperties(expiration="600000", delivery_mode=2))
+        for packet_id, (topic, retain) in enumerate((("owed", False), ("kept", True)), 1):
+            writer.publish(topic, b"x", 1, packet_id, properties=b"\x02\0\0\x02\x58", retain=retain)
+            writer.acked(PacketType.PUBACK)
+        clock.advance(100.0)
+        writer.publish("owed", b"x", 1, 3, properties=b"\x02\0\0\x02\x58")
+        writer.acked(PacketType.PUBACK)
+    restart(step)
+    restart(-step / 2)
+    client, connack = connect(gateway, clean=False, properties=LASTING)
+    with client, channel(gateway) as opened:
+        assert connack.session_present
+        assert 400 < expiry_told(client) <= 501
+        assert 500 < expiry_told(client) <= 600
+        client.subscribe("kept", 1)
+        assert 400 < expiry_told(client) <= 501
+        method, properties, _ = opened.basic_get("plain", auto_ack=True)
+        assert method is not None
+        assert properties.expiration is not None
+        assert 400_000 < int(properties.expiration) <= 600_000
+
+
+@pytest.mark.parametrize("step", STEPS[:2])
+def test_a_step_before_a_restart_ends_and_prolongs_no_time_to_live_or_delay(
+    gateway: GatewayProcess, clock: Clock, restart: Callable[[float], None], step: float
+) -> None:
+    persistent = {"delivery_mode": 2}
+    with channel(gateway) as opened:
+        dying = {"x-message-ttl": 600_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        opened.queue_declare("limited", durable=True, arguments=dying)
+        for name in ("dead", "late"):
+            opened.queue_declare(name, durable=True)
+        opened.exchange_declare(
+            "later", "x-delayed-message", durable=True, arguments={"x-delayed-type": "fanout"}
+        )
+        opened.queue_bind("late", "later")
+        opened.basic_publish("", "limited", b"1", pika.BasicProperties(**persistent))
+        opened.basic_publish(
+            "later", "", b"2", pika.BasicProperties(headers={"x-delay": 600_000}, **persistent)
+        )
+    restart(step)
+    with channel(gateway) as opened:
+
+        def waiting(queue: str) -> int:
+            return int(opened.queue_declare(queue, passive=True).method.message_count)
+
+        assert (waiting("limited"), waiting("dead"), waiting("late")) == (1, 0, 0)
+        clock.advance(601.0)
+        eventually(lambda: (waiting("limited"), waiting("dead"), waiting("late")) == (0, 1, 1))
+
+
+@pytest.mark.parametrize("step", STEPS[:2])
+def test_a_step_before_a_restart_keeps_a_window(routed: GatewayProcess, clock: Clock, step: float) -> None:
+    same = pika.BasicProperties(message_id="1", delivery_mode=2)
+    with connect(routed, clean=False, properties=LASTING)[0] as reader, channel(routed) as opened:
+        opened.exchange_declare("in", "fanout", durable=True)
+        reader.subscribe("once", 1)
+        opened.basic_publish("in", "", b"1", same)
+    routed.kill()
+    clock.step(step)
+    routed.start()
+    with connect(routed, clean=False, properties=LASTING)[0] as reader, channel(routed) as opened:
+        assert reader.body() == b"1"
+        opened.basic_publish("in", "", b"a repeat", same)
+        clock.advance(601.0)
+        opened.basic_publish("in", "", b"2", same)
+        assert reader.body() == b"2"
+
+
+@pytest.mark.parametrize(("step", "away"), [(2 * HOUR_SECS, 500.0), (-2 * HOUR_SECS, 700.0)])
+def test_a_step_before_a_restart_ends_and_prolongs_no_session(
+    gateway: GatewayProcess, clock: Clock, restart: Callable[[float], None], step: float, away: float
+) -> None:
+    lasting = {Property.SESSION_EXPIRY_INTERVAL: 600}
+    with connect(gateway, clean=False, properties=lasting)[0] as client:
+        client.subscribe("a", 1)
+        client.machine.disconnect()
+        client.flush()
+        assert client.closed()
+    with connect(gateway, "writer")[0] as writer:  # so that something is written
+        clock.advance(away)
+        writer.publish("a", b"x", 1, 1)
+        writer.acked(PacketType.PUBACK)
+    restart(step)
+    client, connack = connect(gateway, clean=False, properties=lasting)
+    with client:
+        assert connack.session_present is (away < 600.0)

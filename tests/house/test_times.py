@@ -37,8 +37,8 @@ ROOMS: Final = ("broker", "store", "model", "mapping", "engine", "app", "admin")
 MAKERS: Final = {
     "gateway/clock.py": "reads the clocks",
     "gateway/model/times.py": "the types",
-    "gateway/broker/outbox/marks.py": "read from the store",
     "gateway/store/letters.py": "read from the store",
+    "gateway/store/timeline.py": "read from the store",
     "gateway/store/journal/appending.py": "of files and blocks",
     # Durations of their own, in threads or beside the loop, that nobody else sees.
     "gateway/broker/memory.py": "between two looks",

@@ -87,12 +87,13 @@ class Partials:
             assert isinstance(value, bytes)
             with set_aside(PARTIAL, key):
                 given = json.loads(value)
+                utc = store.timeline.restored(given["utc"])
                 try:
                     file = self._spool.recall(given["file"])
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
                 else:
-                    found.append(Partial(key, b"", int(given["body_size"]), file, float(given["utc"])))
+                    found.append(Partial(key, b"", int(given["body_size"]), file, utc))
         for partial in sorted(found, key=lambda one: one.utc):
             self._known[partial.key] = partial
             partial.busy = False
@@ -123,7 +124,11 @@ class Partials:
     def _record(self, partial: Partial) -> None:
         partial.utc = clock.utc()
         if self._store is not None:
-            given = {"file": partial.file.name, "body_size": partial.body_size, "utc": partial.utc}
+            given = {
+                "file": partial.file.name,
+                "body_size": partial.body_size,
+                "utc": self._store.timeline.stored(partial.utc),
+            }
             self._store.put(PARTIAL, partial.key, json.dumps(given).encode())
 
     def release(self, partial: Partial) -> None:

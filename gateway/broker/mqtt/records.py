@@ -74,7 +74,8 @@ class Records:
 
     def put_session(self, client: str, record: SessionRecord) -> None:
         """Store the state of a session."""
-        self._put(SESSION, client.encode(), json.dumps(record._asdict()).encode())
+        given = record._asdict() | {"utc": self.store.timeline.stored(record.utc)}
+        self._put(SESSION, client.encode(), json.dumps(given).encode())
 
     def forget_session(self, client: str) -> None:
         """Delete the records of a session; the owners of its logs drop these."""
@@ -89,7 +90,8 @@ class Records:
         """Yield client ids and records. Like all iterators here, only valid before the store starts."""
         for key, value in self._things(SESSION):
             with set_aside(SESSION, key):
-                yield key.decode(), SessionRecord(**json.loads(value))
+                record = SessionRecord(**json.loads(value))
+                yield key.decode(), record._replace(utc=self.store.timeline.restored(record.utc))
 
     # Subscriptions.
 

@@ -39,7 +39,8 @@ class Marks:
             assert isinstance(value, bytes)
             with set_aside(MARKS, key):
                 name, _, position = key.partition(" ")
-                found.setdefault(name, []).append((int(position), WallTime(struct.unpack(">d", value)[0])))
+                came = store.timeline.restored(struct.unpack(">d", value)[0])
+                found.setdefault(name, []).append((int(position), came))
         return found
 
     def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int, utc: WallTime) -> None:
@@ -59,7 +60,7 @@ class Marks:
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
         self._marks.append((position, utc))
-        self._store.put(MARKS, self._key(position), struct.pack(">d", utc))
+        self._store.put(MARKS, self._key(position), struct.pack(">d", self._store.timeline.stored(utc)))
         if len(self._marks) > MARKS_MAX:
             self._thin()
 
