@@ -86,7 +86,7 @@ class Appender:
         self._file: int | None = None
         self._octets = 0
         self._let_go_to = 0  # offset up to which the file need not stay in the page cache
-        self._opened = utc()
+        self._opened = self._written = utc()  # when the segment was opened, and its last row written
         self._unsynced = False
         self._synced = utc()
         self._looked: WallTime | None = None  # time of the last check of the retention limits
@@ -133,6 +133,7 @@ class Appender:
             self._summary.add(self._octets, header, statistics, small=is_small(header))
             self._octets += header.octets
         self.next = self._summary.next
+        self._written = self._utc()
         self._unsynced = True
         return count
 
@@ -208,6 +209,7 @@ class Appender:
         self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
         self._octets, self._opened = end, opened
+        self._written = min(self._written, WallTime(newest.path.stat().st_mtime))
         if octets > end:
             os.ftruncate(self._file, end)
             self.cut = octets - end
@@ -232,7 +234,7 @@ class Appender:
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._octets = self._let_go_to = 0
-        self._opened = self._utc()
+        self._opened = self._written = self._utc()
         self.segments += 1
         if self._sync_secs:
             folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -305,8 +307,7 @@ class Appender:
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
-        now = self._utc()
-        os.utime(file, (now, now))  # retention uses this clock, not a wall clock that may be set
+        os.utime(file, (self._written,) * 2)  # retention uses this clock, not a wall clock that may be set
         os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:

@@ -185,6 +185,22 @@ def test_retention_by_age(tmp_path: Path) -> None:
     made.close()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_segment_is_as_old_as_its_last_row(tmp_path: Path, restart: bool) -> None:
+    """It ends when the next row is written, which may be long after."""
+    clock = Clock(time.time())
+    made = appender(tmp_path, clock, segment_bytes=1, retention_secs=1_000)
+    append(made)
+    if restart:
+        made.close()
+        made = appender(tmp_path, clock, segment_bytes=1, retention_secs=1_000)
+    clock.now += 1_001 + RETENTION_SECS
+    append(made)
+    append(made)
+    made.close()
+    assert firsts(tmp_path) == [2, 4]
+
+
 @pytest.mark.parametrize("step", [7_200.0, -7_200.0, 8 * DAY_SECS, -8 * DAY_SECS])
 def test_a_wall_clock_that_was_set_changes_no_age(tmp_path: Path, step: float) -> None:
     """The file system goes by the wall clock; that was set by `step` while the gateway ran."""
