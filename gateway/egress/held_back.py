@@ -16,24 +16,34 @@ from typing import Final, Generic, TypeVar
 from gateway.broker.backoff import Backoff
 from gateway.broker.routing import RoutingEntry
 from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 
 WAIT_SECS_MIN: Final = 1.0
 WAIT_SECS_MAX: Final = 10.0
+ROUTE_REMOVED: Final = Outcome(
+    Verdict.REJECTED, Reason.TARGET_DOWN, "its route was removed before the target accepted it"
+)
+TOO_LONG: Final = Outcome(
+    Verdict.REJECTED, Reason.EXPIRED, "its target refused it for longer than the link's retry_secs_max"
+)
 BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")
 
 
 class Line(Generic[R]):
-    """Messages that wait for the same routes. `waiting` is a heap, by numbers in the order of arrival."""
+    """Messages that wait for the same routes.
+
+    `waiting` is a heap, by numbers in the order of arrival. It has the time since which each message waits.
+    """
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
 
     def __init__(self, key: Hashable, backoff: Backoff) -> None:
         self.key = key
         self.backoff = backoff
-        self.waiting: list[tuple[int, R]] = []
+        self.waiting: list[tuple[int, Monotonic, R]] = []
         self.in_flight = 0  # messages that are being retried
         self.last_released = 0
         self.last_behind = BEHIND
@@ -46,16 +56,24 @@ class HeldBack(Generic[R]):
     """
 
     def __init__(
-        self, message_of: Callable[[R], Message], jitter: Callable[[], float] = random.random
+        self,
+        message_of: Callable[[R], Message],
+        jitter: Callable[[], float] = random.random,
+        *,
+        secs_max: float | None = None,
     ) -> None:
-        """Create the collection. `message_of` returns a receipt's message; `jitter` numbers from 0 to 1."""
+        """Create the collection. `message_of` returns a receipt's message; `jitter` numbers from 0 to 1.
+
+        `secs_max` is the longest time that a message may wait; None for any time.
+        """
         self.on = False
+        self._secs_max = secs_max
         self._message_of = message_of
         self._jitter = jitter
         self._lines: dict[Hashable, Line[R]] = {}
-        # Messages being retried by the id of the message: line, number, and receipt, which keeps the id
-        # valid.
-        self._tried: dict[int, tuple[Line[R], int, R]] = {}
+        # Messages being retried by the id of the message: line, number, since when they wait, and receipt,
+        # which keeps the id valid.
+        self._tried: dict[int, tuple[Line[R], int, Monotonic, R]] = {}
         # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
 
@@ -73,20 +91,20 @@ class HeldBack(Generic[R]):
                 line = self._lines[key] = Line(key, backoff)
                 self.on = True
             line.last_released += 1
-            number = line.last_released
+            number, since = line.last_released, now
         else:
-            line, number, _ = tried
+            line, number, since, _ = tried
             line.in_flight -= 1
-        heapq.heappush(line.waiting, (number, receipt))
+        heapq.heappush(line.waiting, (number, since, receipt))
         line.backoff.released(now)
 
-    def behind(self, key: Hashable, receipt: R) -> bool:
+    def behind(self, key: Hashable, receipt: R, now: Monotonic) -> bool:
         """Hold back a new message if others with its key are. Return False if it may be published."""
         line = self._lines.get(key)
         if line is None:
             return False
         line.last_behind += 1
-        heapq.heappush(line.waiting, (line.last_behind, receipt))
+        heapq.heappush(line.waiting, (line.last_behind, now, receipt))
         return True
 
     def is_tried(self, receipt: R) -> bool:
@@ -116,10 +134,25 @@ class HeldBack(Generic[R]):
         for line in self._lines.values():
             backoff = line.backoff
             while line.waiting and line.in_flight < backoff.window and not backoff.is_waiting(now):
-                number, receipt = heapq.heappop(line.waiting)
+                number, since, receipt = heapq.heappop(line.waiting)
                 line.in_flight += 1
-                self._tried[id(self._message_of(receipt))] = line, number, receipt
+                self._tried[id(self._message_of(receipt))] = line, number, since, receipt
                 found.append(receipt)
+        return found
+
+    def overdue(self, now: Monotonic) -> list[R]:
+        """Remove the receipts that have waited too long, and return them, in order. They have an outcome."""
+        if self._secs_max is None:
+            return []
+        found: list[R] = []
+        for line in list(self._lines.values()):
+            while line.waiting and now - line.waiting[0][1] >= self._secs_max:
+                found.append(heapq.heappop(line.waiting)[2])
+            if not line.waiting and not line.in_flight:
+                del self._lines[line.key]
+        for receipt in found:
+            self._undone.pop(id(self._message_of(receipt)), None)
+        self.on = bool(self._lines or self._undone)
         return found
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
@@ -149,7 +182,7 @@ class HeldBack(Generic[R]):
 
     def give_up(self) -> list[R]:
         """Forget everything. Return the receipts that waited; their broker delivers the messages again."""
-        waiting = [receipt for line in self._lines.values() for _, receipt in sorted(line.waiting)]
+        waiting = [receipt for line in self._lines.values() for _, _, receipt in sorted(line.waiting)]
         self._lines.clear()
         self._tried.clear()
         self._undone.clear()

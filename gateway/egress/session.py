@@ -18,7 +18,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirming import WAITING_FULL, ConfirmedSink
-from gateway.egress.held_back import HeldBack, line_of
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
@@ -86,7 +86,9 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.stats = status.stats
         self.client_id = client_id
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
-        self.held_back: HeldBack[tuple[ConsumerT, int, Message]] = HeldBack(message_of)
+        self.held_back: HeldBack[tuple[ConsumerT, int, Message]] = HeldBack(
+            message_of, secs_max=settings.retry_secs_max
+        )
         self._sending_held_back = False
         # Messages to become dead letters once there is room for these.
         self._burials: list[tuple[tuple[ConsumerT, int, Message], Outcome]] = []
@@ -148,8 +150,13 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         for receipt in self.held.due():
             if not receipt[0].live:
                 self.held_back.settled(receipt, by_target=False)
-            elif not self.held_back.behind(self.line_of(receipt), receipt):
+            elif not self.held_back.behind(self.line_of(receipt), receipt, Monotonic(now)):
                 self.retry(receipt, self.begun_batch())
+        for receipt in self.held_back.overdue(Monotonic(now)):
+            if receipt[0].stopping:
+                self.give_back_later(receipt)
+            elif receipt[0].live:
+                self.bury(receipt, TOO_LONG)
         self.send_held_back(Monotonic(now))
 
     # Interface for batches: the session is their source.
@@ -221,12 +228,14 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
         """Hold back a new message if others wait for the disk or for the same routes.
 
-        Return False if it may be published.
+        Return False if it may be published, as one that no route accepts: so each that waits has a route.
         """
+        if not entry.plan.branches:
+            return False
         if self.held.on:
             self.held.behind(receipt)
             return True
-        return self.held_back.behind((receipt[0], line_of(entry)), receipt)
+        return self.held_back.behind((receipt[0], line_of(entry)), receipt, clock.now())
 
     def let_others_follow(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
         """Settle these receipts finally in the held-back lines, so that others are retried."""
@@ -265,12 +274,21 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         entry = self.held_back.left_of(receipt, entry)
         for branch in entry.plan.branches:
             branch.route.retried += 1
-        if not self.dispatcher.publish(batch, entry, message, receipt):
+        if self.dispatcher.publish(batch, entry, message, receipt):
+            return
+        if entry.plan.branches:
             self.unclaimed(entry, receipt)
+        else:
+            self.orphaned(receipt)
 
     @abstractmethod
     def queue_of(self, consumer: ConsumerT) -> str:
         """Return the queue by which routes know the messages of a consumer; "" if the address suffices."""
+
+    def orphaned(self, receipt: tuple[ConsumerT, int, Message]) -> None:
+        """Store a message that waited for a route as a dead letter, as a reload has removed the route."""
+        self.let_others_follow([receipt])
+        self.bury(receipt, ROUTE_REMOVED)
 
     def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Record that no route accepts a message, and settle it."""

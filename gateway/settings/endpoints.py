@@ -424,6 +424,9 @@ class Link(Remote):
     replica tries."""
     required: bool = False
     """True if `/readyz` reports ready only while this link is connected."""
+    retry_secs_max: float | None = Field(None, gt=0)
+    """Longest time in seconds that a message from this broker waits, unacknowledged, while its target refuses
+    it for now. Then it becomes a dead letter (reason `expired`) and is acknowledged. Absent: no limit."""
     outbox: Outbox = Outbox()
     """Bounds of the outboxes of routes with `settle: stored`."""
 

@@ -22,6 +22,7 @@ from gateway.egress.amqpfast.publisher import FastLinkPublisher
 from gateway.egress.amqpfast.reading import Joined
 from gateway.egress.amqpfast.sources import Source, Sources, Survey
 from gateway.egress.connection import QueueLinkConnection
+from gateway.egress.held_back import ROUTE_REMOVED
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
@@ -637,7 +638,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """
         message = receipt[2]
         if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
-            self.bury(receipt, UNROUTED)
+            self.bury(receipt, ROUTE_REMOVED if receipt[0].stopping else UNROUTED)
         else:
             self.settle([receipt], None, clock.now())
 

@@ -19,7 +19,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.routing import RoutingEntry
-from gateway.egress.held_back import HeldBack, line_of
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
@@ -83,13 +83,20 @@ class MqttLinkReceiver:
     """Messages that one link receives. `settled` is called after each settlement."""
 
     def __init__(
-        self, name: str, dispatcher: Dispatcher, limits: Limits, stats: LinkStats, settled: Callable[[], None]
+        self,
+        name: str,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        stats: LinkStats,
+        settled: Callable[[], None],
+        *,
+        retry_secs_max: float | None = None,
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
         self._name = name
         self._dispatcher = dispatcher
-        self._held_back: HeldBack[Receipt] = HeldBack(_message_of)
+        self._held_back: HeldBack[Receipt] = HeldBack(_message_of, secs_max=retry_secs_max)
         self._sending_held_back = False
         self.batch = self._new_batch()
         self._limits = limits
@@ -186,10 +193,14 @@ class MqttLinkReceiver:
                     continue
                 self.unsettled += 1
                 receipt = (connection, packet_id, qos, message)
-                if behind:
+                if behind and entry.plan.branches:
                     self._held.behind(receipt)
                     continue
-                if waits and self._held_back.behind(line_of(entry), receipt):
+                if (
+                    waits
+                    and entry.plan.branches
+                    and self._held_back.behind(line_of(entry), receipt, clock.now())
+                ):
                     continue
                 if memory.short:
                     self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
@@ -250,11 +261,13 @@ class MqttLinkReceiver:
         if not self.batch.receipts:
             self.batch.received = clock.now()
         for receipt in self._held.due():
-            if not self._held_back.behind(self._line_of(receipt), receipt):
+            if not self._held_back.behind(self._line_of(receipt), receipt, Monotonic(now)):
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
         for receipt, outcome in burials:
             self._bury_unread(receipt, outcome)
+        for receipt in self._held_back.overdue(Monotonic(now)):
+            self._give_up(receipt, TOO_LONG)
         self._send_held_back(Monotonic(now))
 
     def _line_of(self, receipt: Receipt) -> tuple[str, ...]:
@@ -362,18 +375,35 @@ class MqttLinkReceiver:
         self._settled()
 
     def _retry(self, receipt: Receipt, batch: Batch) -> None:
-        connection, _, qos, message = receipt
-        if qos == 1 and connection is not self._connection and connection.epoch == self.epoch:
-            self.unsettled -= 1  # the broker has redelivered it on this connection
+        message = receipt[3]
+        if self._is_redelivered(receipt):
+            self.unsettled -= 1
             self._held_back.settled(receipt, by_target=False)
             return
         entry = self._held_back.left_of(receipt, self._dispatcher.entry(self._name, None, message.address))
         for branch in entry.plan.branches:
             branch.route.retried += 1
-        if not self._dispatcher.publish(batch, entry, message, receipt):
+        if self._dispatcher.publish(batch, entry, message, receipt):
+            return
+        self._held_back.settled(receipt)
+        if entry.plan.branches:
             self._dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
-            self._held_back.settled(receipt)
             self._accept(receipt)
+        else:  # a reload has removed its route
+            self._give_up(receipt, ROUTE_REMOVED)
+
+    def _give_up(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Store a message that no target has accepted as a dead letter, unless its broker sends it again."""
+        if self._is_redelivered(receipt):
+            self.unsettled -= 1
+        else:
+            self._stats.refuse(outcome)
+            self._bury_unread(receipt, outcome)
+
+    def _is_redelivered(self, receipt: Receipt) -> bool:
+        """Return True if the broker delivers a QoS 1 message again on a later connection of the session."""
+        connection, _, qos, _ = receipt
+        return qos == 1 and connection is not self._connection and connection.epoch == self.epoch
 
     def forget_entries(self) -> None:
         """Clear the cached routing entries, as memory is short; they are computed again when needed."""
@@ -436,7 +466,7 @@ class MqttLinkReceiver:
             self._dispatcher.dead_letters.add([message], "", outcome)
 
     def _bury_unread(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Store a message that no route sees as a dead letter, once there is space for it."""
+        """Store a message that no route gets as a dead letter, once there is space for it."""
 
         def wait(full: Outcome) -> None:
             self._burials.append((receipt, outcome))

@@ -305,7 +305,9 @@ class MqttLinkSession(OneSink):
             octets_max=limits.queue_bytes_max,
             in_flight_max=settings.in_flight_max,
         )
-        self.receiver = MqttLinkReceiver(name, dispatcher, limits, stats, self.balance)
+        self.receiver = MqttLinkReceiver(
+            name, dispatcher, limits, stats, self.balance, retry_secs_max=settings.retry_secs_max
+        )
         self.filters = Filters(name, settings.qos, stats, settings.share)
         self._settings = settings
         self._limits = limits

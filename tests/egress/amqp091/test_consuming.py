@@ -10,7 +10,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.held_back import HeldBack
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack
 from gateway.egress.session import message_of
 from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -55,10 +55,11 @@ def rig(
     *,
     mapping: str = MAPPING,
     limits: Limits | None = None,
+    **settings: object,
 ) -> LinkRig:
     router = routed(folder, mapping)
     dispatcher = Dispatcher(router, DeadLetters() if letters is None else letters)
-    made = LinkRig(dispatcher, limits, prefetch=50)
+    made = LinkRig(dispatcher, limits, **{"prefetch": 50, **settings})
     dispatcher.namespaces |= {"mqtt": shelf, "erp": made.session}
     made.route(router.subscriptions("erp"), router.targets("erp"))
     made.connect()
@@ -225,6 +226,139 @@ async def test_what_is_held_back_goes_back_when_its_queue_is_not_wanted_any_more
         one.tick()
     assert sorted(nack[1:] for nack in one.world.nacks) == [(1, True), (2, True)]
     assert len(shelf.messages) == 2
+
+
+OTHERS = MAPPING.replace("queue: commands", "queue: others")
+
+
+def reload(one: LinkRig, folder: Path, mapping: str) -> None:
+    """Put a mapping in force, as a reload does."""
+    router = routed(folder, mapping)
+    one.dispatcher.use(router)
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.move()
+
+
+async def test_what_waits_for_the_disk_goes_back_when_its_queue_is_not_wanted_any_more(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is not FULL
+    shelf.outcome = FULL
+    consume(one, "commands", EVENTS, b"a")
+    consume(one, "commands", EVENTS, b"b")
+    reload(one, tmp_path, OTHERS)
+    shelf.outcome = ACCEPTED
+    for _ in range(3):
+        await trio.sleep(2)
+        one.tick()
+    assert sorted(nack[1:] for nack in one.world.nacks) == [(1, True), (2, True)]
+    assert (shelf.accepted, one.world.acks, len(one.dispatcher.dead_letters)) == ([], [], 0)
+    assert one.session.idle
+
+
+async def test_what_arrives_after_its_queue_is_not_wanted_any_more_goes_back(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, b"on the wire")
+    one.remote.deliver("commands", EVENTS, [b"late"], b"\x10\0\x02")  # before basic.cancel is there
+    reload(one, tmp_path, OTHERS)
+    shelf.parts[0].accept()
+    for _ in range(2):
+        await trio.sleep(2)
+        one.tick()
+        one.move()
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+    assert [nack[1:] for nack in one.world.nacks] == [(2, True)]
+    assert len(one.dispatcher.dead_letters) == 0
+    assert one.session.idle
+
+
+@pytest.mark.parametrize("later", ["released", "rejected"])
+async def test_a_message_on_the_wire_of_a_removed_route_goes_back_when_its_target_refuses(
+    one: LinkRig, shelf: Shelf, tmp_path: Path, autojump_clock: trio.testing.MockClock, later: str
+) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, b"a")
+    reload(one, tmp_path, OTHERS)
+    shelf.parts[0].settle(BUSY if later == "released" else DROPPED)
+    await trio.sleep(2)
+    one.tick()
+    one.move()
+    assert [nack[1:] for nack in one.world.nacks] == [(1, later == "released")]
+    assert one.session.idle
+
+
+@pytest.mark.parametrize("outcome", [BUSY, FULL])
+async def test_what_waits_for_a_removed_route_is_a_dead_letter_if_its_queue_is_still_wanted(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock, outcome: Outcome
+) -> None:
+    rest = MAPPING.replace("{plant}.#", "p2.#").replace("events/{plant}", "events/p2")
+    both = (
+        rest
+        + """
+  - name: removed
+    from: {endpoint: erp, exchange: events, binding_key: "p1.#"}
+    to: {endpoint: mqtt, topic: "events/p1"}
+"""
+    )
+    one = rig(tmp_path, shelf, mapping=both)
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is not FULL
+    shelf.outcome = outcome
+    consume(one, "gw-1.events", EVENTS, b"a")
+    consume(one, "gw-1.events", EVENTS, b"b")
+    reload(one, tmp_path, rest)
+    shelf.outcome = ACCEPTED
+    consume(one, "gw-1.events", amqp_address("events", "p2.x"), b"c")
+    for _ in range(3):
+        await trio.sleep(5)
+        one.tick()
+        one.move()
+    letters = newest(one.dispatcher.dead_letters)
+    assert {(letter.message.body, letter.outcome) for letter in letters} == {
+        (b"a", ROUTE_REMOVED),
+        (b"b", ROUTE_REMOVED),
+    }
+    assert shelf.accepted == [b"c"]
+    assert one.dispatcher.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert one.session.idle
+    assert not one.session.held_back.on
+
+
+async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    letters = DeadLetters(messages_max=2)
+    one = rig(tmp_path, shelf, letters, retry_secs_max=60)
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    consume(one, "commands", EVENTS, b"b")
+    await pass_time(one, 40)
+    consume(one, "commands", EVENTS, b"c")
+    assert (one.world.acks, len(letters)) == ([], 0)
+    await pass_time(one, 25)
+    assert [letter.message.body for letter in newest(letters)] == [b"b", b"a"]
+    assert {letter.outcome for letter in newest(letters)} == {TOO_LONG}
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
+    assert ("rejected", "expired", 2) in list(one.stats.settled())
+    await pass_time(one, 60)
+    assert len(one.world.acks) == 1, "there is no room for its dead letter"
+    letters.delete([letter.id for letter in newest(letters)])
+    await pass_time(one, 2)
+    assert [letter.message.body for letter in newest(letters)] == [b"c"]
+    shelf.outcome = ACCEPTED
+    consume(one, "commands", EVENTS, b"d")
+    assert shelf.accepted == [b"d"]
+    assert sorted(ack[1] for ack in one.world.acks) == [2, 3, 4]
+    assert one.session.idle
+    assert not one.session.held_back.on
+
+
+async def pass_time(one: LinkRig, seconds: int) -> None:
+    for _ in range(seconds):
+        await trio.sleep(1)
+        one.tick()
+        one.move()
 
 
 async def test_only_the_route_that_released_a_message_is_tried_again(

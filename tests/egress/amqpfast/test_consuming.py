@@ -9,6 +9,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
+from gateway.egress.held_back import ROUTE_REMOVED
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Value, ValueType
@@ -183,6 +184,66 @@ async def test_what_is_released_is_kept_and_tried_again_before_what_came_behind_
     assert [message.body for message in shelf.messages] == [b"1", b"1", b"1", b"2"]
     assert one.world.ungets == []
     assert acks(one, source) == [2]
+    assert one.session.idle
+
+
+@pytest.mark.parametrize("source, name", [("commands", ""), ("plant.", "plant.b.t")])
+@pytest.mark.parametrize("waits_for", [BUSY, FULL])
+async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
+    one: LinkRig,
+    shelf: Shelf,
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    source: str,
+    name: str,
+    waits_for: Outcome,
+) -> None:
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is not FULL
+    shelf.outcome = waits_for
+    channel = one.remote.consumer(source).channel
+    notify(one, source, b"1", name=name)
+    notify(one, source, b"2", name=name)
+    shelf.outcome = None
+    await trio.sleep(2)
+    one.tick()  # one or both are on their way
+    router = routed(tmp_path, "version: 1\nroutes:\n" + MAPPING[MAPPING.index("  - name: inner") :])
+    one.dispatcher.use(router)
+    one.session.route(router.subscriptions("fast"), router.targets("fast"))
+    one.move()
+    for part in shelf.parts[-1:]:
+        part.settle(waits_for)
+    shelf.outcome = ACCEPTED
+    for _ in range(4):
+        await trio.sleep(20)
+        one.tick()
+        one.move()
+    letters = newest(one.dispatcher.dead_letters)
+    assert {letter.message.body for letter in letters} == {b"1", b"2"}
+    assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
+    assert one.dispatcher.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert [number for found, number in one.world.acks if found == channel][-1:] == [2]
+    assert one.session.idle
+    assert not one.session.held_back.on
+
+
+@pytest.mark.parametrize("source, name", [("commands", ""), ("plant.", "plant.b.t")])
+async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock, source: str, name: str
+) -> None:
+    one = rig(tmp_path, shelf, retry_secs_max=60)
+    shelf.outcome = BUSY
+    notify(one, source, b"1", b"2", name=name)
+    for _ in range(59):
+        await trio.sleep(1)
+        one.tick()
+    assert (acks(one, source), len(one.dispatcher.dead_letters)) == ([], 0)
+    await trio.sleep(10)
+    one.tick()
+    one.move()
+    assert [letter.message.body for letter in newest(one.dispatcher.dead_letters)] == [b"2", b"1"]
+    shelf.outcome = ACCEPTED
+    notify(one, source, b"3", name=name)
+    assert (shelf.accepted, acks(one, source)) == ([b"3"], [2, 3])
     assert one.session.idle
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG
 from gateway.egress.mqtt.publisher import PACKET_IDS
+from gateway.mapping.loading import parse
+from gateway.mapping.router import Router
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from tests.broker.parts import newest
 from tests.egress.mqtt.remote import World, message, row
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
@@ -26,6 +30,12 @@ routes:
   - name: back
     from: {endpoint: plant, topic: "up/{rest...}"}
     to: {endpoint: plant, topic: "down/{rest...}"}
+"""
+
+OTHERS = """
+version: 1
+routes:
+  - {name: others, from: {endpoint: plant, topic: "others/#"}, to: {endpoint: local, topic: "in/{topic}"}}
 """
 
 
@@ -138,6 +148,58 @@ async def test_a_released_message_is_tried_again_with_growing_waits(
     assert [message.body for message in world.local.messages[-3:]] == [b"one", b"two", b"three"]
     assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0)]
+    assert world.session.idle
+
+
+@VERSIONS
+@pytest.mark.parametrize("waits_for", [RELEASED, FULL])
+async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
+    version: str, waits_for: Outcome, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(version=version)
+    world.dispatcher.disk_healthy = lambda: world.local.answer is not FULL
+    world.local.answer = waits_for
+    remote = world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6))
+    world.deliver(row("three", 1, 7), row("no route", 1, 8, topic="elsewhere"))
+    assert remote.acks_of(PUBACK) == [(8, 0)], "it waits for nothing"
+    world.local.answer = None  # what is on its way is answered after the reload
+    await tick_after(world, 2)
+    world.dispatcher.use(Router([parse(OTHERS)], {"plant": "mqtt", "local": "mqtt"}))
+    for part in world.local.parts[-1:]:
+        part.settle(waits_for)
+    world.local.answer = ACCEPTED
+    for _ in range(3):
+        await tick_after(world, 20)
+    assert sorted(remote.acks_of(PUBACK)) == [(5, 0), (7, 0), (8, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0)]
+    letters = newest(world.dead_letters)
+    assert {letter.message.body for letter in letters} == {b"one", b"two", b"three"}
+    assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
+    assert world.dead_letters.unwanted == 0, "they are kept like others of routes"
+    assert world.session.idle
+
+
+@VERSIONS
+async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
+    version: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(version=version, retry_secs_max=60)
+    world.local.answer = RELEASED
+    remote = world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6))
+    world.deliver(row("three", 1, 7))
+    for _ in range(59):
+        await tick_after(world, 1)
+    assert (remote.acks_of(PUBACK), remote.acks_of(PUBREC)) == ([], [])
+    await tick_after(world, 10)
+    await tick_after(world, 1)
+    assert [letter.message.body for letter in newest(world.dead_letters)] == [b"three", b"two", b"one"]
+    assert {letter.outcome for letter in newest(world.dead_letters)} == {TOO_LONG}
+    assert (remote.acks_of(PUBACK), remote.acks_of(PUBREC)) == ([(5, 0), (7, 0)], [(6, 0)])
+    world.local.answer = ACCEPTED
+    world.deliver(row("four", 1, 8))
+    assert remote.acks_of(PUBACK)[2:] == [(8, 0)]
     assert world.session.idle
 
 
