@@ -33,9 +33,11 @@ def channel(gateway: GatewayProcess, *, confirm: bool = True) -> Iterator[Blocki
     opened = connection.channel()
     if confirm:
         opened.confirm_delivery()
-    yield opened
-    with suppress(pika.exceptions.AMQPError):  # the gateway may have been killed meanwhile
-        connection.close()
+    try:
+        yield opened
+    finally:
+        with suppress(pika.exceptions.AMQPError):  # the gateway may have been killed meanwhile
+            connection.close()
 
 
 def publish(to: BlockingChannel, count: int, *, queue: str = "q", first: int = 0) -> None:

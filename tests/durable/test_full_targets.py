@@ -1,5 +1,6 @@
-"""A target queue of a real RabbitMQ that is full (`x-overflow: reject-publish`): nothing is lost or a dead
-letter, and all of it arrives when there is room, once and in order.
+"""Targets that accept nothing for a while: a queue of a real RabbitMQ that is full (`x-overflow:
+reject-publish`), and MQTT 5 brokers that answer so. Nothing is lost or a dead letter, and all of it arrives
+later, once and in order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Final
 import pika
 import pytest
 
+from gateway.protocols.mqtt.spec import ReasonCode
+from tests.durable.busy_broker import BusyBroker
 from tests.durable.outboxes.test_outbox import channel, status, until
 from tests.durable.test_dead_letters import listed
 from tests.interop.gateway_fixture import LOOPBACK
@@ -20,6 +23,7 @@ from tests.interop.servers import RabbitMQ, free_ports
 
 COUNT: Final = 3_000
 ROOM: Final = 100
+IN_FLIGHT: Final = 50  # messages that may be on their way with a refused one
 ROUTE: Final = """
 version: 1
 routes:
@@ -31,14 +35,15 @@ PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
 
 
 @contextmanager
-def bridge(rabbitmq: RabbitMQ, folder: Path, mapping: str) -> Iterator[GatewayProcess]:
+def bridge(rabbitmq: RabbitMQ, folder: Path, mapping: str, *, target: str = "") -> Iterator[GatewayProcess]:
+    """A gateway with links from RabbitMQ and to `target`, or to the same RabbitMQ."""
     (folder / "mapping.yaml").write_text(mapping)
     (http,) = free_ports(1)
-    link = {"url": rabbitmq.url, "reconnect_min_secs": 0.1, "reconnect_max_secs": 0.5}
+    waits = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.5, "in_flight_max": IN_FLIGHT}
     with GatewayProcess(
         folder,
         listeners={},
-        links={"from": link, "to": link},
+        links={"from": {"url": rabbitmq.url, **waits}, "to": {"url": target or rabbitmq.url, **waits}},
         mappings=[str(folder / "mapping.yaml")],
         http={"host": LOOPBACK, "port": http},
         drain_timeout_secs=2,
@@ -100,9 +105,62 @@ def test_a_full_target_costs_no_message(rabbitmq: RabbitMQ, tmp_path: Path, queu
         found = consumed(rabbitmq, COUNT)
         assert sorted(set(found)) == list(range(COUNT))
         assert len(found) == COUNT, "each once"
-        assert found[: 2 * ROOM] == list(range(2 * ROOM)), "in order"
+        assert found[:ROOM] == list(range(ROOM)), "what was accepted before any was refused"
         late = max(abs(number - at) for at, number in enumerate(found))
-        assert late < ROOM, "what was on its way with a refused message may be accepted before it"
+        assert late < IN_FLIGHT, "what was on its way with a refused message may be accepted before it"
         until(lambda: count(rabbitmq, "full.source") == 0)
         assert listed(gateway) == []
         assert count(rabbitmq, "full.target") == 0
+
+
+BUSY: Final = """
+version: 1
+routes:
+  - name: across
+    from: {endpoint: from, queue: busy.source}
+    to: {endpoint: to, topic: busy, qos: QOS}
+"""
+BUSY_COUNT: Final = 500
+
+
+@pytest.fixture
+def source(rabbitmq: RabbitMQ) -> Iterator[None]:
+    """A queue with all messages."""
+    with channel(rabbitmq.url) as opened:
+        opened.queue_declare("busy.source", durable=True)
+        for number in range(BUSY_COUNT):
+            opened.basic_publish("", "busy.source", b"%d" % number, PERSISTENT)
+    yield
+    with channel(rabbitmq.url) as opened:
+        opened.queue_delete("busy.source")
+
+
+@pytest.mark.parametrize(
+    "code, qos, more",
+    [
+        (ReasonCode.QUOTA_EXCEEDED, 1, ""),
+        (ReasonCode.SERVER_UNAVAILABLE, 2, ""),
+        (ReasonCode.SERVER_BUSY, 1, "    on_reject: retry\n"),
+        (ReasonCode.QUOTA_EXCEEDED, 2, "    on_reject: dead_letter\n"),
+        (ReasonCode.SERVER_BUSY, 2, "    settle: stored\n"),
+        (ReasonCode.QUOTA_EXCEEDED, 1, "    settle: stored\n"),
+        (ReasonCode.SERVER_UNAVAILABLE, 1, "    settle: stored\n    on_reject: dead_letter\n"),
+    ],
+)
+def test_a_busy_mqtt_broker_costs_no_message(
+    rabbitmq: RabbitMQ, tmp_path: Path, source: None, code: int, qos: int, more: str
+) -> None:
+    with (
+        BusyBroker(code, ROOM) as broker,
+        bridge(rabbitmq, tmp_path, BUSY.replace("QOS", str(qos)) + more, target=broker.url) as gateway,
+    ):
+        until(lambda: retried(gateway) >= 2)
+        assert (len(broker.accepted), listed(gateway)) == (ROOM, [])
+        gateway.restart()
+        until(lambda: retried(gateway) >= 2)
+        assert (len(broker.accepted), listed(gateway)) == (ROOM, [])
+        broker.relent()
+        until(lambda: len(broker.accepted) >= BUSY_COUNT)
+        until(lambda: count(rabbitmq, "busy.source") == 0)
+        assert [int(body) for body in broker.accepted] == list(range(BUSY_COUNT)), "once, in order"
+        assert (broker.qos, listed(gateway)) == ({qos}, [])

@@ -25,6 +25,7 @@ from gateway.settings import load_settings
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
 from gateway.store.journal.reader import JournalReader
 from tests.chaos.proxy import Proxy
+from tests.durable.outboxes.test_outbox import channel
 from tests.engine.replicas import Client
 from tests.engine.test_elections import Door, numbers, until
 from tests.ingress.clients import connect
@@ -411,7 +412,8 @@ def test_what_is_too_old_becomes_a_dead_letter(
         assert letters_of(one) == letters_of(other)
         until(lambda: [row[2] for row in noted(one, other)] == [WAS_BURIED, WAS_STORED] * 3)
         proxy.open()
-        until(lambda: other.sample("gateway_link_up", endpoint="far"))
+        with channel(rabbitmq.url) as opened:  # what nobody consumes within the half second is too old again
+            until(lambda: opened.queue_declare("old.outbox.far.out", passive=True).method.consumer_count)
         assert json.loads(other.told("/api/v1/dead-letters/redrive", {"all": True}))["redriven"] == 3
         far.until(lambda: len(far.messages) >= 3)
         assert [message.topic for message in far.messages] == ["there/old/x"] * 3
