@@ -230,7 +230,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
 
         Return False if it may be published, as one that no route accepts: so each that waits has a route.
         """
-        if not entry.plan.branches:
+        if not (entry.plan.branches or entry.plan.recipients):
             return False
         if self.held.on:
             self.held.behind(receipt)

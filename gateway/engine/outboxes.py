@@ -358,6 +358,10 @@ class SharedOutboxes(AmqpLinkSession):
         else:
             self.give_back_later(receipt)
 
+    def orphaned(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
+        """Requeue a message that waited for the disk; it takes its way from the queue again."""
+        self.give_back_later(receipt)
+
     # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
