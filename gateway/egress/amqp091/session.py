@@ -543,6 +543,16 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         """Requeue a message at its broker after a moment."""
         receipt[0].give_back_later(receipt[1], trio.current_time())
 
+    def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
+        """Record that no route accepts a message, and settle it.
+
+        If a reload has removed the routes of its queue, it is requeued instead.
+        """
+        if receipt[0].stopping:
+            self.orphaned(receipt)
+        else:
+            super().unclaimed(entry, receipt)
+
     def orphaned(self, receipt: Receipt) -> None:
         """Requeue a message whose queue no route consumes any more; otherwise store it as a dead letter."""
         if receipt[0].stopping:
@@ -579,13 +589,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         return entry
 
     def answer_unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
-        """Acknowledge a message that no route accepts, and store it as a dead letter if there is no route.
-
-        If a reload has removed the routes of its queue, it is requeued instead.
-        """
-        if receipt[0].stopping:
-            self.orphaned(receipt)
-            return
+        """Acknowledge a message that no route accepts, and store it as a dead letter if there is no route."""
         if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, clock.now())
