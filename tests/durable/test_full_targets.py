@@ -144,6 +144,7 @@ def source(rabbitmq: RabbitMQ) -> Iterator[None]:
     yield
     with channel(rabbitmq.url) as opened:
         opened.queue_delete("busy.source")
+        opened.queue_delete("busy.other")
 
 
 @pytest.mark.parametrize(
@@ -175,3 +176,28 @@ def test_a_busy_mqtt_broker_costs_no_message(
         until(lambda: count(rabbitmq, "busy.source") == 0)
         assert [int(body) for body in broker.accepted] == list(range(BUSY_COUNT)), "once, in order"
         assert (broker.qos, listed(gateway)) == ({qos}, [])
+
+
+@pytest.mark.parametrize("more", ["", "    settle: stored\n"])
+def test_a_reload_that_removes_the_route_of_a_busy_broker_costs_no_message(
+    rabbitmq: RabbitMQ, tmp_path: Path, source: None, more: str
+) -> None:
+    mapping = BUSY.replace("QOS", "1") + more
+    with (
+        BusyBroker(ReasonCode.QUOTA_EXCEEDED, ROOM) as broker,
+        bridge(rabbitmq, tmp_path, mapping, target=broker.url) as gateway,
+    ):
+        until(lambda: retried(gateway) >= 2)
+        (tmp_path / "mapping.yaml").write_text(mapping.replace("across", "other").replace("source", "other"))
+        until(lambda: [route["name"] for route in status(gateway)["routes"]] == ["other"])
+        if more:  # they wait in the outbox for a route of that name
+            until(lambda: count(rabbitmq, "busy.source") == 0)
+        else:
+            until(lambda: count(rabbitmq, "busy.source") == BUSY_COUNT - ROOM)
+        assert (len(broker.accepted), listed(gateway)) == (ROOM, [])
+        broker.relent()
+        (tmp_path / "mapping.yaml").write_text(mapping)
+        until(lambda: len(broker.accepted) >= BUSY_COUNT)
+        until(lambda: count(rabbitmq, "busy.source") == 0)
+        assert sorted(int(body) for body in broker.accepted) == list(range(BUSY_COUNT)), "each once"
+        assert listed(gateway) == []
