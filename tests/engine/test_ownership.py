@@ -25,6 +25,7 @@ from gateway.model.times import Monotonic
 from gateway.state.interface import Contents, Opened, OpenSession, Reply, Verdict
 from tests.engine.local_state import LocalDatabase
 from tests.engine.test_shared_sessions import World
+from tests.idle import idle_report
 from tests.state.linear import Call, State, offence
 
 OPERATIONS: Final = int(os.environ.get("OWNERSHIP_OPERATIONS", "4000"))
@@ -231,6 +232,7 @@ def test_each_session_has_one_owner_at_a_time(tmp_path: Path, passed: list[float
             _check_agreement(run, client, seed)
         for world in run.worlds:
             assert not world.sessions.pending, seed
+            assert idle_report(world) == [], seed
         run.local.database.close()
     assert set(kinds) >= {"_open", "_let_in", "_change", "_disturb", "_lose_notice"}
 

@@ -12,6 +12,7 @@ from gateway.broker.queue import Queue
 from gateway.model.message import Message, weight_of
 from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqpfast.dialect import fast_address
+from tests.idle import idle_report
 
 SETS = {level: property_set(Properties(priority=level)) for level in range(10)}
 
@@ -187,5 +188,6 @@ def test_any_order_of_operations_loses_and_doubles_nothing(seed: int) -> None:
         waiting = [found for _, found in one.browse()]
         waits = [found.body for found in waiting]
         assert sorted(done + held + waits) == sorted(sent)
+        assert idle_report(one) == []
         assert (len(one), one.unacknowledged) == (len(waits), len(held))
         assert one.octets == weight_of(waiting)

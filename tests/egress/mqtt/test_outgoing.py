@@ -20,6 +20,7 @@ from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message
+from tests.idle import idle_report
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
@@ -578,6 +579,7 @@ async def test_whatever_happens_each_message_is_settled_once_and_arrives_in_orde
     assert set(world.outcomes.values()) <= {ACCEPTED}
     assert list(dict.fromkeys(arrived)) == published
     assert world.session.idle
+    assert idle_report(world.session) == []
 
 
 def _answer_some(world: World, chance: random.Random) -> None:
