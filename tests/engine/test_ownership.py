@@ -33,7 +33,8 @@ RUN: Final = 1_000  # operations over one database
 CLIENTS: Final = ("a", "b", "c")
 REPLICAS: Final = ("one", "two", "three")
 VALUE: Final = "value"
-WAITING_MAX: Final = 3  # changes of a client that have no answer: each doubles what the checker has to try
+# Changes of a client that have no answer, and as many CONNECTs: each doubles what the checker has to try.
+WAITING_MAX: Final = 3
 AWAY_SECS: Final = 8.0  # at most: a replica that is silent for longer loses what it has
 QUIET_SECS: Final = 90  # after which everything is as it should be
 
@@ -77,6 +78,7 @@ class Run:
         self._ticks = itertools.count()
         self._values = itertools.count()
         self._waiting: Counter[str] = Counter()  # changes without an answer, by client
+        self._opening: Counter[str] = Counter()  # OpenSessions without an answer, by client
         self._back: dict[World, float] = {}  # when its database is there again
         for world in self.worlds:
             world.membership.on_due.append(world.sessions.due)
@@ -91,8 +93,10 @@ class Run:
                 submit(operation, done)
                 return
             begin = next(self._ticks)
+            self._opening[operation.key.client] += 1
 
             def replied(reply: Reply[Any]) -> None:
+                self._opening[operation.key.client] -= 1
                 for work, unheard in world.store.unheard:
                     if work is operation:
                         reply_of = unheard
@@ -133,7 +137,9 @@ class Run:
         thing(self._chance.choice(self.worlds))
 
     def _open(self, world: World) -> None:
-        world.open(self._chance.choice(CLIENTS), secs=600.0)
+        client = self._chance.choice(CLIENTS)
+        if self._opening[client] < WAITING_MAX:
+            world.open(client, secs=600.0)
 
     def _let_in(self, world: World) -> None:
         if world.arrivals:
