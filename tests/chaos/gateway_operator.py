@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import httpx
 
@@ -27,6 +28,16 @@ DROPPED: Final = re.compile(r'^gateway_dropped_total\{reason="(\w+)"\} (\S+)$', 
 DAMAGED: Final = Id("damaged", "", 0)
 # Of the counted reasons those for which the publisher was told that its message is not accepted.
 REFUSALS: Final = frozenset({"queue_refused", "retained_full", "memory"})
+
+
+class Records(Protocol):
+    """What one gateway or several replicas say of their messages."""
+
+    def letters(self) -> Counter[Id]: ...
+
+    def dropped(self) -> dict[str, int]: ...
+
+    def queued(self) -> list[str]: ...
 
 
 class Operator:
@@ -114,3 +125,29 @@ class Operator:
             timeout=PATIENCE_SECS,
             trust_env=False,
         )
+
+
+class ReplicaOperator:
+    """Requests to all replicas. `beside` returns queues of their RabbitMQ that have messages, a line each."""
+
+    def __init__(self, replicas: Sequence[GatewayProcess], beside: Callable[[], list[str]]) -> None:
+        self._operators = [Operator(replica) for replica in replicas]
+        self._beside = beside
+
+    def letters(self) -> Counter[Id]:
+        """Return which messages of the row are dead letters, of one replica or of all."""
+        found: Counter[Id] = Counter()
+        for operator in self._operators:
+            found |= operator.letters()
+        return found
+
+    def dropped(self) -> dict[str, int]:
+        """Return how many accepted messages the replicas have dropped since each started, by reason."""
+        found: Counter[str] = Counter()
+        for operator in self._operators:
+            found.update(operator.dropped())
+        return dict(found)
+
+    def queued(self) -> list[str]:
+        """Return what still has messages, a line each."""
+        return [line for operator in self._operators for line in operator.queued()] or self._beside()

@@ -19,6 +19,7 @@ import yaml
 
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import Property, Version
+from tests.chaos.books import DAMAGED, close_books
 from tests.chaos.checker import History, Id, Interval, is_short_lived
 from tests.chaos.disk_errors import FailingDisk
 from tests.chaos.faults import FAULTS, Disk
@@ -70,8 +71,6 @@ LINK: Final = {
 LIMITS: Final = {"heartbeat_secs": 2}
 MAPPING: Final = "mapping.yaml"
 QUEUE_NAME: Final = "out"
-DAMAGED: Final = "store damaged"
-EXPIRED: Final = frozenset({"expired", "queue_expired"})  # reasons of dropping
 FAILING: Final = frozenset({"slow-disk", "disk-error"})
 
 
@@ -164,29 +163,8 @@ class Rig:
         return {id for id in ids if is_short_lived(id)} if self.row.expiring else set()
 
     def close_books(self, wanted: set[Id], until: Callable[[Callable[[], bool]], bool]) -> None:
-        """Compare what the gateway has counted with what arrived of what was accepted.
-
-        Notes what is still queued, and dead letters and dropped messages that nothing in the row explains.
-        What did not arrive is `accounted` if it is a dead letter, or dropped and counted.
-        """
-        operator = self.operator
-        if not until(lambda: not operator.queued()):
-            self.notes += [f"still queued: {line}" for line in operator.queued()]
-        letters, dropped = operator.letters(), operator.dropped()
-        missing = wanted - self.receiver.heard
-        buried = missing & letters.keys()
-        ended = len(missing) - len(buried)
-        explained = self.row.discards or (self.row.expiring and dropped.keys() <= EXPIRED)
-        if (letters or dropped) and not explained:
-            self.notes.append(f"dead letters {dict(letters)}, dropped {dropped}")
-        elif ended <= self.discarded + sum(dropped.values()):
-            self.accounted = missing if self.row.discards else self.may_expire(missing)
-        if ended and "damage-row" in self.row.faults and DAMAGED not in self.gateway.log:
-            self.notes.append("messages of a damaged row are lost without a word")
-        self.account = (
-            f"{len(wanted)} accepted = {len(wanted) - len(missing)} delivered + {len(buried)} dead letters + "
-            f"{ended} ended, of {self.discarded} that may have been; dropped {dropped}"
-        )
+        """Compare what the gateway has counted with what arrived of what was accepted."""
+        close_books(self, self.operator, wanted, until)
 
     def prepare(self, opened: Callable[[Callable[[], bool]], bool]) -> None:
         """What is declared and subscribed by now the brokers know after a kill, too. `opened` waits for a

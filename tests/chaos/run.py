@@ -72,8 +72,7 @@ def run(row: AnyRow, seed: str, folder: Path, rabbitmq: Brokers) -> Result:
         try:
             _open_the_way(rig)
             rig.sender.start()
-            if rig.beside is not None:
-                rig.beside.start()
+            rig.beside.start()
             struck = _strike(rig, chance)
             rig.mend()
             _drain(rig)
@@ -110,9 +109,8 @@ def _rig_of(row: AnyRow, folder: Path, chance: Random, rabbitmq: Brokers) -> Abs
 def _open_the_way(rig: AnyRig) -> None:
     """Return when what is sent arrives: subscriptions, links and queues are there."""
     rig.receiver.start()
-    if rig.beside is not None:
-        rig.beside.watcher.start()
-        _until(rig.beside.watcher.ready.is_set, PROBED_SECS_MAX)
+    rig.beside.watcher.start()
+    _until(rig.beside.watcher.ready.is_set, PROBED_SECS_MAX)
     _until(rig.receiver.ready.is_set, PROBED_SECS_MAX)
     rig.prober.start()
     opened = _until(rig.receiver.probed.is_set, PROBED_SECS_MAX)
@@ -146,18 +144,16 @@ def _drain(rig: AnyRig) -> None:
     sender, receiver, patience = rig.sender, rig.receiver, rig.row.quiet_secs_max
     _until(lambda: sender.done, patience)
     sender.finish()
-    if rig.beside is not None:
-        rig.beside.finish()
+    rig.beside.finish()
     if not _until(rig.redriven, patience):
         rig.notes.append("dead letters cannot be redriven")
     wanted = owed(rig.history.records, rig.excused)
     lasting = wanted - rig.may_expire(wanted)
     _until(lambda: len(lasting - receiver.heard) <= rig.discarded, patience)
     _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, patience)
-    if rig.beside is not None:
-        beside, excused = rig.beside, rig.wills_excused
-        _until(lambda: beside.is_complete(excused), patience)
-        rig.notes += beside.faults(rig.clock_error_secs, excused)
+    beside, excused = rig.beside, rig.wills_excused
+    _until(lambda: beside.is_complete(excused), patience)
+    rig.notes += beside.faults(rig.clock_error_secs, excused)
     if not _until(lambda: not rig.idle_report(), IDLE_SECS_MAX):
         rig.notes += [f"not idle: {line}" for line in rig.idle_report()]
     rig.close_books(wanted, partial(_until, seconds=IDLE_SECS_MAX))

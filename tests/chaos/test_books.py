@@ -13,9 +13,10 @@ from typing import Any, Final, cast
 
 import pytest
 
+from tests.chaos import gateway_operator
 from tests.chaos.checker import Id, body_of
 from tests.chaos.faults import spoil
-from tests.chaos.gateway_operator import DAMAGED, ROUTE, Operator
+from tests.chaos.gateway_operator import DAMAGED, ROUTE, Operator, ReplicaOperator
 from tests.chaos.rig import Rig
 from tests.chaos.scenarios import Row
 
@@ -104,6 +105,21 @@ def rig_of(row: Row, heard: set[Id], books: Books) -> tuple[Rig, Operator]:
 
 def once(condition: Callable[[], bool]) -> bool:
     return condition()
+
+
+def test_replicas_have_common_letters_and_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "one": Books(ids(1, 2), {"offline": 1}, []),
+        "two": Books(ids(2), {"offline": 2, "expired": 1}, ["sessions 'c': waiting 1"]),
+    }
+    monkeypatch.setattr(gateway_operator, "Operator", lambda replica: said[replica])
+    records = ReplicaOperator(cast(Any, ["one", "two"]), lambda: ["queue"])
+    assert set(records.letters().elements()) == ids(1, 2)
+    assert records.letters().total() == 2
+    assert records.dropped() == {"offline": 3, "expired": 1}
+    assert records.queued() == ["sessions 'c': waiting 1"]
+    said["two"] = Books(set(), {}, [])
+    assert ReplicaOperator(cast(Any, ["one", "two"]), lambda: ["queue"]).queued() == ["queue"]
 
 
 def test_letters_are_known_by_their_bodies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Literal
@@ -21,12 +22,15 @@ import yaml
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import Version
 from tests.chaos.balancer import Balancer
+from tests.chaos.books import close_books
 from tests.chaos.checker import History, Id, Interval
+from tests.chaos.gateway_operator import ReplicaOperator
 from tests.chaos.proxy import Proxy
 from tests.chaos.replicas.faults import FAULTS
 from tests.chaos.replicas.rows import ReplicaRow
 from tests.chaos.rig import ADDRESSES, LIMITS, PROBES_MAX, PROBES_RATE, complaints
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.beside import Beside
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
 from tests.ingress.clients import Mqtt
@@ -63,19 +67,25 @@ class ReplicaRig:
     sender: Sender
     prober: Sender
     receiver: Receiver
+    beside: Beside
+    operator: ReplicaOperator
     excused: list[Interval] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    accounted: set[Id] = field(default_factory=set)  # did not arrive, and are dead letters or counted
+    account: str = ""
     # What only rows of a single gateway have.
-    beside: None = None
     discarded: int = 0
     clock_error_secs: float = 0.0
-    accounted: frozenset[Id] = frozenset()
-    account: str = ""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """Who is connected to something."""
-        return (self.sender, self.prober, self.receiver)
+        return (self.sender, self.prober, self.receiver, *self.beside.workers)
+
+    @property
+    def wills_excused(self) -> list[Interval]:
+        """Return none: the database has each will before its client is let in."""
+        return []
 
     def strike(self, fault: str, chance: Random) -> None:
         """Let something go wrong."""
@@ -96,7 +106,8 @@ class ReplicaRig:
         return set()
 
     def close_books(self, wanted: set[Id], until: Callable[[Callable[[], bool]], bool]) -> None:
-        """Replicas have no books of their own."""
+        """Compare what the replicas have counted with what arrived of what was accepted."""
+        close_books(self, self.operator, wanted, until)
 
     def end(self) -> str:
         """The replicas are over: what they complained of is noted, and what they logged returned."""
@@ -171,8 +182,20 @@ def replica_of(
         store=kept,
         limits=LIMITS,
         drain_timeout_secs=2.0,
+        http={"host": LOOPBACK, "port": 0},
         **more,
     )
+
+
+def _queued(nodes: list[RabbitMQ], tag: str) -> list[str]:
+    """Return the queues of a row in the RabbitMQ that have messages, a line each. Streams keep theirs."""
+    rows = nodes[0].control("list_queues", "--no-table-headers", "name", "type", "messages")
+    queues = [line.split() for line in rows.splitlines()]
+    return [
+        f"RabbitMQ's queue {name!r}: messages {count}"
+        for name, kind, count in queues
+        if name.startswith(tag) and kind != "rabbit_stream_queue" and count != "0"
+    ]
 
 
 def _route(row: ReplicaRow, tag: str) -> dict[str, Any]:
@@ -267,6 +290,9 @@ def replicas_rigged(
             _sender(row, near.port, tag, history, version, probe=False),
             _sender(row, near.port, tag, History(), version, probe=True),
             _receiver(row, far.port, tag, history, receiving),
+            Beside(leg("mqtt").port, chance),
+            # Workers have a console each, which come and go; the queues of the RabbitMQ are everybody's.
+            ReplicaOperator([] if row.workers > 1 else replicas, partial(_queued, nodes, tag)),
         )
         for replica in replicas:
             stack.enter_context(replica)

@@ -64,6 +64,16 @@ class ReplicaRow(NamedTuple):
         return False
 
     @property
+    def discards(self) -> bool:
+        """No operator ends messages."""
+        return False
+
+    @property
+    def expiring(self) -> bool:
+        """No message has a short life."""
+        return False
+
+    @property
     def deduplicate(self) -> bool:
         """Sent again is not come again."""
         return self.target == "once"
