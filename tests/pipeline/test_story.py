@@ -1,6 +1,4 @@
-"""The whole story, as docs/guides/pipeline.md tells it: devices publish, the journal fills, and everything
-that the pipeline offers is done with it, by the commands that a person would type.
-"""
+"""The pipeline's commands in order, as an operator types them: devices publish, and jobs read the journal."""
 
 from __future__ import annotations
 
