@@ -50,9 +50,9 @@ def test_the_pages_and_the_readme_count_what_there_is() -> None:
     readme = (PAGES.parents[1] / "README.md").read_text(encoding="utf-8")
     assert f"{len(SCRIPTS)} scripts get" in readme
     assert f"Each of the {bound} statements of MQTT 5.0" in readme
-    assert f"{len(SCRIPTS)} scripts see" in (PAGES / "index.md").read_text(encoding="utf-8")
+    assert f"{len(SCRIPTS)} scripts get" in (PAGES / "index.md").read_text(encoding="utf-8")
     assert len(DIFFERENT) == 4  # as the page says, too
-    assert f"{len(SCRIPTS)} scripts see" in (PAGES / "amqp-0-9-1.md").read_text(encoding="utf-8")
+    assert f"{len(SCRIPTS)} scripts get" in (PAGES / "amqp-0-9-1.md").read_text(encoding="utf-8")
     fast = (PAGES / "amqpfast.md").read_text(encoding="utf-8")
     assert f"each of the {Counter(amqpfast.every_flow()).total()} lines of the flow summaries" in fast
     assert f"all {len(COMMANDS)} commands" in fast

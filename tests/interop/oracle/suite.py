@@ -55,7 +55,7 @@ DIFFERENT: Final = {
             Heard("a", 0, "connection.close", (501, "FRAME_ERROR - method 200.10 is not known", 200, 10)),
             Heard("a", 0, "end", ()),
         ],
-        "RabbitMQ's reader dies of it, and the connection ends without a word",
+        "RabbitMQ's reader fails, and closes the socket without a method",
     ),
     "a stream": Difference(
         [
@@ -87,7 +87,7 @@ DIFFERENT: Final = {
             Heard("a", 0, "connection.close", (502, "the properties do not end where they should", 60, 40)),
             Heard("a", 0, "end", ()),
         ],
-        "RabbitMQ's channel dies of it: 541 without the method's name",
+        "RabbitMQ's channel fails with 541, without the method's name",
     ),
 }
 

@@ -18,7 +18,7 @@ def methods_table(logs: dict[str, Log]) -> Iterator[str]:
     for name, log in logs.items():
         for one in log:
             heard.setdefault(one.name, set()).add(name)
-    yield "| class | methods that clients say | methods that they hear |"
+    yield "| class | methods from clients | methods to clients |"
     yield "|---|---|---|"
     classes: dict[str, tuple[list[str], list[str]]] = {}
     for method in m.METHODS.values():
@@ -51,7 +51,7 @@ def errors_table(logs: dict[str, Log]) -> Iterator[str]:
             continue
         rows.setdefault(row, []).append(name + mark)
     for (code, what, fault), names in sorted(rows.items()):
-        word = f"{code} {ReplyCode(code).name.lower().replace('_', '-')}" if code else "no word"
+        word = f"{code} {ReplyCode(code).name.lower().replace('_', '-')}" if code else "none"
         yield f"| {word} | {what} | {fault} | {'; '.join(sorted(names))} |"
     yield ""
     for name, difference in DIFFERENT.items():
@@ -62,7 +62,7 @@ def main() -> None:
     """Run the scripts against a gateway, and print."""
     with running() as gateway:
         logs = run_all(gateway.amqp)
-    print(f"{len(logs)} scripts see the same methods, codes and order from RabbitMQ 3.10 and from us:\n")
+    print(f"{len(logs)} scripts get the same methods, codes and order from RabbitMQ 3.10 and the gateway:\n")
     print("\n".join(methods_table(logs)))
     print()
     print("\n".join(errors_table(logs)))
