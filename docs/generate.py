@@ -11,7 +11,8 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -345,6 +346,10 @@ def log_events() -> Iterator[str]:
 # The command line
 
 
+COMMON_MIN: Final = 3  # commands of a page with the same option, from which on it is described once
+LONG_OPTION: Final = re.compile(r"--[\w-]+")
+
+
 def command_list() -> Iterator[str]:
     """All commands and groups of them, with what they are for."""
     yield from table(
@@ -354,11 +359,26 @@ def command_list() -> Iterator[str]:
 
 
 def command_help(names: str) -> Iterator[str]:
-    """These commands and groups, with commas between them; with a `-` in front: all others."""
+    """Return the help of commands and groups whose names are joined by commas; after a `-`, of all others.
+
+    Options of several commands are described once, in front of them.
+    """
     others, chosen = names.startswith("-"), names.removeprefix("-").split(",")
-    for name, command in sorted(_commands().items()):
-        if (name in chosen) != others:
-            yield from _described(command, f"gateway {name}")
+    found = [
+        one
+        for name, command in sorted(_commands().items())
+        if (name in chosen) != others
+        for one in _single_commands(command, f"gateway {name}")
+    ]
+    counts = Counter(row for command, path in found for row in _help_rows(command, path) if row[0][0] == "-")
+    common = {row for row, count in counts.items() if count >= COMMON_MIN}
+    if common:
+        yield "## Common options"
+        yield ""
+        yield from _option_table("option", [row for row in counts if row in common])
+        yield ""
+    for command, path in found:
+        yield from _described(command, path, common)
 
 
 def _commands() -> dict[str, Any]:
@@ -371,22 +391,41 @@ def _first_line(command: Any) -> str:
     return inspect.cleandoc(command.help or "").partition("\n")[0]
 
 
-def _described(command: Any, path: str) -> Iterator[str]:
+def _single_commands(command: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """Return the commands of a group, at any depth, with their names."""
     if isinstance(command, typer.core.TyperGroup):
         for name, one in sorted(command.commands.items()):
-            yield from _described(one, f"{path} {name}")
-        return
+            yield from _single_commands(one, f"{path} {name}")
+    else:
+        yield command, path
+
+
+def _help_rows(command: Any, path: str) -> list[tuple[str, str]]:
+    """Return names and meanings of a command's arguments and options."""
     context = typer.Context(command, info_name=path)
-    pieces = " ".join(command.collect_usage_pieces(context))
+    return [record for one in command.params if (record := one.get_help_record(context)) is not None]
+
+
+def _option_table(head: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield from table((head, "meaning"), ((f"`{names}`", text) for names, text in rows))
+
+
+def _described(command: Any, path: str, common: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Return the help of one command, which only names options that are among the `common` ones."""
+    pieces = " ".join(command.collect_usage_pieces(typer.Context(command, info_name=path)))
     yield f"## `{path}`"
     yield ""
     yield inspect.cleandoc(command.help or "").replace("\n\n", "\n")
     yield ""
     yield f"`{path} {pieces}`"
     yield ""
-    rows = [record for one in command.params if (record := one.get_help_record(context)) is not None]
-    yield from table(("argument or option", "meaning"), ((f"`{names}`", text) for names, text in rows))
-    yield ""
+    rows = _help_rows(command, path)
+    if own := [row for row in rows if row not in common]:
+        yield from _option_table("argument or option", own)
+        yield ""
+    if shared := [f"`{LONG_OPTION.findall(names)[0]}`" for names, text in rows if (names, text) in common]:
+        yield f"[Common options](#common-options): {', '.join(shared)}"
+        yield ""
 
 
 # The interface over HTTP
