@@ -55,24 +55,24 @@ class Event(NamedTuple):
 PEER: Final = ("endpoint", "user", "client", "remote")
 EVENTS: Final[dict[str, Event]] = {
     "connected": Event(
-        "A client was let in; `backend` said who it is.", (*PEER, "backend", "version", "roles", "expires")
+        "A client was accepted; `backend` identified it.", (*PEER, "backend", "version", "roles", "expires")
     ),
-    "refused": Event("A client was not let in, and why.", (*PEER, "backend", "reason")),
-    "renewed": Event("A connected client has proved anew who it is.", (*PEER, "backend", "expires")),
-    "disconnected": Event("A client that had been let in has gone, and why.", (*PEER, "reason", "secs")),
+    "refused": Event("A client was refused, with the reason.", (*PEER, "backend", "reason")),
+    "renewed": Event("A connected client has authenticated again.", (*PEER, "backend", "expires")),
+    "disconnected": Event("An accepted client disconnected, with the reason.", (*PEER, "reason", "secs")),
     "denied": Event(
-        "A client may not do what it asked for; `rule` is the one that says so.",
+        "A client lacks a right; `rule` is the rule that decided.",
         (*PEER, "action", "target", "rule"),
     ),
-    "logged_in": Event("Somebody has a session at the console.", ("user", "remote", "backend")),
-    "logged_out": Event("A session of the console was ended by its owner.", ("user", "remote")),
+    "logged_in": Event("A user logged in to the console.", ("user", "remote", "backend")),
+    "logged_out": Event("A user logged out of the console.", ("user", "remote")),
     "administered": Event(
-        "Something was changed, deleted or disconnected over HTTP, and by whom; `status` is the answer's.",
+        "A user changed, deleted or disconnected something over HTTP; `status` is that of the response.",
         ("user", "credential", "remote", "action", "target", "count", "status"),
     ),
-    "mapping_changed": Event("Other routes are in force.", ("routes", "files")),
-    "rules_changed": Event("Other roles, or roles of users, are in force.", ("roles",)),
-    "users_changed": Event("Other users, or other secrets of users, are in force.", ("path", "users")),
+    "mapping_changed": Event("Routes were changed.", ("routes", "files")),
+    "rules_changed": Event("Roles, or roles of users, were changed.", ("roles",)),
+    "users_changed": Event("Users, or secrets of users, were changed.", ("path", "users")),
 }
 
 
