@@ -72,7 +72,7 @@ ROWS: Final = {
         Shown(
             "Until the source has its answer",
             "s",
-            "From reading a message to answering its source.",
+            "Time from reading a message to the response to its source.",
             {
                 "{{endpoint}} p50": quantile(0.5, "gateway_settle_seconds", "endpoint"),
                 "{{endpoint}} p99": quantile(0.99, "gateway_settle_seconds", "endpoint"),
@@ -81,7 +81,7 @@ ROWS: Final = {
         Shown(
             "Through a route",
             "s",
-            "From reading a message to its acceptance at the end of a route, or in its outbox.",
+            "Time from reading a message to its acceptance by the route's target or outbox.",
             {
                 "{{route}} p50": quantile(0.5, "gateway_route_seconds", "route"),
                 "{{route}} p99": quantile(0.99, "gateway_route_seconds", "route"),

@@ -49,94 +49,97 @@ OUTBOX: Final = ("endpoint", "route")
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_frames": ("Packets, frames or methods.", (*ENDPOINT, "version", "direction", "frame")),
     "gateway_messages": ("Messages published by and delivered to peers.", (*ENDPOINT, "direction")),
-    "gateway_network_bytes": ("Octets read from and written to sockets.", (*ENDPOINT, "direction")),
-    "gateway_settled": ("Messages that were answered to their source.", (*ENDPOINT, "outcome", "reason")),
-    "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
-    "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
-    "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_network_bytes": ("Bytes read from and written to sockets.", (*ENDPOINT, "direction")),
+    "gateway_settled": ("Messages whose source got an outcome.", (*ENDPOINT, "outcome", "reason")),
+    "gateway_protocol_errors": ("Connections closed for violating their protocol.", (*ENDPOINT, "reason")),
+    "gateway_connections_accepted": ("Connections that a listener accepted.", ENDPOINT),
+    "gateway_connections_refused": ("Connections that a listener refused.", (*ENDPOINT, "reason")),
     "gateway_connections_held": (
-        "How often the publishes of a connection had to wait, for they had no room or came too fast.",
+        "Times that publishes of a connection had to wait, for capacity or because of a rate limit.",
         ENDPOINT,
     ),
-    "gateway_answers_lost": ("Answers to return addresses that nobody took.", (*ENDPOINT, "reason")),
-    "gateway_denied": ("What clients asked for and may not do.", (*ENDPOINT, "action")),
-    "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
+    "gateway_answers_lost": ("Answers to return addresses that reached no requester.", (*ENDPOINT, "reason")),
+    "gateway_denied": ("Requests that a client has no right to.", (*ENDPOINT, "action")),
+    "gateway_logins": ("Logins of clients, by outcome.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
-        "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
+        "Repeated messages that were not accepted again: QoS 2, or by a route that deduplicates.",
         (*ENDPOINT, "route"),
     ),
     "gateway_deduplication_forgotten": (
-        "Message ids that a route forgot before their time, since there were too many.",
+        "Message ids that a route forgot before the end of its window, because of `ids_max`.",
         ("route",),
     ),
-    "gateway_dead_letters_forwarded": ("Copies of dead letters, by what became of them.", ("outcome",)),
+    "gateway_dead_letters_forwarded": ("Copies of dead letters, by outcome.", ("outcome",)),
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
     "gateway_link_restored": (
-        "Exchanges, queues and consumers that a link's broker had lost, and that were restored or came back.",
+        "Exchanges, queues and consumers that a link's broker had lost, and that exist again.",
         (*ENDPOINT, "reason"),
     ),
     "gateway_link_lessened": (
-        "Messages that a link published with less QoS, or without retain, since its broker offers no more;"
-        " without what they would have had it do; or with a life of ten years, for it takes no longer one.",
+        "Messages that a link published with a lower QoS or without retain, as its broker offers no more,"
+        " without headers that the broker would obey, or with an expiry shortened to ten years.",
         (*ENDPOINT, "reason"),
     ),
-    "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),
+    "gateway_route_messages": ("Messages of a route, by outcome.", ("route", "outcome")),
     "gateway_route_lost_properties": (
-        "Properties that a route could not say in the target.",
+        "Properties that the target of a route cannot express.",
         ("route", "reason"),
     ),
     "gateway_engine_expirations_shortened": (
-        "Messages that live for more than ten years, which is how long the cluster keeps them for replicas.",
+        "Messages whose expiry of more than ten years was shortened to ten, the longest on the cluster.",
         (),
     ),
     "gateway_engine_sessions_moved": ("Sessions that other replicas have taken over from this one.", ()),
     "gateway_sessions_evicted": (
-        "MQTT sessions whose client was away and that ended before their time, for there was no place.",
+        "MQTT sessions of absent clients that were ended early, because a limit was reached.",
         (),
     ),
     "gateway_dead_letters_dropped": (
-        "Dead letters that newer ones have taken the place of: they had been accepted, and are lost.",
+        "Dead letters that were deleted for newer ones at a limit, and are lost.",
         (),
     ),
     "gateway_dead_letters_refused": (
-        "Times that a message stayed with its source, since there was no room for another dead letter.",
+        "Times that a message stayed with its source, because of a limit on dead letters.",
         (),
     ),
     "gateway_share_refused": (
-        "Requests that were refused at a limit, or at their user's share of it.",
+        "Requests that were refused at a limit, or at a user's share of it.",
         ("resource",),
     ),
     "gateway_share_evicted": (
-        "Entries that gave way to newer ones, of a user who had more than an equal part.",
+        "Entries of users with more than an equal part that were removed for newer ones.",
         ("resource",),
     ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
-    "gateway_traces": ("Messages that were to be traced, by what came of it.", ("outcome",)),
-    "gateway_trace_spans": ("Spans that were handed to the exporter, by what came of it.", ("outcome",)),
-    "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
-    "gateway_authorizer_failures": ("Questions that the authorizer has not answered.", ()),
-    "gateway_rule_reloads": ("Attempts to take changed users, secrets and roles.", ("outcome",)),
+    "gateway_traces": ("Messages selected for tracing, by outcome.", ("outcome",)),
+    "gateway_trace_spans": ("Spans passed to the exporter, by outcome.", ("outcome",)),
+    "gateway_mapping_reloads": ("Reloads of mapping files, by outcome.", ("outcome",)),
+    "gateway_authorizer_failures": ("Requests without a response from the authorizer.", ()),
+    "gateway_rule_reloads": ("Reloads of users, secrets and roles, by outcome.", ("outcome",)),
     "gateway_file_reloads": (
-        "Attempts to take changed certificates and keys of tokens.",
+        "Reloads of certificates and keys of tokens, by outcome.",
         ("outcome",),
     ),
     "gateway_authentications": (
-        "Logins, by the kind of back end that was asked, and what it said.",
+        "Logins, by kind of back end and its outcome.",
         ("backend", "outcome"),
     ),
-    "gateway_authentication_failures": ("Questions of a back end that got no answer.", ("backend",)),
-    "gateway_audit_events": ("Events of the audit log, by what became of their lines.", ("event", "outcome")),
+    "gateway_authentication_failures": ("Requests without a response from a back end.", ("backend",)),
+    "gateway_audit_events": ("Events of the audit log, by outcome of their lines.", ("event", "outcome")),
     "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
-        "Errors that nobody foresaw, by what was given up to contain them; the log has their stacks.",
+        "Unexpected errors, by what they cost; the log has their stacks.",
         ("where",),
     ),
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
-    "gateway_rates_left_out": ("Counters whose last hour is not kept, for there are too many.", ()),
+    "gateway_rates_left_out": (
+        "Counters without a stored last hour, because of the limit on their number.",
+        (),
+    ),
     "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
     "gateway_link_leader": ("1 while this replica was elected to consume over the link.", ENDPOINT),
@@ -144,114 +147,114 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_route_paused": ("1 while an operator has paused the route.", ("route",)),
     "gateway_route_held": ("Messages that wait in front of a paused route, not in an outbox.", ("route",)),
     "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
-    "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
+    "gateway_link_blocked": ("1 while the remote broker blocks publishing by the link.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
-    "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+    "gateway_route_in_flight": ("Messages of a route without an outcome yet.", ("route",)),
     "gateway_link_lacking": (
-        "Exchanges and queues that routes need and the link's broker lacks now.",
+        "Exchanges and queues that routes need and the link's broker does not have.",
         ENDPOINT,
     ),
-    "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
-    "gateway_outbox_messages": ("Messages in an outbox; in a shared one, what waits on the cluster.", OUTBOX),
-    "gateway_outbox_bytes": ("What they weigh: bodies, properties, and 256 octets each.", OUTBOX),
-    "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
+    "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses.", ENDPOINT),
+    "gateway_outbox_messages": ("Messages in an outbox; of a shared one, those on the cluster.", OUTBOX),
+    "gateway_outbox_bytes": ("Size of messages in an outbox.", OUTBOX),
+    "gateway_outbox_oldest_seconds": ("Approximate age of the oldest message in an outbox.", OUTBOX),
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
-    "gateway_clock_jump_seconds": "How far the wall clock has jumped ahead of the time in use.",
+    "gateway_clock_jump_seconds": "Seconds by which the wall clock has jumped ahead of the time in use.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
-    "gateway_dead_letters": "Dead letters kept; of replicas over a cluster, those of all.",
-    "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
-    "gateway_dead_letters_unwanted": "Of them those that no route and no subscriber wanted: no fault.",
-    "gateway_deduplication_ids": "Message ids that routes remember; over a cluster those passed on here.",
-    "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
-    "gateway_engine_clock_skew_seconds": "How far this machine's clock is ahead of the cluster's.",
-    "gateway_engine_retained_reads": "Pages of retained messages that wait until it is their user's turn.",
+    "gateway_dead_letters": "Stored dead letters; of replicas, those of all.",
+    "gateway_dead_letters_bytes": "Size of stored dead letters.",
+    "gateway_dead_letters_unwanted": "Unwanted messages, without a route or subscriber.",
+    "gateway_deduplication_ids": "Message ids that routes remember; of a replica, those that it passed on.",
+    "gateway_engine_bindings": "Binding keys of this replica's queue on the cluster.",
+    "gateway_engine_clock_skew_seconds": "Seconds by which this machine's clock is ahead of the cluster's.",
+    "gateway_engine_retained_reads": "Pages of retained messages that wait for their user's turn.",
     "gateway_engine_reviewing": "1 while subscriptions of absent clients are checked by changed rules.",
     "gateway_engine_sessions": "Sessions of all replicas, counted every ten seconds.",
-    "gateway_engine_retaining_messages": "Messages that wait until the database retains them, or behind one.",
-    "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
-    "gateway_delayed_messages": "Messages that exchanges of type x-delayed-message hold until they are due.",
-    "gateway_delayed_bytes": "Bytes of these messages.",
+    "gateway_engine_retaining_messages": "Messages that wait to be retained by the database, or behind one.",
+    "gateway_engine_unconfirmed_clients": "Clients whose response waits for the cluster or the database.",
+    "gateway_delayed_messages": "Messages that wait in exchanges of type x-delayed-message.",
+    "gateway_delayed_bytes": "Size of messages in exchanges of type x-delayed-message.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
-    "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
-    "gateway_memory_bytes": "Memory that the process occupies.",
-    "gateway_memory_shares_full": "Users and addresses that hold more than their share of the memory.",
-    "gateway_memory_limit_bytes": "Above so much publishers are stopped.",
-    "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
-    "gateway_partial_transfers_bytes": "Octets that have come of them.",
-    "gateway_queue_bytes": "What waits in the broker's queues: bodies, properties, and 256 octets each.",
+    "gateway_memory_blocked": "1 while the memory limit stops publishers.",
+    "gateway_memory_bytes": "Memory of the process.",
+    "gateway_memory_shares_full": "Users and addresses over their share of memory.",
+    "gateway_memory_limit_bytes": "Memory above which publishers are stopped.",
+    "gateway_partial_transfers": "Incomplete restartable AMQP/Fast transfers.",
+    "gateway_partial_transfers_bytes": "Bytes received of incomplete restartable transfers.",
+    "gateway_queue_bytes": "Size of messages in the embedded broker's queues.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_sessions": "MQTT sessions, connected or not.",
-    "gateway_spool_bytes": "Octets of large AMQP bodies on disk.",
-    "gateway_spool_files": "Files that they are in, those that are begun included.",
-    "gateway_spool_held_bytes": "Octets of AMQP/Fast bodies that arrive, and for which memory is reserved.",
+    "gateway_spool_bytes": "Bytes of large AMQP bodies on disk.",
+    "gateway_spool_files": "Files of large AMQP bodies, complete or not.",
+    "gateway_spool_held_bytes": "Memory reserved for AMQP/Fast bodies that are arriving.",
     "gateway_state_pending_operations": "Reads and writes of shared state that wait for the database.",
-    "gateway_state_up": "1 while the database of shared state can be reached.",
+    "gateway_state_up": "1 while the database of shared state is reachable.",
     "gateway_subscriptions": "MQTT subscriptions.",
 }
 STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_commits": ("Transactions of the store.", "commits"),
     "gateway_store_messages": ("Messages written to the store.", "messages"),
-    "gateway_store_written_bytes": ("Octets of encoded messages written to the store.", "octets"),
-    "gateway_store_failures": ("Transactions that the disk did not take.", "failures"),
-    "gateway_store_refused": ("Messages refused because the disk did not take them.", "refused"),
+    "gateway_store_written_bytes": ("Bytes of encoded messages written to the store.", "octets"),
+    "gateway_store_failures": ("Transactions that failed on disk.", "failures"),
+    "gateway_store_refused": ("Messages refused because the disk failed or was full.", "refused"),
     "gateway_store_damaged": ("Stored rows that could not be read.", "damaged"),
 }
 STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_pending_messages": ("Messages that wait for the disk.", "pending"),
     "gateway_store_pending_bytes": (
-        "What they weigh: bodies, properties, and 256 octets each.",
+        "Size of messages that wait for the disk.",
         "pending_octets",
     ),
-    "gateway_store_file_bytes": ("The store's files, with what is free in them.", "file_octets"),
-    "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
-    "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
+    "gateway_store_file_bytes": ("Size of the store's files, with free space in them.", "file_octets"),
+    "gateway_store_commit_seconds": ("Duration of the last transaction.", "commit_secs"),
+    "gateway_store_healthy": ("1 while the store is writable.", "healthy"),
 }
 JOURNAL_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_rows": ("Rows written to the journal.", "rows"),
-    "gateway_journal_written_bytes": ("Octets written to the journal.", "octets"),
-    "gateway_journal_dropped": ("Rows that the journal's disk did not take in time.", "dropped"),
+    "gateway_journal_written_bytes": ("Bytes written to the journal.", "octets"),
+    "gateway_journal_dropped": ("Rows dropped because the journal's disk was too slow.", "dropped"),
     "gateway_journal_errors": ("Writes of the journal that failed.", "errors"),
 }
 REDACTION_COUNTERS: Final[dict[str, tuple[str, str]]] = {
-    "gateway_journal_redacted": ("Messages of which the journal was told less, by `private`.", "redacted"),
+    "gateway_journal_redacted": ("Messages that the journal has redacted, by `private`.", "redacted"),
     "gateway_journal_withheld": (
-        "Bodies of them that are no JSON, and that it was not told at all.",
+        "Bodies that the journal has omitted, because `private` names fields and they are not JSON.",
         "withheld",
     ),
 }
 JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_backlog_rows": ("Rows that wait to be written.", "backlog"),
-    "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
+    "gateway_journal_healthy": ("1 while the journal is writable.", "healthy"),
 }
 Series = tuple[str, str]
 """Kind of a metric (`gauge` or `counter`), and its help."""
 QUEUE_LABELS: Final = ("protocol", "virtual_host", "kind", "queue")
 QUEUE_SERIES: Final[dict[str, Series]] = {
-    "gateway_detailed_queue_messages": ("gauge", "Messages of a queue that are ready."),
-    "gateway_detailed_queue_bytes": ("gauge", "What they weigh: bodies, properties, and 256 octets each."),
-    "gateway_detailed_queue_unacknowledged": ("gauge", "Messages that its consumers have not acknowledged."),
-    "gateway_detailed_queue_consumers": ("gauge", "Its consumers."),
-    "gateway_detailed_queue_in": ("counter", "Messages that it has been given."),
-    "gateway_detailed_queue_out": ("counter", "Messages that have left it, whichever way."),
+    "gateway_detailed_queue_messages": ("gauge", "Ready messages of a queue."),
+    "gateway_detailed_queue_bytes": ("gauge", "Size of ready messages of a queue."),
+    "gateway_detailed_queue_unacknowledged": ("gauge", "Unacknowledged messages of a queue."),
+    "gateway_detailed_queue_consumers": ("gauge", "Consumers of a queue."),
+    "gateway_detailed_queue_in": ("counter", "Messages that a queue received."),
+    "gateway_detailed_queue_out": ("counter", "Messages that left a queue for any reason."),
 }
 SESSION_LABELS: Final = ("client",)
 SESSION_SERIES: Final[dict[str, Series]] = {
-    "gateway_detailed_session_messages": ("gauge", "Messages that an MQTT session is owed."),
-    "gateway_detailed_session_in_flight": ("gauge", "Messages that its client has not acknowledged."),
-    "gateway_detailed_session_subscriptions": ("gauge", "Its subscriptions."),
-    "gateway_detailed_session_connected": ("gauge", "1 while its client is connected."),
+    "gateway_detailed_session_messages": ("gauge", "Messages that wait in an MQTT session."),
+    "gateway_detailed_session_in_flight": ("gauge", "Messages that a session's client has not acknowledged."),
+    "gateway_detailed_session_subscriptions": ("gauge", "Subscriptions of a session."),
+    "gateway_detailed_session_connected": ("gauge", "1 while a session's client is connected."),
 }
 LEFT_OUT: Final = "gateway_detailed_left_out"
-LEFT_OUT_TEXT: Final = "Queues or sessions that match and are not told of, for there are too many."
+LEFT_OUT_TEXT: Final = "Matching queues or sessions that are omitted because of the limit on their number."
 WORKER_SERIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "gateway_worker_up": ("gauge", "1 while the worker serves.", ("worker",)),
     "gateway_worker_restarts": (
         "counter",
-        "Times that a worker was started again, and why: it had ended, or it did not answer.",
+        "Restarts of a worker, because it ended or did not respond.",
         ("worker", "reason"),
     ),
 }
@@ -387,7 +390,9 @@ class Metrics(Collector):
         yield self._latencies()
         yield self._route_latencies()
         if self.sources.turns is not None:
-            turns = HistogramMetricFamily(TURN_SECONDS, "Steps of tasks, during which nobody else is served.")
+            turns = HistogramMetricFamily(
+                TURN_SECONDS, "Duration of steps of tasks, during which no client is served."
+            )
             turns.add_metric((), _cumulative(self.sources.turns), self.sources.turns.sum_secs)
             yield turns
         for name, number in self.broker().items():
@@ -506,7 +511,7 @@ class Metrics(Collector):
 
     def _latencies(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(
-            SETTLE_SECONDS, "From reading a message to answering its source.", labels=ENDPOINT
+            SETTLE_SECONDS, "Time from reading a message to the response to its source.", labels=ENDPOINT
         )
         for stats in self.endpoints():
             family.add_metric(
@@ -515,7 +520,7 @@ class Metrics(Collector):
         return family
 
     def _route_latencies(self) -> HistogramMetricFamily:
-        text = "From reading a message to its acceptance at the end of a route, or in its outbox."
+        text = "Time from reading a message to its acceptance by the route's target or outbox."
         family = HistogramMetricFamily(ROUTE_SECONDS, text, labels=("route",))
         for name, latency in self.sources.route_latencies().items():
             family.add_metric((name,), _cumulative(latency), latency.sum_secs)
