@@ -34,7 +34,7 @@ class Strict(BaseModel):
 class Group(Strict):
     """All listeners of a protocol."""
 
-    protocol: str = Field(description="Of the listeners.", examples=list(DIALECTS))
+    protocol: str = Field(description="Protocol of the listeners.", examples=list(DIALECTS))
 
 
 class Addressed(Strict):
@@ -48,9 +48,7 @@ class Addressed(Strict):
 class Words(Addressed):
     """An endpoint and an address in its protocol's words."""
 
-    endpoint: str | Group = Field(
-        description="A listener or link, by its name in the configuration; or all listeners of a protocol."
-    )
+    endpoint: str | Group = Field(description="Name of a listener or link, or all listeners of a protocol.")
 
     @property
     def group(self) -> str | None:
@@ -83,10 +81,12 @@ class Words(Addressed):
 class TargetWords(Words):
     """Target of a route: endpoint, address and properties."""
 
-    qos: Qos | None = Field(None, description="QoS of the message in the target; default: kept.")
-    retain: bool | None = Field(None, description="Retain flag of the message in the target; default: kept.")
+    qos: Qos | None = Field(None, description="QoS of the message in the target; default: unchanged.")
+    retain: bool | None = Field(
+        None, description="Retain flag of the message in the target; default: unchanged."
+    )
     mandatory: bool | None = Field(
-        None, description="Whether an unroutable message is refused; default: true."
+        None, description="True if an unroutable message is refused; default: true."
     )
 
     @model_validator(mode="after")
@@ -142,26 +142,30 @@ else:
 
 
 class Delivery(Strict):
-    """Which guarantee a message has in the target; what is not given is kept."""
+    """Guarantee that a message has in the target. Absent keys leave it unchanged."""
 
-    qos0: Mode | None = Field(None, description="Of a message that came with QoS 0, or its equal.")
-    qos1: Mode | None = Field(None, description="Of one with QoS 1.")
-    qos2: Mode | None = Field(None, description="Of one with QoS 2.")
+    qos0: Mode | None = Field(None, description="Mode of a message received with QoS 0 or its equal.")
+    qos1: Mode | None = Field(None, description="Mode of a message received with QoS 1.")
+    qos2: Mode | None = Field(None, description="Mode of a message received with QoS 2.")
     transient: Qos | None = Field(
-        None, description="QoS of a message that came as transient; not with `to.qos`."
+        None, description="QoS of a message received as transient; not with `to.qos`."
     )
-    persistent: Qos | None = Field(None, description="QoS of one that came as persistent; likewise.")
+    persistent: Qos | None = Field(
+        None, description="QoS of a message received as persistent; not with `to.qos`."
+    )
 
 
 class OutboxRule(Strict):
-    """Limits of a route's outbox. Those that are not given are the link's."""
+    """Limits of a route's outbox; absent ones are the link's."""
 
-    messages_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Messages that wait.")
+    messages_max: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Number of messages in the outbox."
+    )
     bytes_max: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="What they weigh: bodies, properties, and 256 octets each."
+        None, description="Size of the messages in the outbox: bodies, properties, and 256 bytes each."
     )
     age_secs_max: Annotated[float, Field(gt=0, strict=False)] | None = Field(
-        None, description="Seconds that a message may wait; default: for ever."
+        None, description="Seconds that a message may wait; default: no limit."
     )
     policy: Literal["reject", "drop_oldest", "dead_letter"] | None = Field(
         None,
@@ -170,13 +174,15 @@ class OutboxRule(Strict):
 
 
 class Deduplicate(Strict):
-    """Which messages a route takes for repeats of one that it has accepted."""
+    """Rule by which a route recognizes repeats of an accepted message."""
 
-    by: Literal["message_id"] = Field("message_id", description="What makes two messages the same.")
+    by: Literal["message_id"] = Field("message_id", description="Property by which repeats are recognized.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
-        description="How long an id is remembered: a number and s, m, h or d.", examples=["10m"]
+        description="Time for which an id is stored: a number and s, m, h or d.", examples=["10m"]
     )
-    ids_max: int = Field(1_000_000, ge=1, description="Ids remembered; beyond it the oldest are forgotten.")
+    ids_max: int = Field(
+        1_000_000, ge=1, description="Number of stored ids; beyond it the oldest are deleted."
+    )
 
     @property
     def window_secs(self) -> float:
@@ -190,31 +196,31 @@ PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type",
 
 
 class Truncate(Strict):
-    """Keep the beginning of a text; what is no text is left out."""
+    """Keep the beginning of a text, and drop any other value."""
 
-    truncate: Annotated[int, Field(ge=1)] = Field(description="Characters that are kept.")
+    truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters that are kept.")
 
 
 class RouteRule(Strict):
     """One rule: from an endpoint's pattern to an endpoint's address template."""
 
     name: RouteName = Field(
-        description="Unique over all files; the label of the route's metrics: letters, digits and `_ . -`."
+        description="Name, unique over all files, also in metrics: letters, digits and `_ . -`."
     )
-    source: From = Field(alias="from", description="Where it takes messages from.")
-    to: To = Field(description="Where it puts them, and how.")
+    source: From = Field(alias="from", description="Source of the messages.")
+    to: To = Field(description="Target of the messages.")
     delivery: Delivery = Field(
-        Delivery(), description="Which guarantee a message has in the target; default: kept."
+        Delivery(), description="Guarantee that a message has in the target; default: unchanged."
     )
     headers: dict[str, HeaderValue] = Field(
         {},
-        description="Headers to set; texts are templates. One of that name that the sender set is replaced.",
+        description="Headers to set, instead of the sender's headers of these names; texts are templates.",
     )
     when: str | None = Field(None, description="CEL expression; only messages for which it is true cross.")
     settle: Literal["confirmed", "stored"] = Field(
         "confirmed",
-        description="When the source hears *accepted*: after the target confirmed, or (`stored`, for links)"
-        " when the message is in the link's outbox on disk.",
+        description="Time at which the source gets its acknowledgement: when the target has confirmed, or"
+        " (`stored`, for links) when the message is in the link's outbox.",
     )
     outbox: OutboxRule | None = Field(
         None, description="With `settle: stored`: limits of this route's outbox; default: those of the link."
@@ -223,21 +229,22 @@ class RouteRule(Strict):
         5,
         ge=1,
         le=1_000,
-        description="With `settle: stored`: how often a message that the target refuses is tried before it is"
-        " a dead letter.",
+        description="With `settle: stored`: attempts to deliver a message that the target refuses, before it"
+        " becomes a dead letter.",
     )
     message_id: Literal["keep", "add"] = Field(
-        "keep", description="Give messages without a message id one, which stays when they are sent again."
+        "keep", description="With `add`, messages without a message id get one, equal at each attempt."
     )
-    deduplicate: Deduplicate | None = Field(None, description="Accept repeats without passing them on.")
-    journal: bool = Field(False, description="Write it down even when the journal does not note all.")
+    deduplicate: Deduplicate | None = Field(
+        None, description="Acknowledge repeated messages without delivering them again."
+    )
+    journal: bool = Field(False, description="True if the route is recorded also with `journal.all: false`.")
     private: dict[Annotated[str, StringConstraints(pattern=PRIVATE)], Literal["drop", "hash"] | Truncate] = (
         Field(
             {},
-            description="What the journal must not have as it came, in every row of a message that the"
-            " route could take: `client`, `user`, `remote_address`, `body`, `body.FIELD.FIELD` of JSON (`*`:"
-            " any), `headers.NAME`, `properties.NAME`. It is dropped, hashed (needs `journal.hash_key`), or"
-            " truncated.",
+            description="Values to drop, hash (needs `journal.hash_key`) or truncate in the journal's rows of"
+            " messages that match the route: `client`, `user`, `remote_address`, `body`, `body.FIELD.FIELD`"
+            " of JSON (`*`: any), `headers.NAME`, `properties.NAME`.",
             examples=[{"body.patient.name": "drop", "user": "hash", "body.note": {"truncate": 8}}],
         )
     )
@@ -248,31 +255,30 @@ class RouteRule(Strict):
         " the gateway itself does not read it.",
     )
     escape: Escape = Field(
-        "percent", description="What becomes of a separator or wildcard inside a level of a name."
+        "percent", description="Treatment of a separator or wildcard inside a level of a name."
     )
     answers: Literal["by_route", "direct"] = Field(
         "by_route",
-        description="What becomes of a reply address. `by_route`: the address from which the reverse of a"
-        " route brings an answer home. `direct`, between listeners: a return address, to which programs in"
-        " the target publish as they always do, and from which the answer comes home without a route.",
+        description="Translation of a reply address. `by_route`: to the address from which a route back leads"
+        " to it. `direct`, between listeners: to a return address, from which answers need no route.",
     )
     on_reject: Literal["dead_letter", "retry"] | None = Field(
         None,
-        description="What becomes of a message that the target rejects for good. `dead_letter`: it is kept,"
-        " and accepted when that is safe. `retry`: its source is told in its own words, and a client of MQTT"
-        " 3.x, whose version has none, is tried again. Absent: who can be told is told; what a link brought"
-        " or a client of MQTT 3.x published is a dead letter.",
+        description="Treatment of a message that the target rejects for good. `dead_letter`: it becomes a"
+        " dead letter and is acknowledged. `retry`: its source gets a refusal, or, for MQTT 3.x clients, the"
+        " message is retried. Absent: messages of links and of MQTT 3.x clients become dead letters; other"
+        " sources get a refusal.",
     )
     role: str | None = Field(
         None,
         min_length=1,
-        description="Who publishes to what the route takes must have this role; others are refused. What a"
-        " link brings in is not asked.",
+        description="Role that clients need to publish messages that match the route. Messages of links need"
+        " none.",
     )
     optional: bool = Field(
         False,
-        description="Leave the route out when one of its endpoints is not configured, instead of refusing the"
-        " file.",
+        description="True if the route is omitted when one of its endpoints is not configured; otherwise the"
+        " file is refused.",
     )
 
     @model_validator(mode="after")
@@ -342,9 +348,11 @@ class Case(Strict):
 class MappingFile(Strict):
     """A whole mapping file."""
 
-    version: Literal[1] = Field(description="Of this format.")
-    routes: list[RouteRule] = Field(min_length=1, description="What crosses; every one that matches applies.")
-    tests: list[Case] = Field([], description="Messages that are tried on the routes of this file.")
+    version: Literal[1] = Field(description="Version of the format.")
+    routes: list[RouteRule] = Field(
+        min_length=1, description="Routes; every one that matches a message applies."
+    )
+    tests: list[Case] = Field([], description="Tests of the routes of this file.")
 
 
 def json_schema() -> dict[str, Any]:

@@ -34,12 +34,11 @@ class Limits(Section):
     freed memory; one third above it, publishes that cannot be paused are refused. 0: 60 % of the memory of
     the control group or the machine."""
     memory_per_user_share: float = Field(0.25, gt=0, le=1)
-    """Fraction of `memory_bytes_max` that one user may occupy once three quarters of it are used, so that one
-    user alone does not bring it to where everybody waits. Counted are the messages in its queues,
-    subscriptions and sessions, those that its AMQP clients have not acknowledged, those of its uncommitted
-    transactions, and those that its clients have sent to a full queue. Beyond it a queue on disk leaves what
-    comes there, any other is full, nothing more is read of a client whose publishes wait, and a transaction
-    may be committed but not grow: its channel is closed with 406, or 506 (AMQP/Fast)."""
+    """Fraction of `memory_bytes_max` that one user may occupy once 75 % of it are used: with messages in its
+    queues, subscriptions and sessions, unacknowledged messages of its AMQP clients, uncommitted transactions,
+    and publishes of its clients that wait for a full queue. Beyond it, queues on disk leave new messages on
+    disk, other queues count as full, clients with waiting publishes are not read, and a transaction may be
+    committed but not grow: its channel is closed with 406, or 506 (AMQP/Fast)."""
     memory_per_address_share: float = Field(0.25, gt=0, le=1)
     """Fraction of `memory_bytes_max` that clients of one address (of IPv6: one /64) may occupy in the same
     way: in sessions, with unacknowledged messages, and with publishes that wait for a full queue. This
@@ -98,10 +97,10 @@ class Limits(Section):
     fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
     """Time that an interrupted AMQP/Fast transfer waits for its sender."""
     properties_max: int = Field(1_000, ge=1)
-    """User properties of one MQTT packet, or entries of one message's header table, with nested ones: reading
-    one is as expensive as reading a small message. Beyond it: MQTT 0x97; AMQP 0-9-1 closes the channel with
-    406, for the table of a method the connection with 501; AMQP/Fast closes the handle with 542. A message of
-    a link beyond it becomes a dead letter, or is rejected to its AMQP 0-9-1 broker."""
+    """User properties of one MQTT packet, or entries of one message's header table, with nested ones. Beyond
+    it: MQTT 0x97; AMQP 0-9-1 closes the channel with 406, for the table of a method the connection with 501;
+    AMQP/Fast closes the handle with 542. A message of a link becomes a dead letter, or is rejected to its
+    AMQP 0-9-1 broker."""
     properties_bytes_max: int = Field(131_072, ge=256)
     """Bytes of all properties of one MQTT packet or one message. Larger data belongs in the body."""
     filters_max: int = Field(1_000, ge=1)
@@ -131,11 +130,10 @@ class Limits(Section):
     """Arguments of one AMQP queue, exchange or binding, with nested ones. They are stored, and a headers
     exchange compares them with each message. Beyond it: 406 on the channel."""
     matching_steps_per_user_max: int = Field(250_000, ge=1_000)
-    """Steps (of some 30 ns) that the bindings of one user name in one virtual host, or its MQTT
-    subscriptions, may add to the matching of one message in the worst case. Steps come from headers bindings
-    that share each of their arguments with many others, from patterns with several wildcards, and from
-    members of shared subscriptions (12 each); other bindings and subscriptions add few or none. Beyond it:
-    506 (AMQP), 0x97 (MQTT)."""
+    """Steps (of some 30 ns) that the bindings of one user in one virtual host, or its MQTT subscriptions, may
+    add to the matching of one message in the worst case. Steps come from headers bindings that share each
+    argument with many others, patterns with several wildcards, and members of shared subscriptions (12 each).
+    Beyond it: 506 (AMQP), 0x97 (MQTT)."""
     definitions_bytes_max: int = Field(0, ge=0)
     """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
     clients create. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: 25 % of `memory_bytes_max`."""
@@ -143,11 +141,11 @@ class Limits(Section):
     """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy. Anonymous clients
     count under the empty name."""
     user_share: float = Field(0.9, gt=0, le=1)
-    """Fraction that one user name may have of retained messages, bodies on disk, dead letters, each outbox in
-    the store, event streams, and lines of the audit log in a second, in number and in bytes. It applies when
-    there may be more than one user: two users, or a back end that is not `users`. Beyond it: 0x97 (MQTT 5),
-    406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP). Where old entries make room for new ones (dead letters
-    without a source that keeps them, transfers), those of a user with more than an equal part go first."""
+    """Fraction that one user may have of retained messages, bodies on disk, dead letters, each outbox in the
+    store, event streams, and lines of the audit log in a second, in number and in bytes. It applies when
+    there may be more than one user: two users, or a back end other than `users`. Beyond it: 0x97 (MQTT 5),
+    406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP). Where new entries replace old ones (dead letters that no
+    source can keep, transfers), those of a user with more than an equal part go first."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross, so that two gateways that feed each other stop."""
 
@@ -193,11 +191,10 @@ class Limits(Section):
     disconnected (0x97, counted as `quota_exceeded`), and its session holds no publisher again before the
     client has consumed half of it."""
     session_delay_secs: float = Field(0.015, ge=0, le=1)
-    """MQTT, with `session_full: hold`: publishers are held when a connected client would need longer than
-    this for its queued messages, at the rate at which it accepts them. A client that is a little slower than
-    its publishers then stays only this far behind. A backlog of more than one second (of a slow client, or
-    one that was disconnected) holds no publisher before the session is full. 0: publishers are held only when
-    the session is full."""
+    """MQTT, with `session_full: hold`: publishers are held when a connected client needs longer than this for
+    its queued messages at its present rate, so that a client a little slower than its publishers stays only
+    this far behind. A backlog of more than one second holds no publisher before the session is full. 0:
+    publishers are held only when the session is full."""
     session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
     """Longest time that the session of a disconnected MQTT client is stored."""
     subscriptions_max: int = Field(1_000, ge=1)
@@ -216,9 +213,8 @@ class Limits(Section):
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
     queues_per_user_max: int = Field(0, ge=0)
-    """AMQP queues, and AMQP/Fast queues and topics, that one user name has made in one virtual host, and
-    AMQP/Fast queues that came to be because a route leads there, all together. 0: nine tenths of `queues_max`
-    or `topics_max`."""
+    """AMQP queues, and AMQP/Fast queues and topics, that one user has created in one virtual host, together
+    with AMQP/Fast queues that exist because of a route. 0: 90 % of `queues_max` or `topics_max`."""
     topics_max: int = Field(10_000, ge=1)
     """AMQP/Fast topics of one virtual host. Each name that a client uses is stored."""
     exchanges_max: int = Field(1_000, ge=1)
@@ -228,8 +224,8 @@ class Limits(Section):
     exchanges_per_user_max: int = Field(0, ge=0)
     """AMQP exchanges that one user name has created in one virtual host. 0: 90 % of `exchanges_max`."""
     bindings_per_user_max: int = Field(0, ge=0)
-    """AMQP bindings that one user name has made in one virtual host, whoever's the queue or exchange is. 0:
-    nine tenths of `bindings_max`."""
+    """AMQP bindings that one user has created in one virtual host, of any queue or exchange. 0: 90 % of
+    `bindings_max`."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
     queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)
