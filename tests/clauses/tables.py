@@ -19,7 +19,7 @@ def lines(name: str) -> Iterator[str]:
     without = sum(len(row.clauses) for row in table.rows if row.reason)
     yield f"MQTT {name}: {len(table.every)} statements, {bound} bind a server, {without} have no test."
     yield ""
-    yield "| statement | asks for | test |"
+    yield "| statement | requirement | test |"
     yield "|---|---|---|"
     for row in table.rows:
         met = f"none: {row.reason}" if row.reason else f"`{files[row.test]}` `{row.test}`"
