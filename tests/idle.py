@@ -63,6 +63,7 @@ from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
 from gateway.engine.repeats import Repeats
 from gateway.engine.retained import SharedRetained
+from gateway.engine.retained_reads import RetainedReads
 from gateway.engine.retaining import Retaining
 from gateway.engine.session import EngineSession
 from gateway.engine.sessions import SharedSessions, Writer
@@ -206,6 +207,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     EngineNamespace: ("_asked", "_lost", "_unbound", "_walks"),
     OutboxConnection: ("_asked",),
     Repeats: ("_waiting",),
+    RetainedReads: ("_lines",),
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
