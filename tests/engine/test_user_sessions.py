@@ -106,7 +106,7 @@ def test_absent_subscriptions_count_in_bytes(rabbitmq: RabbitMQ) -> None:
             for at in range(4):
                 assert client.subscribe(f"{long}{at}", qos=1) == ["Granted QoS 1"]
             assert client.subscribe(f"{long}5", qos=1) == EXCEEDED
-        sessions_elsewhere(other, 1)
+        other.until(lambda: other.engine.sessions.elsewhere.of("").subscriptions == 4)
         with lasting(other.mqtt, "others") as client:
             assert client.subscribe("short", qos=1) == ["Granted QoS 1"]
             assert client.subscribe(f"{long}6", qos=1) == EXCEEDED
