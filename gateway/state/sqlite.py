@@ -31,12 +31,12 @@ LANE: Final = "embedded"
 BUSY_SECS: Final = 5.0
 MATCH: Final = (
     "SELECT topic, message, expires_at - state_now() AS expires_in, login FROM retained"
-    " WHERE topic > ?1 AND topic >= ?2 AND (?2 = '' OR topic < ?2 || '0')"
+    " WHERE topic > ? AND topic >= ? AND (? = '' OR topic < ? || '0')"
     " AND length(message) > 0 AND (expires_at IS NULL OR expires_at > state_now())"
-    " AND NOT (?3 AND topic LIKE '$%') AND state_matches(topic, ?4)"
-    " ORDER BY topic LIMIT ?5"
+    " AND NOT (? AND topic LIKE '$%') AND state_matches(topic, ?)"
+    " ORDER BY topic LIMIT ?"
 )
-NEXT_GROUP: Final = "UPDATE lane SET number = ?1, seen = state_now() WHERE id = ?2 AND number = ?1 - 1"
+NEXT_GROUP: Final = "UPDATE lane SET number = ?, seen = state_now() WHERE id = ? AND number = ? - 1"
 
 
 class SQLiteDatabase(Database):
@@ -67,7 +67,7 @@ class SQLiteDatabase(Database):
     def begin(self, number: int) -> None:
         try:
             self._open.execute("BEGIN IMMEDIATE")
-            if not self._open.execute(NEXT_GROUP, (number, LANE)).rowcount:
+            if not self._open.execute(NEXT_GROUP, (number, LANE, number)).rowcount:
                 raise LostError("another process uses this state")
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
@@ -110,7 +110,8 @@ class SQLiteDatabase(Database):
         demand = demand_of(wanted.topic_filter)
         levels = json.dumps([demand.levels, demand.least])
         try:
-            given = (wanted.after, demand.prefix, demand.not_system, levels, wanted.limit)
+            prefix = demand.prefix
+            given = (wanted.after, prefix, prefix, prefix, demand.not_system, levels, wanted.limit)
             return self._open.execute(SIZED.format(wanted.octets).format(MATCH), given).fetchall()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
