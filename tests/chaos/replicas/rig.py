@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from subprocess import TimeoutExpired
 from typing import Any, Final, Literal
 
 import yaml
@@ -189,7 +190,10 @@ def replica_of(
 
 def _queued(nodes: list[RabbitMQ], tag: str) -> list[str]:
     """Return the queues of a row in the RabbitMQ that have messages, a line each. Streams keep theirs."""
-    rows = nodes[0].control("list_queues", "--no-table-headers", "name", "type", "messages")
+    try:
+        rows = nodes[0].control("list_queues", "--no-table-headers", "name", "type", "messages")
+    except TimeoutExpired:
+        return ["RabbitMQ does not list its queues"]
     queues = [line.split() for line in rows.splitlines()]
     return [
         f"RabbitMQ's queue {name!r}: messages {count}"
