@@ -27,8 +27,10 @@ from gateway.telemetry import audit, logs
 from tests.interop.java import quicken_spark
 from tests.interop.servers import Mosquitto, PeerMissingError, PostgreSQL, RabbitMQ
 from tests.needs import ALONE, folder_of, needs_of, refuse_programs
+from tests.store.durability import watched
 
 DESCRIPTORS_MAX: Final = 500
+SHOWN_MAX: Final = 10
 ROOT: Final = Path(__file__).resolve().parent.parent
 # Begun first: the whole run would wait for them at its end.
 LONGEST: Final = tuple(ROOT / "tests" / one for one in ("ship/test_image.py", "interop/test_permissions.py"))
@@ -125,6 +127,15 @@ if is_compiled():
         patching = PatchesInterpreted()
         yield patching
         patching.undo()
+
+
+@pytest.fixture(autouse=True)
+def stores_keep_their_word(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a store accepts is on disk, and no id is there without its message (tests/store/durability.py)."""
+    alone = request.node.get_closest_marker("ids_alone") is not None
+    with watched(ids_alone=alone) as faults:
+        yield
+    assert not faults, "\n".join(faults[:SHOWN_MAX])
 
 
 @pytest.fixture(scope="module", autouse=True)

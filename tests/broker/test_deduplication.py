@@ -25,6 +25,8 @@ from tests.store.parts import Disk, Opened
 DOWN = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED)
 
+pytestmark = pytest.mark.ids_alone
+
 
 def mapping(options: str = "window: 10m", more: str = "", target: str = "erp") -> Router:
     text = f"""

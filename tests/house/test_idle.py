@@ -14,6 +14,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from functools import cache
+from inspect import unwrap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -302,6 +303,6 @@ def test_what_waits_in_an_attribute_is_reported(kind: type, name: str) -> None:
 
 def _assigned(kind: type) -> Iterator[str]:
     """Yield the attributes that the class assigns in its `__init__`."""
-    method = kind.__dict__.get("__init__")
+    method = unwrap(kind.__dict__.get("__init__", object.__init__))  # type: ignore[arg-type]
     if isinstance(method, types.FunctionType):
         yield from method.__code__.co_names

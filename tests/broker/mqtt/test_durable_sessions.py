@@ -520,6 +520,7 @@ def test_a_client_that_is_away_holds_no_messages_in_memory(tmp_path: Path) -> No
 # Packet ids of QoS 2 that came in.
 
 
+@pytest.mark.ids_alone
 @pytest.mark.parametrize("here", [True, False])
 def test_an_id_is_stored_with_its_message_or_when_all_targets_have_it(tmp_path: Path, here: bool) -> None:
     with World(tmp_path) as world:
@@ -557,6 +558,7 @@ def test_the_id_of_a_message_that_only_memory_has_is_in_memory_only(tmp_path: Pa
         assert 5 not in world.session().received_ids
 
 
+@pytest.mark.ids_alone
 @pytest.mark.parametrize("how", ["forget", "doubt"])
 def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str) -> None:
     with World(tmp_path) as world:
