@@ -34,7 +34,7 @@ pipeline: $(ALONE)
 test-compiled: compile
 	$(BIN)/gateway version | grep -q ", compiled "
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/broker tests/containment tests/deploy/test_compiled.py \
-	    tests/ingress tests/mapping tests/model tests/protocols tests/store tests/transport $(ARGS)
+	    tests/durable/test_order.py tests/durable/test_paused.py tests/ingress tests/mapping tests/model tests/protocols tests/store tests/transport $(ARGS)
 	$(BIN)/python deploy/compile.py --remove
 
 # For this interpreter and processor, in dist/. What was compiled stays in place, as after `make compile`.
