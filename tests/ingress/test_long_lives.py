@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_properties
 from gateway.protocols.mqtt.packets import Disconnect
@@ -59,6 +60,16 @@ def test_a_subscriber_hears_how_long_a_message_lives(tmp_path: Path, secs: int) 
         assert secs - 30 < for_mqtt <= secs
         assert (secs - 30) * 1000 < for_amqp <= secs * 1000
         assert lost(gateway) == ({"expiration_range": 1} if secs == LONGEST else {})
+
+
+@pytest.mark.parametrize("argument", ["x-message-ttl", "x-expires"])
+def test_the_longest_delay_queue_of_nservicebus_is_declared(argument: str) -> None:
+    """It holds messages for 2^27 seconds; RabbitMQ accepts up to ten years."""
+    with running() as gateway, Amqp(gateway).open() as amqp:
+        arguments = ((argument, Value(ValueType.INT64, 2**27 * 1_000)),)
+        amqp.call(m.QueueDeclare("delay", arguments=arguments), m.QueueDeclareOk)
+        amqp.publish("", "delay", b"x")
+        assert amqp.call(m.QueueDeclare("delay", passive=True), m.QueueDeclareOk).message_count == 1
 
 
 def test_a_session_that_is_kept_for_less_than_a_disconnect_asks_is_logged() -> None:
