@@ -337,7 +337,7 @@ class AllRights(Rights):
         return UNLIMITED
 
     def fast_out_of_band(self, host: str) -> Decision:
-        """Return UNLIMITED for every channel: no role is configured."""
+        """Return UNLIMITED: every channel may use the shared folder, since no role is configured."""
         return UNLIMITED
 
 

@@ -154,9 +154,10 @@ class Rules:
         return True
 
     def _read(self) -> tuple[Settings, Candidate, Roles]:
-        """Return configuration, users and roles of the present files.
+        """Read the configured files again. Return the configuration, users and roles.
 
-        Raises ConfigurationError for files that are unusable or have lost a part.
+        Raises ConfigurationError if a file is unusable, or if the configuration file has lost its end or a
+        whole section since it was last loaded.
         """
         before = self._settings
         settings = before if before.file is None else load_settings(before.file, os.environ)
@@ -293,5 +294,6 @@ async def _look(look: Callable[[], None]) -> None:
                 await pending.awaited.wait()
             else:
                 return
+        log.error("client not checked by changed rules, decisions stay pending", decisions=QUESTIONS_MAX)
     except Exception as error:
         contained("reload", error)

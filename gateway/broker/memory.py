@@ -109,7 +109,10 @@ class Memory:
         self._stopped: dict[Publisher, Callable[[], None] | None] = {}
 
     def tell_rising(self, told: Callable[[], None]) -> None:
-        """Call `told` whenever a fraction RISE of the watermark more is used than at its last call."""
+        """Set the function that is called when memory use has risen by RISE of the watermark.
+
+        The rise is counted from the lowest use since the last call.
+        """
         self._rising = told
 
     # For publishing connections, while memory is short.

@@ -183,7 +183,10 @@ class Queue:
 
     @property
     def head(self) -> int | None:
-        """Position of the first waiting message, or one before it; None if none waits."""
+        """Position of the first waiting message; None if none waits.
+
+        It may be lower than that, if messages were withdrawn.
+        """
         if self._aside:
             return min(self._aside)
         if self._returned:
@@ -627,7 +630,10 @@ class Queue:
         return kept
 
     def _hand_out_returned(self) -> bool:
-        """Deliver one requeued message to a consumer with credit. Return False if that is not possible."""
+        """Deliver one requeued message to a consumer with credit, or drop it if it has expired.
+
+        Return False if no message is requeued or no consumer has credit.
+        """
         open_ = self._open()
         if not open_ or not self._returned:
             return False

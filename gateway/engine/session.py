@@ -327,8 +327,10 @@ class EngineSession(OneSink):
         return entry, arrived, body
 
     def dropped(self, raw: bytes, body: Body) -> None:
-        """Count and report a message that a queue has dropped, because it was full or the message had
-        expired.
+        """Count a message that a queue has dropped, and pass queue name and body to `hear_dropped`.
+
+        Logs a warning unless the message had expired: then the queue was full. A message with malformed
+        properties (`raw`) is only counted as refused.
         """
         try:
             headers = dict(decode_properties(raw).headers or ())

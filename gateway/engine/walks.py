@@ -120,7 +120,10 @@ class Walked:
 
 
 class SharedWalk:
-    """Walk of one subscription through the database; it has the interface of Walk."""
+    """Walk of one subscription through the retained messages that the replicas share in the database.
+
+    It has the interface of `Walk`, which reads the retained messages of one process.
+    """
 
     def __init__(
         self,

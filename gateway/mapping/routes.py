@@ -214,7 +214,10 @@ class Route:
         return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """Return the levels of the names that stand for levels: the captures, and words of the address."""
+        """Return values as levels, by template name: the captures, and the dialect's `level_words`.
+
+        `texts` is the result of `texts_of`. A name without text has no levels.
+        """
         dialect = self.pattern.dialect
         separator = dialect.separator
         levels = dict(captures)

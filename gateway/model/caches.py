@@ -30,10 +30,11 @@ def make_room(cache: dict[K, V], most: int) -> None:
 
 
 class Recurring(Generic[V]):
-    """Cache of results computed from bytes: at most `most` stored ones, and the newest, at most 2 NEW_MAX.
+    """Cache of results computed from bytes, for keys of which only some recur.
 
-    A key that recurs is soon among the stored ones, since each computation may store it. These are `known`;
-    callers on the message path read that dictionary directly.
+    Each KEPT_OF-th new result enters `known`, which holds at most `most` entries and evicts the oldest. The
+    others are dropped after at most 2 NEW_MAX newer ones. A key that recurs is soon in `known`,
+    which callers on the message path read directly.
     """
 
     __slots__ = ("_before", "_count", "_most", "_new", "known")

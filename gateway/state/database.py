@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Notice for a replica."""
+    """Notice to be sent to a replica: an event, and the session that it is about (None for no single one)."""
 
     replica: str
     event: Event

@@ -396,7 +396,7 @@ def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_pat
             assert gateway.ask(lambda: len(host.queues)) == most + round_number  # noqa: B023
             made = gateway.ask(lambda: host.queues[names[0]])  # noqa: B023
             assert (made.owning_user, made.may_hold) == (None, True)
-            assert "queue of a route refused" in {line["event"] for line in lines}
+            assert "queue for route not created" in {line["event"] for line in lines}
             with Fast(gateway, user="modest", password=PASSWORD).open() as client:
                 client.put(client.handle("mine"), b"x")
             assert gateway.ask(lambda: host.queues["mine"].owning_user) == "modest"  # noqa: B023

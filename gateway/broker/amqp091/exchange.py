@@ -162,9 +162,10 @@ class Exchange:
         return True
 
     def unbind_all(self, destination: Queue | Exchange) -> Keys:
-        """Remove and return every binding to `destination`, which is never bound again.
+        """Stop routing to `destination`, because it or the exchange is deleted. Return its bindings by key.
 
-        `sweep` removes the rest of them later.
+        `destination` must never be bound to this exchange again. Its keys stay in the indexes until `sweep`
+        removes them.
         """
         keys = self._to.get(destination, {})
         if keys:

@@ -182,7 +182,7 @@ class FastHost:
             try:
                 made = self._create("queue", name, INVALID, ROUTES)
             except Refused as error:
-                log.warning("queue of a route refused", queue=name, reason=str(error))
+                log.warning("queue for route not created", queue=name, reason=str(error))
                 made = None
             queue = made if isinstance(made, FastQueue) else None
         return (self._nowhere,) if queue is None else (queue,)

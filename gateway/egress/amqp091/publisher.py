@@ -202,7 +202,10 @@ class AmqpLinkPublisher(ConfirmedSink):
     def _rows_one_by_one(
         self, part: SubBatch, positions: Positions, utc: float
     ) -> tuple[list[PublishRow], list[int]]:
-        """Return rows of the messages with valid properties, and their positions; settle the others."""
+        """Encode messages one at a time. Return the rows of those that can be encoded, and their positions.
+
+        The others are settled with the outcome that `poisoned` returns.
+        """
         rows: list[PublishRow] = []
         kept: list[int] = []
         for at in positions:

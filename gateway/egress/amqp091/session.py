@@ -256,7 +256,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if not event.by_peer:
             self._count_fault(event.reply_code)
         if number == self._publishing:
-            log.warning("channel closed by broker", link=self._session.name, error=event.text)
+            log.warning("publishing channel closed", link=self._session.name, error=event.text)
             self._confirming = False
             self._session.publisher.close_over(event.reply_code, event.text)
             self._publishing = self._new_channel()

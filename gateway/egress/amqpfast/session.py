@@ -293,7 +293,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         elif event.channel == self._survey_channel:
             self._surveys.clear()  # the server does not support the queries on this connection
         elif event.channel == self._sending:
-            log.warning("channel closed by server", link=self._session.name, error=event.text)
+            log.warning("publishing channel closed", link=self._session.name, error=event.text)
             idle = not publisher.in_flight
             publisher.close_over(event.reply_code, event.text)
             if idle:
@@ -517,7 +517,11 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """
         if consumer is not None:
             self._session.stats.protocol_errors.add(NOT_DELIVERED)
-            log.warning("message not delivered", link=self._session.name, source=consumer.source.name)
+            log.warning(
+                "message without delivered flag, skipped",
+                link=self._session.name,
+                source=consumer.source.name,
+            )
 
     def _unusable(
         self, consumer: FastLinkConsumer, number: int, name: bytes, outcome: Outcome, body: bytes = b""

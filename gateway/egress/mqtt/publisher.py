@@ -427,7 +427,12 @@ class MqttLinkPublisher(ConfirmedSink):
         return count
 
     def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
-        """Return how many messages from the first on may be sent together; 0 if the window is full."""
+        """Return how many of the first messages in `chunk` may be sent together; 0 if the window is full.
+
+        They are all of QoS 0, which needs no window, or all of a higher QoS (`assured`). Their bodies have at
+        most CHUNK_OCTETS bytes in all, unless the first alone has more. `sent` more messages already use the
+        window.
+        """
         count = len(chunk)
         if assured:
             count = max(0, min(count, self._window - self.in_flight - sent))

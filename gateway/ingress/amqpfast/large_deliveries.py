@@ -38,7 +38,7 @@ class SayingClient(Protocol):
 
     @property
     def ingress(self) -> Starting:
-        """Source of the client's listener."""
+        """Protocol side of the client's listener, which starts tasks and writes what was encoded."""
 
     def await_replies(self, channel: Any) -> None:
         """Call the channel's `replied` when the replies that are due on it are written."""

@@ -151,8 +151,11 @@ class Asked:
         self._known: dict[tuple[Any, ...], int | None] = {}  # None: each message is routed.
 
     def numbers(self, batch: Any, codes: Numbers, firsts: Numbers) -> Numbers:
-        """Return the hash of the fates of each row. `codes` numbers the combinations, `firsts` has one row of
-        each."""
+        """Return one number for each row of `batch`: the hash of its message's fates by the candidate.
+
+        `codes` and `firsts` are the result of `combinations`: the number of each row's combination of routing
+        columns, and the index of one row of each combination.
+        """
         names = [name for name in (*WHENCE, *WHO) if name in batch.schema.names]
         samples = batch.take(pa.array(firsts)).select(names).to_pylist()
         found = [self._number(sample) for sample in samples]

@@ -171,7 +171,10 @@ def _write_decimal(number: Decimal) -> bytes | None:
 
 
 def write_name(name: str) -> str:
-    """Return the name in the form of a table; longer than NAME_OCTETS_MAX if no form fits."""
+    """Return a valid table name for a header's name: the name itself, or its escaped form.
+
+    The result may be longer than NAME_OCTETS_MAX: the caller has to check that.
+    """
     if NAME.match(name) and not name.startswith(ESCAPED):
         return name
     return escape_name(name)

@@ -90,9 +90,9 @@ def nothing_open() -> None:
 class JournalWriter:
     """Writer of one shard of a journal.
 
-    `clock` is the event loop's clock, in which `received` times are; it is read only there. `tell` gets a
-    line for the log when writing starts to fail and when it works again, mostly in the thread. `oldest`
-    returns when the oldest unsettled message was received, or None.
+    `clock` returns loop-clock seconds, as in `received`; only the event loop calls it. `tell` logs a line
+    when writing starts to fail, when it works again and when rows are lost; it is mostly called in the
+    writer's thread. `oldest` returns when the oldest unsettled message was received, or None.
 
     Counters: `rows`, `blocks`, `octets` (bytes) written, `dropped` rows, `errors` of the disk, `failed` rows
     that could not be encoded (a bug). The constructor raises JournalError as Appender does.
