@@ -463,7 +463,7 @@ def test_expiry_goes_on_while_the_gateway_is_down(tmp_path: Path) -> None:
             if not here:
                 goodbye(client)
         gateway.kill()
-        clock.step(3_600.0)
+        clock.advance(3_600.0)
         gateway.start()
         for here, at in scenes.items():  # for a client that was here it counts from the restart
             at.cut()

@@ -335,6 +335,7 @@ def test_a_name_that_is_too_long_for_an_index_costs_nobody_else_anything(shared:
     epoch = one.do(OpenSession(key, "one", "u", "p", True, 60.0, "q")).epoch
     random = Random(1)
     letters = "".join(random.choice(ascii_letters) for _ in range(4_000))
+    one.until_healthy()
     assert one.reply(ChangeSession(key, epoch, {letters: b"options"})).verdict is Verdict.REFUSED
     assert not one.store.health.failure
     two.do(ChangeSession(key, epoch, {"short": b"options"}))
@@ -344,6 +345,7 @@ def test_a_server_that_is_frozen_is_noticed_and_what_waits_is_answered(own: Post
     """It accepts connections and says nothing: TCP and the server's own limits do not notice."""
     one = own.replica("one", patience_secs=0.5)
     epoch = opens(one).epoch
+    one.until_healthy()
     own.server.freeze()
     try:
         waits = [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(3)]
