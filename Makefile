@@ -46,7 +46,8 @@ wheel: $(STAMP)
 versions: $(STAMP)
 	$(BIN)/python -m tests.ship.versions $(ARGS)
 
-# What can be done for a release without a network: versions, pages, archives. Prints what a person has to do after it.
+# The steps of a release that need no account: versions, pages, archives. Downloads locked packages from PyPI only, changes
+# nothing outside this checkout, and prints what a person has to do after it.
 release-check: $(STAMP) docs versions
 	git diff --exit-code
 	rm -rf dist

@@ -17,7 +17,7 @@ from typing import Final
 
 from gateway.model.shares import NO_LIMIT, UserShares
 
-PERIODS_MAX: Final = 64
+PERIODS_MAX: Final = 64  # beyond which the two oldest are joined
 PARTS: Final = 4  # of the reserve, one of which a user gets at a replica
 
 

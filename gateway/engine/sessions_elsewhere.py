@@ -8,9 +8,11 @@ a limit may be exceeded by that.
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.state.interface import UserSessions, Weight
 
-NONE: UserSessions = UserSessions()
+NONE: Final = UserSessions()
 
 
 class SessionsElsewhere:
