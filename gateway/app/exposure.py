@@ -22,6 +22,9 @@ from gateway.settings.identity import HttpBackend, JwtBackend
 
 log = structlog.get_logger()
 
+# Shortest prefix of a network of load balancers that is not reported, by IP version: 256 IPv4 addresses, one
+# IPv6 subnet.
+BALANCER_PREFIXES: Final = {4: 24, 6: 64}
 MD5: Final = f"{PREFIX}md5$"
 
 
@@ -45,6 +48,7 @@ def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
         *_anybody(settings),
         *_weak_hashes(settings, hashes),
         *_plain_http(settings),
+        *_balancers(settings),
     ]
 
 
@@ -121,6 +125,21 @@ def _plain_http(settings: Settings) -> Iterator[Exposure]:
         text = "the console's passwords and tokens cross the network in plain text"
         advice = "write http.tls with cert_file and key_file, or host 127.0.0.1 behind a proxy with TLS"
         yield Exposure(("http", "host"), text, advice)
+
+
+def _balancers(settings: Settings) -> Iterator[Exposure]:
+    for name, listener in settings.listeners.items():
+        if listener.proxy_protocol == "off":
+            continue
+        for at, written in enumerate(listener.proxy_protocol_from):
+            network = ipaddress.ip_network(written)
+            if network.is_loopback or network.prefixlen >= BALANCER_PREFIXES[network.version]:
+                continue
+            text = (
+                f"each machine in {network} can claim any client address, and a certificate that was checked"
+            )
+            advice = "write the addresses of the load balancers alone"
+            yield Exposure(("listeners", name, "proxy_protocol_from", at), text, advice)
 
 
 def _is_local(host: str) -> bool:

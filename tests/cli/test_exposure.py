@@ -28,6 +28,10 @@ LINK = "links: {{erp: {{url: 'amqps://u:p@h', tls: {{verify: {}}}}}}}\n"
 LISTENER = (
     "listeners: {{amqp091: {{protocol: amqp091}}, mqtt: {{protocol: mqtt, host: '{}', anonymous: {}}}}}\n"
 )
+PROXY = (
+    "listeners: {{amqp091: {{protocol: amqp091}}, mqtt: {{protocol: mqtt, "
+    "proxy_protocol: {}, proxy_protocol_from: ['127.0.0.1', '{}']}}}}\n"
+)
 USER = "users: {{ann: {{password_hash: '{}'}}}}\n"
 SHA256 = "rabbitmq-sha256$" + base64.b64encode(b"salt" + hashlib.sha256(b"saltx").digest()).decode()
 
@@ -44,6 +48,9 @@ EXPOSED = [
     ("http: {host: 0.0.0.0}\n", "http.host", "http.tls"),
     ("http: {host: '::'}\n", "http.host", "http.tls"),
     ("roles: {op: {console: read}}\n", "http.host", "http.tls"),
+    (PROXY.format("required", "10.0.0.0/8"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
+    (PROXY.format("required", "0.0.0.0/0"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
+    (PROXY.format("required", "fd00::/48"), "listeners.mqtt.proxy_protocol_from[1]", "load balancers alone"),
 ]
 SOUND = [
     JWT.format("https://keys.example/jwks"),
@@ -59,6 +66,9 @@ SOUND = [
     USER.format(SHA256),
     "http: {host: 127.0.0.1}\nroles: {op: {console: read}}\n",
     "http: {enabled: false}\nroles: {op: {console: read}}\n",
+    PROXY.format("required", "10.1.2.0/24"),
+    PROXY.format("required", "fd00::/64"),
+    PROXY.format("required", "127.0.0.0/8"),
     "",
 ]
 
