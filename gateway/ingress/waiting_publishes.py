@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from gateway import clock
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.transport.stream import Stream
 
 EVERY_CHANNEL: Final = 0  # no channel has this number; the only one in protocols without channels
@@ -26,6 +27,9 @@ MESSAGES_MAX: Final = 4_096
 MESSAGE_BYTES: Final = 256  # overhead of a waiting event or message
 BYTES_MAX: Final = 262_144
 CHANNELS_MAX: Final = 4  # full channels; a connection with more of them is not read
+LOST_WAITING: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the connection was lost while the message waited for an answer"
+)
 EventT = TypeVar("EventT")
 
 
@@ -195,14 +199,17 @@ class WaitingPublishes(Generic[EventT]):
 
 def finish(
     waiting: WaitingPublishes[EventT], stream: Stream, process: Callable[[list[EventT]], None]
-) -> None:
+) -> list[EventT]:
     """Process the events that wait on a lost connection, until one of them is pending.
 
     The client has sent these messages, and cannot repeat those without acknowledgement. A full queue accepts
-    or refuses them. Events that are still pending are dropped.
+    or refuses them. Return the events that are not processed, because the answer of a database or of an
+    authorization server is missing: the caller counts their messages as refused (LOST_WAITING).
     """
+    postponed: list[EventT] = stream.postponed() or []
     events: list[EventT] | None = waiting.end()
     while events and not stream.is_suspended:
         stream.dear_until = 0.0
         process(events)
         events = stream.postponed()
+    return [*(events or ()), *postponed]

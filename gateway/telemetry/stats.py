@@ -248,6 +248,11 @@ class EndpointStats:
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
+    def drop(self, outcome: Outcome, count: int) -> None:
+        """Count `count` messages that this endpoint received and did not publish."""
+        self.messages_in += count
+        self.refuse(outcome, count)
+
     def nobody_wanted(self, seconds: float) -> None:
         """Count a message from this endpoint that was accepted without a recipient, `seconds` after it was
         read.

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 
+from gateway.app.clients import revoke
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
@@ -264,6 +265,40 @@ def test_a_client_that_goes_while_its_command_is_pending_is_forgotten(
     client.sock.close()
     server.gate.set()
     gateway.until(lambda: not gateway.gateway.listeners[protocol].connections)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_messages_of_a_lost_client_that_waited_for_an_answer_are_counted(
+    gateway: Running, server: Server, protocol: str
+) -> None:
+    """Nobody can be told of them, and a client does not repeat what has no acknowledgement."""
+    before = len(server.asked)
+    if protocol == "mqtt":
+        client: Any = connect(gateway, "c", user=("eve", PASSWORD.encode()))[0]
+        server.gate.clear()
+        for body in (b"1", b"2", b"3"):
+            client.publish("eve/x", body, 0)
+    elif protocol == "amqp091":
+        client = Amqp(gateway, user="bob", password=PASSWORD).open()
+        server.gate.clear()
+        client.publish("amq.topic", "bob.x", b"1", b"2", b"3")
+    else:
+        client = fast(gateway, "bob").open()
+        handle = client.handle("bob.", QUEUE, consumer=False, browser=False)
+        before = len(server.asked)
+        server.gate.clear()
+        producer = Producer(client.machine, handle, confirm=False)
+        producer.send_many([(b"x", EMPTY, body) for body in (b"1", b"2", b"3")])
+        client.flush()
+    gateway.until(lambda: len(server.asked) > before)
+    listeners = gateway.gateway.listeners
+    gateway.ask(lambda: revoke(listeners, frozenset({"bob", "eve"})))
+    client.sock.close()
+    gateway.until(lambda: not listeners[protocol].connections)
+    server.gate.set()
+    stats = listeners[protocol].stats
+    assert list(stats.settled()) == [("accepted", "none", 0), ("released", "target_down", 3)]
+    assert stats.messages_in == 3
 
 
 @pytest.mark.parametrize("answer", [b"perhaps", b"", None])

@@ -89,6 +89,7 @@ class Proxy:
         self.target = target
         self.delay_secs = 0.0  # of connections that are to come
         self._shut = False  # nobody is let through
+        self._stalled: Way | None = None  # way in which new connections are stalled, too
         self._wires: list[Wire] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((LOOPBACK, 0))
@@ -131,13 +132,17 @@ class Proxy:
         """Let new connections through again."""
         self._shut = False
 
-    def stall(self, way: Way = "both") -> None:
-        """Stall every connection that there is; new ones are let through."""
+    def stall(self, way: Way = "both", *, new: bool = False) -> None:
+        """Stall every connection. Connections made later are forwarded, or with `new` stalled as well."""
+        with self._lock:
+            self._stalled = way if new else None
         for wire in self.wires():
             wire.stall(way)
 
     def resume(self) -> None:
         """Let every connection flow again."""
+        with self._lock:
+            self._stalled = None
         for wire in self.wires():
             wire.resume()
 
@@ -172,4 +177,6 @@ class Proxy:
                     continue
                 wire = Wire(near, far)
                 wire.delay_secs = self.delay_secs
+                if self._stalled is not None:
+                    wire.stall(self._stalled)
                 self._wires.append(wire)

@@ -42,7 +42,7 @@ from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import RouteRefused
-from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, finish
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
@@ -168,7 +168,7 @@ class AmqpConnection(ActingGuest):
     def lost(self, reason: str) -> None:
         """Handle the end of the connection: requeue its deliveries and delete its exclusive queues."""
         self._ingress.dispatcher.memory.forget(self)
-        finish(self.waiting, self.stream, self._process)
+        self._drop_publishes(finish(self.waiting, self.stream, self._process), LOST_WAITING)
         self.machine.abandon()
         self._leave()
         self._ingress.forget(self, reason)
@@ -340,16 +340,19 @@ class AmqpConnection(ActingGuest):
 
     def _forget_waiting(self, number: int) -> None:
         """Drop the held events of a closed channel, and count its messages as refused."""
+        self._drop_publishes(self.waiting.take(number), FULL)
+        self.waiting.forget(number)
+
+    def _drop_publishes(self, events: list[Event], outcome: Outcome) -> None:
+        """Count the messages of events that are not processed as refused."""
         lost = 0
-        for event in self.waiting.take(number):
+        for event in events:
             if isinstance(event, Publishes):
                 lost += len(event.contents)
             elif isinstance(event, LargePublish):
                 lost += 1
-        self.waiting.forget(number)
         if lost:
-            self._ingress.stats.messages_in += lost
-            self._ingress.stats.refuse(FULL, lost)
+            self._ingress.stats.drop(outcome, lost)
 
     def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
         """Process one event. Return False if it and the rest of `events` were postponed.
@@ -575,8 +578,7 @@ class AmqpConnection(ActingGuest):
                 self.refuse(number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
             elif channel.confirming:
                 channel.refused(channel.expect_confirm())
-        self._ingress.stats.messages_in += len(contents)
-        self._ingress.stats.refuse(LOW_ON_MEMORY, len(contents))
+        self._ingress.stats.drop(LOW_ON_MEMORY, len(contents))
         self.stream.mark()
 
     def _keep_for_commit(

@@ -31,7 +31,7 @@ from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.guest import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
-from gateway.ingress.waiting_publishes import WaitingPublishes, finish
+from gateway.ingress.waiting_publishes import LOST_WAITING, WaitingPublishes, finish
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
@@ -100,6 +100,13 @@ def _size_of(event: Event) -> int:
         return 0
     values = [getattr(event.command, name) for _, name in event.command.layout]
     return sum([len(value) for value in values if isinstance(value, bytes | str)])
+
+
+def _messages_of(event: Event) -> int:
+    """Return the number of whole messages in an event."""
+    if isinstance(event, Sends):
+        return len(event.rows)
+    return int(isinstance(event, Fragment) and event.last)
 
 
 def _handle_of(event: Event) -> int | None:
@@ -284,7 +291,11 @@ class FastConnection(ActingGuest):
     def lost(self, reason: str) -> None:
         """Handle the end of the connection: requeue its deliveries and delete its temporary destinations."""
         self._ingress.dispatcher.memory.forget(self)
-        finish(self.waiting, self.stream, self._process)
+        lost = sum(
+            [_messages_of(event) for event in finish(self.waiting, self.stream, self._process)],
+        )
+        if lost:
+            self._ingress.stats.drop(LOST_WAITING, lost)
         self._leave()
         self._ingress.forget(self, reason)
 
@@ -745,11 +756,10 @@ class FastConnection(ActingGuest):
                     self.waiting.add(channel.number, Sends(kept), len(kept), size)
             elif handle is not None and _handle_of(event) != handle:
                 self.waiting.add(channel.number, event, 1, _size_of(event))
-            elif isinstance(event, Fragment):
-                lost += event.last
+            else:
+                lost += _messages_of(event)
         if lost:
-            self._ingress.stats.messages_in += lost
-            self._ingress.stats.refuse(FULL, lost)
+            self._ingress.stats.drop(FULL, lost)
 
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, as its number is reused."""

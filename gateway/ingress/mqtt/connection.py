@@ -48,7 +48,7 @@ from gateway.ingress.mqtt.publish_checks import (
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
 from gateway.ingress.source import RouteRefused
-from gateway.ingress.waiting_publishes import EVERY_CHANNEL, WaitingPublishes, finish
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
@@ -288,7 +288,7 @@ class MqttConnection(AdmittedGuest):
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
         self.gone = True
-        finish(self.waiting, self.stream, self._publish_last)
+        self._drop_waiting(finish(self.waiting, self.stream, self._publish_last))
         ingress.forget(self, reason)
         session = self.session
         if session is None:
@@ -307,6 +307,12 @@ class MqttConnection(AdmittedGuest):
             ingress.namespace.left(session, ingress.now())
         else:
             ingress.namespace.discard(session)
+
+    def _drop_waiting(self, events: list[Event]) -> None:
+        """Count the publishes of a lost connection that were not processed as refused."""
+        lost = sum([len(event.rows) for event in events if isinstance(event, Publishes)])
+        if lost:
+            self._ingress.stats.drop(LOST_WAITING, lost)
 
     def _publish_last(self, events: list[Event]) -> None:
         """Publish what still waited when the connection was lost, up to a malformed packet."""
@@ -787,8 +793,8 @@ class MqttConnection(AdmittedGuest):
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Return None if the identifiers of all QoS 2 messages in rows are stored, or need not be.
 
-        Otherwise return the rows that are postponed until they are: none if the client has moved to another
-        replica, where it repeats them.
+        Otherwise return the rows that are postponed until they are. If the client has moved to another
+        replica, it repeats QoS 1 and 2 there, and only QoS 0 is published here.
         """
         session = self.session
         packet_ids = [packet_id for flags, _, packet_id, _, _ in rows if flags >> 1 & 3 == 2]
@@ -798,14 +804,14 @@ class MqttConnection(AdmittedGuest):
             self._ingress.namespace.taking(session, packet_ids)
         except Superseded:
             self._give_way()
-            return []
+            return self._publishes(_not_repeated(rows))
         except Pending as pending:
             if self._elsewhere:  # the identifiers are not known there
                 self._give_way()
-                return []
-            if self.gone:  # nothing more is published; the client repeats what had no acknowledgement
-                self._ingress.suspend(self.stream, pending.awaited)
-            elif self._let_ids is None:
+                return self._publishes(_not_repeated(rows))
+            if self.gone:  # the client repeats what had no acknowledgement
+                return self._publishes(_not_repeated(rows))
+            if self._let_ids is None:
                 self._awaits_ids = True
                 self._let_ids = self.waiting.hold(EVERY_CHANNEL)
                 self._ingress.tasks.start_soon(self._await_ids, pending.awaited)
@@ -878,8 +884,7 @@ class MqttConnection(AdmittedGuest):
 
         Before MQTT 5 the only way to refuse is to disconnect the client.
         """
-        self._ingress.stats.messages_in += len(rows)
-        self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))
+        self._ingress.stats.drop(LOW_ON_MEMORY, len(rows))
         assert self.session is not None
         for flags, _, packet_id, _, _ in rows:
             qos = flags >> 1 & 3
@@ -1153,6 +1158,11 @@ class MqttConnection(AdmittedGuest):
         ingress.report(self.stream.remote, error)
         self.machine.fail(error)
         self.stream.end(str(error))
+
+
+def _not_repeated(rows: list[PublishRow]) -> list[PublishRow]:
+    """Return the rows with QoS 0, which no client sends again."""
+    return [row for row in rows if not row[0] >> 1 & 3]
 
 
 def _joined(events: list[Event]) -> list[Event]:
