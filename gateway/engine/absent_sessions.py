@@ -4,6 +4,8 @@ Every replica whose rules change goes through these sessions in the database, pa
 their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
 client has returned meanwhile nothing is changed, since the replica to which it has connected checks the
 session by the rules in force. Then the queue is unbound, so that it gets no further messages for the filter.
+If the client returns during the unbinding, the queue is bound again: messages for a filter that it has no
+subscription for are discarded.
 
 While the database or the cluster is away the review waits, and rules that change during a review start it
 again. If the process ends between the two steps, the queue goes on getting messages for the filter; they are
@@ -30,6 +32,7 @@ from gateway.state.interface import (
     Absent,
     ChangeSession,
     FindAbsent,
+    FindSession,
     Operation,
     Query,
     Reply,
@@ -43,7 +46,7 @@ log = structlog.get_logger(limited=True)
 
 PAGE: Final = 100  # sessions that are read at a time
 RETRY_SECS: Final = 1.0  # between two attempts while the database or the cluster is away
-UNBIND_SECS: Final = 5.0  # after which an unbinding without a reply is repeated
+BIND_SECS: Final = 5.0  # after which a binding or unbinding without a reply is repeated
 T = TypeVar("T")
 Judge = Callable[[str, str, Mapping[str, SubscriptionOptions]], list[str]]
 """Function of user, client identifier and subscriptions that returns the filters that are not allowed.
@@ -59,8 +62,8 @@ class Cluster(Protocol):
     def is_up(self) -> bool:
         """True if the cluster can be reached, and this replica does not stop."""
 
-    def unbind_queue(self, queue: str, key: str, done: Callable[[], None]) -> None:
-        """Unbind the queue of a session from a key. Without a connection `done` is not called."""
+    def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
+        """Bind the queue of a session to a key, or unbind it. Without a connection `done` is not called."""
 
 
 class AbsentReview:
@@ -120,9 +123,19 @@ class AbsentReview:
         if not await self._submit(change):
             return 0
         keys = _keys({name: options[name] for name in forbidden})
-        for key in keys - _keys({name: options[name] for name in left}):
-            await self._unbind(absent.queue, key)
+        unbound = keys - _keys({name: options[name] for name in left})
+        for key in unbound:
+            await self._set_binding(absent.queue, key, bound=False)
+        if unbound and not await self._is_absent(absent):
+            # The client has returned, and may have bound the keys again for filters that are permitted.
+            for key in unbound:
+                await self._set_binding(absent.queue, key, bound=True)
         return len(forbidden)
+
+    async def _is_absent(self, absent: Absent) -> bool:
+        """Return True if the client has not returned since its session was read."""
+        found = await _reply(partial(self._state.query, FindSession(absent.key)))
+        return found.value is not None and found.value.owner.epoch == absent.epoch
 
     async def _forbidden(self, absent: Absent, options: Mapping[str, SubscriptionOptions]) -> list[str]:
         while True:
@@ -131,12 +144,12 @@ class AbsentReview:
             except Pending as pending:
                 await pending.awaited.wait()
 
-    async def _unbind(self, queue: str, key: str) -> None:
+    async def _set_binding(self, queue: str, key: str, *, bound: bool) -> None:
         done = trio.Event()
         while not done.is_set():
             await self._until_up()
-            self._cluster.unbind_queue(queue, key, done.set)
-            with trio.move_on_after(UNBIND_SECS):
+            self._cluster.set_binding(queue, key, bound, done.set)
+            with trio.move_on_after(BIND_SECS):
                 await done.wait()
 
     async def _until_up(self) -> None:

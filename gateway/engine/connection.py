@@ -168,13 +168,13 @@ class EngineConnection(ClusterConnection):
         if self._answering:
             self.consumers.delete(queue, done)
 
-    def unbind_queue(self, queue: str, key: str, done: Done) -> None:
-        """Unbind the queue of a session from a key; `done` is called when it is unbound, or missing.
+    def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
+        """Bind the queue of a session to a key, or unbind it; `done` is called then, or if it is missing.
 
         Does nothing before the declaring channel is open.
         """
         if self._answering:
-            self.consumers.unbind(queue, key, done)
+            self.consumers.set_binding(queue, key, bound, done)
 
     def after_bound(self, done: Done) -> None:
         """Call `done` when all declarations requested until now have been confirmed."""

@@ -181,15 +181,16 @@ class Returning:
 
 
 class Removal(NamedTuple):
-    """Deletion of a queue, or of a binding of one; `done` is called when it is deleted.
+    """Deletion of a queue, or change of a binding of one; `done` is called when that has happened.
 
     A queue that is missing, or whose deletion fails, has no binding.
     """
 
-    method: m.QueueDelete | m.QueueUnbind
+    method: m.QueueDelete | m.QueueUnbind | m.QueueBind
     done: Done | None
 
 
+CHECK_REPLIES: Final = (m.QueueDeclareOk, m.QueueDeleteOk, m.QueueUnbindOk, m.QueueBindOk)
 Check = Consumer | Returning | Removal | m.Method
 
 
@@ -293,7 +294,7 @@ class Consumers:
     def answered(self, channel: int, method: m.Method) -> bool:
         """Process a method. Return False if it is for another channel."""
         if channel == self._checking:
-            if self._checks and isinstance(method, m.QueueDeclareOk | m.QueueDeleteOk | m.QueueUnbindOk):
+            if self._checks and isinstance(method, CHECK_REPLIES):
                 found = self._checks.popleft()
                 self._found(found, there=True)
                 if isinstance(found, Consumer) and isinstance(method, m.QueueDeclareOk):
@@ -428,9 +429,11 @@ class Consumers:
         self._removals.append(Removal(m.QueueDelete(queue), done))
         self._send_removals()
 
-    def unbind(self, queue: str, key: str, done: Done) -> None:
-        """Unbind a queue that is not consumed here from a key, and call `done` then, or if it is missing."""
-        self._removals.append(Removal(m.QueueUnbind(queue, self._exchange, key), done))
+    def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
+        """Bind a queue that is not consumed here to a key, or unbind it. Call `done` then, or if the queue is
+        missing.
+        """
+        self._removals.append(Removal(_binding(queue, self._exchange, key, bound), done))
         self._send_removals()
 
     def _removed(self) -> None:
@@ -481,7 +484,7 @@ class Consumers:
         target = consumer.target
         for key in keys:
             on, done = target.unbound.get(key, (True, _nobody))
-            self._broker.ask(_binding(target, self._exchange, key, on), _answered(target, key, done))
+            self._broker.ask(_binding(target.queue, self._exchange, key, on), _answered(target, key, done))
 
     def _consume(self, consumer: Consumer) -> None:
         if consumer.ending:
@@ -641,8 +644,8 @@ def _nobody() -> None:
     """Do nothing: no caller waits for the binding."""
 
 
-def _binding(target: Target, exchange: str, key: str, on: bool) -> m.Method:
-    return m.QueueBind(target.queue, exchange, key) if on else m.QueueUnbind(target.queue, exchange, key)
+def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.QueueUnbind:
+    return m.QueueBind(queue, exchange, key) if on else m.QueueUnbind(queue, exchange, key)
 
 
 def _answered(target: Target, key: str, done: Done) -> Done:

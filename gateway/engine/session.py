@@ -461,12 +461,12 @@ class EngineSession(OneSink):
         if self._connection is not None:
             self._connection.delete_queue(queue, done)
 
-    def unbind_queue(self, queue: str, key: str, done: Callable[[], None]) -> None:
-        """Unbind the queue of an absent client's session from a key. Without a connection `done` is not
-        called.
+    def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
+        """Bind the queue of an absent client's session to a key, or unbind it. Without a connection `done`
+        is not called.
         """
         if self._connection is not None:
-            self._connection.unbind_queue(queue, key, done)
+            self._connection.set_binding(queue, key, bound, done)
 
     def hand_over(self, done: Done) -> None:
         """Release the queues of all sessions to other replicas, because the process ends.

@@ -19,7 +19,15 @@ from gateway.engine.stored import encode_options
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
-from gateway.state.interface import ChangeSession, LeaveSession, Opened, OpenSession, Reply, SessionKey
+from gateway.state.interface import (
+    ChangeSession,
+    LeaveSession,
+    Opened,
+    OpenSession,
+    Reply,
+    SessionKey,
+    StateStore,
+)
 from tests.chaos.proxy import Proxy
 from tests.engine.local_state import LocalDatabase, joined
 from tests.engine.replicas import Client, Replica, lasting, replicas
@@ -148,23 +156,25 @@ def test_a_review_waits_for_the_cluster(rabbitmq: RabbitMQ) -> None:
 
 
 class Cluster:
-    """It notes what is unbound."""
+    """It notes what is bound and unbound; `returns` is called before the first change is confirmed."""
 
     is_up = True
 
-    def __init__(self) -> None:
-        self.unbound: list[tuple[str, str]] = []
+    def __init__(self, returns: Callable[[], None] = lambda: None) -> None:
+        self.changes: list[tuple[str, str, bool]] = []
+        self._returns = returns
 
-    def unbind_queue(self, queue: str, key: str, done: Callable[[], None]) -> None:
-        self.unbound.append((queue, key))
+    def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
+        if not self.changes:
+            self._returns()
+        self.changes.append((queue, key, bound))
         done()
 
 
-async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path: Path) -> None:
-    local = LocalDatabase(tmp_path)
-    state, _ = joined(local, "one")
+def absent(local: LocalDatabase, state: StateStore, *clients: str) -> None:
+    """Store sessions whose clients are away, with two subscriptions each."""
     options = encode_options(SubscriptionOptions(1))
-    for client in ("a", "b", "c"):
+    for client in clients:
         key = SessionKey("mqtt", client)
         found: list[Reply[Opened]] = []
         state.submit(OpenSession(key, "one", "", "", False, 60.0, f"queue-{client}"), found.append)
@@ -176,14 +186,8 @@ async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path:
         state.submit(LeaveSession(key, epoch, 60.0, True), lambda reply: None)
         local.settle()
 
-    def judge(user: str, client: str, given: Mapping[str, SubscriptionOptions]) -> list[str]:
-        if client == "b":
-            raise ValueError
-        return [name for name in given if name != "own"]
 
-    cluster = Cluster()
-    review = AbsentReview(state, cluster, judge)
-    before = containment.counted["reload"]
+async def reviewed(local: LocalDatabase, review: AbsentReview) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(review.run)
         review.begin()
@@ -191,5 +195,37 @@ async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path:
             local.settle()
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
-    assert cluster.unbound == [("queue-a", "x.y"), ("queue-c", "x.y")]
+
+
+async def test_a_client_that_returns_during_the_unbinding_keeps_what_it_binds(tmp_path: Path) -> None:
+    """It may have subscribed again, with a filter that is allowed and needs the same binding."""
+    local = LocalDatabase(tmp_path)
+    state, _ = joined(local, "one")
+    absent(local, state, "a")
+
+    def returns() -> None:
+        state.submit(
+            OpenSession(SessionKey("mqtt", "a"), "one", "", "", False, 60.0, "queue-a"), lambda reply: None
+        )
+        local.settle()
+
+    cluster = Cluster(returns)
+    await reviewed(local, AbsentReview(state, cluster, lambda user, client, given: ["x/y"]))
+    assert cluster.changes == [("queue-a", "x.y", False), ("queue-a", "x.y", True)]
+
+
+async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path: Path) -> None:
+    local = LocalDatabase(tmp_path)
+    state, _ = joined(local, "one")
+    absent(local, state, "a", "b", "c")
+
+    def judge(user: str, client: str, given: Mapping[str, SubscriptionOptions]) -> list[str]:
+        if client == "b":
+            raise ValueError
+        return [name for name in given if name != "own"]
+
+    cluster = Cluster()
+    before = containment.counted["reload"]
+    await reviewed(local, AbsentReview(state, cluster, judge))
+    assert cluster.changes == [("queue-a", "x.y", False), ("queue-c", "x.y", False)]
     assert containment.counted["reload"] == before + 1
