@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
+import psycopg
 import yaml
 
 from tests.benchmarks.load import cpu_secs
 from tests.interop import servers
-from tests.interop.servers import LOOPBACK, RabbitMQ, amqp_answers, free_ports, mqtt_answers
+from tests.interop.servers import LOOPBACK, PostgreSQL, RabbitMQ, amqp_answers, free_ports, mqtt_answers
 
 START_SECS_MAX: Final = 30.0
 STOP_SECS_MAX: Final = 20.0
@@ -140,7 +141,8 @@ class Gateway(Process):
 
 
 class Replica(Gateway):
-    """One of several gateways over the RabbitMQ at `port`, with listeners for MQTT and AMQP."""
+    """One of several gateways over the RabbitMQ at `port` and the PostgreSQL at `state`, with a listener for
+    MQTT."""
 
     name = "replica"
 
@@ -148,13 +150,19 @@ class Replica(Gateway):
         self,
         folder: Path,
         port: int,
+        state: str,
         limits: dict[str, Any] | None = None,
         *,
         workers: int = 1,
         **broker: Any,
     ) -> None:
         (mqtt_port,) = free_ports(1)
-        engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
+        engine = {
+            "engine": "rabbitmq",
+            "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"],
+            "postgresql": {"url": state},
+            **broker,
+        }
         listeners = {
             "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port},
         }
@@ -173,8 +181,8 @@ class Workers(Replica):
 
     name = "workers"
 
-    def __init__(self, folder: Path, port: int, count: int, **broker: Any) -> None:
-        super().__init__(folder, port, workers=count, **broker)
+    def __init__(self, folder: Path, port: int, state: str, count: int, **broker: Any) -> None:
+        super().__init__(folder, port, state, workers=count, **broker)
 
     def _pids(self) -> list[int]:
         tasks = Path(f"/proc/{self.pid}/task").iterdir()  # a child is that of the thread that started it
@@ -188,6 +196,21 @@ class Workers(Replica):
     def rss(self) -> int:
         """Octets of memory that all occupy."""
         return sum(map(rss_octets, self._pids()))
+
+
+class StateServer(PostgreSQL):
+    """An empty PostgreSQL that waits for the disk at each commit."""
+
+    def __init__(self) -> None:
+        super().__init__(fsync=True)
+
+    def database_bytes(self) -> int:
+        """Return the size of its database on disk."""
+        with psycopg.connect(self.url) as connection:
+            connection.execute("CHECKPOINT")
+            row = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+        assert row is not None
+        return int(row[0])
 
 
 class Rabbit(Process):

@@ -1,4 +1,4 @@
-"""MQTT QoS 1 through replicas over a RabbitMQ, against what speaks to that RabbitMQ itself.
+"""MQTT QoS 1 through replicas over a RabbitMQ and a PostgreSQL, against what speaks to that RabbitMQ itself.
 
 Everything happens at one node, in turn, and is persistent: through one replica to an AMQP consumer at the
 cluster, against an AMQP publisher with confirms; from one replica to another, against an AMQP publisher and
@@ -18,7 +18,7 @@ from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
 from tests.benchmarks.sections import standing
 from tests.benchmarks.sections.comparing import compared
-from tests.benchmarks.subjects import Rabbit, Replica, Workers
+from tests.benchmarks.subjects import Rabbit, Replica, StateServer, Workers
 
 AGAINST_BARE: Final = 0.8
 AGAINST_PLUGIN: Final = 2.0
@@ -28,13 +28,16 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     """Five figures of medians of `repeat` runs, and four of sessions that stand (standing.py)."""
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
+        state = stack.enter_context(StateServer())
         port = rabbit.amqp_port
         one, two, three = (
-            stack.enter_context(Replica(folder / name, port, queue_type=queue_type))
+            stack.enter_context(Replica(folder / name, port, state.url, queue_type=queue_type))
             for name, queue_type in (("one", "classic"), ("two", "classic"), ("three", "quorum"))
         )
         alone, both = (
-            stack.enter_context(Workers(folder / f"workers{count}", port, count, queue_type="classic"))
+            stack.enter_context(
+                Workers(folder / f"workers{count}", port, state.url, count, queue_type="classic")
+            )
             for count in (1, 2)
         )
         loads = (

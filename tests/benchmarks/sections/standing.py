@@ -1,6 +1,7 @@
 """Many clients at once. Of those with clean sessions, what each takes of its replica's memory, and how many
 queues they have. Of sessions that outlive their connections, how fast they are begun, what each of them takes
-of RabbitMQ's memory, and how long it takes until all are back at another replica when theirs is killed.
+of RabbitMQ's memory and of PostgreSQL's disk, and how long it takes until all are back at another replica
+when theirs is killed.
 
 The same clients at RabbitMQ's own MQTT plugin are beside that; there they come back to the same node, for
 their connections alone were cut.
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.benchmarks import wires
 from tests.benchmarks.report import Figure
-from tests.benchmarks.subjects import Rabbit, Replica, Subject
+from tests.benchmarks.subjects import Rabbit, Replica, StateServer, Subject
 
 SESSIONS: Final = 10_000
 AT_ONCE: Final = 250  # clients that connect at the same time
@@ -33,13 +34,13 @@ LIMITS: Final[dict[str, Any]] = {
 
 
 class Stood(NamedTuple):
-    """What was measured: seconds until all sessions were there, octets of RabbitMQ's memory for each, and
-    seconds until all were back. `known`: octets of a replica that knows each from the log alone."""
+    """What was measured: seconds until all sessions were there, bytes of RabbitMQ's memory for each, and
+    seconds until all were back. `stored`: bytes of the database for each."""
 
     begun_secs: float
     octets: float
     back_secs: float
-    known: float = 0.0
+    stored: float = 0.0
 
 
 class Clean(NamedTuple):
@@ -77,8 +78,11 @@ def _close(socks: list[socket.socket]) -> None:
 def _at_replicas(folder: Path) -> Stood:
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
+        state = stack.enter_context(StateServer())
         one, other = (
-            stack.enter_context(Replica(folder / name, rabbit.amqp_port, limits=LIMITS, queue_type="classic"))
+            stack.enter_context(
+                Replica(folder / name, rabbit.amqp_port, state.url, limits=LIMITS, queue_type="classic")
+            )
             for name in ("one", "other")
         )
         return _measured(
@@ -86,7 +90,7 @@ def _at_replicas(folder: Path) -> Stood:
             one.mqtt_port,
             other.mqtt_port,
             lambda: os.kill(one.pid, signal.SIGKILL),
-            other.rss,
+            state.database_bytes,
         )
 
 
@@ -109,7 +113,8 @@ def _clean(rabbit: Rabbit, subject: Subject) -> Clean:
 def _clean_at_replica(folder: Path) -> Clean:
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
-        replica = stack.enter_context(Replica(folder / "one", rabbit.amqp_port, limits=LIMITS))
+        state = stack.enter_context(StateServer())
+        replica = stack.enter_context(Replica(folder / "one", rabbit.amqp_port, state.url, limits=LIMITS))
         return _clean(rabbit, replica)
 
 
@@ -123,14 +128,14 @@ def _measured(
     port: int,
     next_port: int,
     lose: Callable[[], None],
-    watched: Callable[[], int],
+    database_bytes: Callable[[], int],
 ) -> Stood:
     time.sleep(SETTLE_SECS)
-    before, alone, began = rabbit.rss(), watched(), time.monotonic()
+    before, empty, began = rabbit.rss(), database_bytes(), time.monotonic()
     first = _clients(port, present=False)
     begun_secs = time.monotonic() - began
     time.sleep(SETTLE_SECS)
-    octets, known = (rabbit.rss() - before) / SESSIONS, (watched() - alone) / SESSIONS
+    octets, stored = (rabbit.rss() - before) / SESSIONS, (database_bytes() - empty) / SESSIONS
     began = time.monotonic()
     lose()
     _close(first)
@@ -141,7 +146,7 @@ def _measured(
             wires.mqtt_publish(sender, f"to/standing-{at:05d}", b"x")
             wires.mqtt_answer(again[at], 0x32)  # it has its subscription still
     _close(again)
-    return Stood(begun_secs, octets, back_secs, known)
+    return Stood(begun_secs, octets, back_secs, stored)
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -170,7 +175,7 @@ def measure(folder: Path) -> list[Figure]:
             ours.octets / 1024,
             plugin.octets / 1024,
             plugin.octets / ours.octets,
-            more={"at each replica that knows it, KiB": round(ours.known / 1024, 2)},
+            more={"in the database, KiB": round(ours.stored / 1024, 2)},
         ),
         Figure(
             "all back at another replica after theirs was killed, against the plugin after a cut",
