@@ -1,4 +1,7 @@
-"""Readers of the two clocks; gateway/model/times.py explains why their times have different types.
+"""Readers of all clocks; gateway/model/times.py explains why their times have different types.
+
+No other module of the gateway's process reads a clock (tests/house/test_times.py). The readers of the
+system's clocks are attributes of this module, which a test replaces before it builds a gateway.
 
 `utc` begins as the wall clock and then advances with a clock that cannot be set. It follows the wall clock
 where that differs by less than a second, and otherwise by a thousandth of the elapsed time. So a jump of the
@@ -10,6 +13,7 @@ again. Everything that is compared or deleted by its age uses `utc`. Stored time
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -21,8 +25,23 @@ from gateway.model.times import Monotonic, WallTime
 STEP_SECS_MAX: Final = 1.0  # a larger difference is a jump of the wall clock
 SLEW: Final = 0.001  # seconds by which a jump is followed in each second
 BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # also advances while a machine sleeps
-
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")  # of Linux
+
+monotonic: Callable[[], float] = time.monotonic
+"""Return seconds of a clock that cannot be set, for durations also outside of the event loop."""
+perf_counter: Callable[[], float] = time.perf_counter
+"""Return seconds of the finest clock, for durations of steps."""
+thread_time: Callable[[], float] = time.thread_time
+"""Return the seconds for which this thread has run."""
+unix_time: Callable[[], float] = time.time
+"""Return the wall clock's seconds since 1970 as a plain number, which no type protects: see `wall`."""
+unix_time_ns: Callable[[], int] = time.time_ns
+"""Return the wall clock's nanoseconds since 1970, for names that differ from those of an earlier process."""
+
+
+def since_boot() -> float:
+    """Return the seconds since the machine was started, by a clock that cannot be set."""
+    return monotonic() if BOOT_TIME is None else time.clock_gettime(BOOT_TIME)
 
 
 class SteadyClock:
@@ -37,7 +56,7 @@ class SteadyClock:
     def utc(self) -> WallTime:
         """Return UTC in seconds since 1970."""
         at = since_boot()
-        ahead = time.time() - at - self._boot
+        ahead = unix_time() - at - self._boot
         if not -STEP_SECS_MAX < ahead < STEP_SECS_MAX:
             most = (at - self._at) * SLEW
             ahead = min(max(ahead, -most), most)
@@ -48,11 +67,6 @@ class SteadyClock:
     def follow(self) -> None:
         """Continue with the time of the wall clock, which is known to be right."""
         self._boot = wall() - since_boot()
-
-
-def since_boot() -> float:
-    """Return the seconds since the machine was started, by a clock that cannot be set."""
-    return time.monotonic() if BOOT_TIME is None else time.clock_gettime(BOOT_TIME)
 
 
 @cache
@@ -74,7 +88,7 @@ def now() -> Monotonic:
 
 def wall() -> WallTime:
     """Return the time of the wall clock, which may be set: only for display and for comparing clocks."""
-    return WallTime(time.time())
+    return WallTime(unix_time())
 
 
 _steady: Final = SteadyClock()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hmac
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
 
+from gateway import clock
 from gateway.access.backends import Backend, Denial
 from gateway.access.certificates import Certificates, principal_of
 from gateway.access.credentials import Credentials
@@ -183,7 +183,7 @@ class Access:
 
         For a principal of another back end only the expiry is checked.
         """
-        if principal.expires is not None and principal.expires <= time.time():
+        if principal.expires is not None and principal.expires <= clock.unix_time():
             return False
         if principal.backend != self.users.kind:
             return True

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
+from gateway import clock as clocks
 from gateway.access.principal import Principal
 from gateway.model.shares import UserEntries, UserShares
 
@@ -65,11 +65,11 @@ class Sessions:
         *,
         idle_secs: float,
         longest_secs: float,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._idle_secs = idle_secs
         self._longest_secs = longest_secs
-        self._clock = clock
+        self._clock = clock or clocks.unix_time
         self._sessions: dict[bytes, Session] = {}
         self._entries: UserEntries[bytes] = UserEntries(shares)  # in order of use, the last used one last
         self._links: dict[bytes, float] = {}

@@ -13,7 +13,6 @@ import os
 import secrets
 import stat
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 import structlog
 
+from gateway import clock
 from gateway.access.principal import Principal
 from gateway.errors import ConfigurationError
 from gateway.model.shares import OPERATOR, UserShares
@@ -156,7 +156,7 @@ class ConsoleTokens:
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
-        now = time.time()
+        now = clock.unix_time()
         self._tokens = {
             digest: one for digest, one in self._tokens.items() if one.expires is None or one.expires > now
         }
@@ -189,7 +189,7 @@ class ConsoleTokens:
     def make_temporary(self, name: str) -> str:
         """Create a token with all rights, valid while this process runs, and return its text."""
         text, digest = _new()
-        self._temporary[digest] = Token(name, digest, "write", "this process", time.time())
+        self._temporary[digest] = Token(name, digest, "write", "this process", clock.unix_time())
         return text
 
     def revoke(self, name: str) -> bool:
@@ -215,7 +215,7 @@ class ConsoleTokens:
     def holds(self, digest: str) -> bool:
         """Return True if there is a token with this digest and it has not expired."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
-        return token is not None and (token.expires is None or token.expires > time.time())
+        return token is not None and (token.expires is None or token.expires > clock.unix_time())
 
     def by_digest(self, digest: str) -> Token | None:
         """Return the token with this digest, or None if there is none or it has expired."""

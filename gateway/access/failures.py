@@ -15,10 +15,10 @@ ago are dropped first. Failures from this machine are never counted.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
+from gateway import clock as clocks
 from gateway.access.places import LOOPBACK, place_of
 from gateway.settings.logins import Logins
 
@@ -86,9 +86,9 @@ class _Table:
 class Failures:
     """Failed logins at all listeners of a gateway. `remote` is host:port."""
 
-    def __init__(self, options: Logins | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: Logins | None = None, clock: Callable[[], float] | None = None) -> None:
         options = options or Logins()
-        self._clock = clock
+        self._clock = clock or clocks.monotonic
         self._delay_secs = options.delay_secs
         window, refused = options.failure_window_secs, options.refused_secs
         self._pairs = _Table(options.failures_max, window, refused)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import time
 from typing import Final
 
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.asking import Asker, Unanswered
 from gateway.access.backends import Denial, Remembered
 from gateway.access.credentials import Credentials
@@ -59,7 +59,7 @@ class HttpUsers:
         """Return the cached result of this login, or None. Denial.WRONG without a user name."""
         if not credentials.user:
             return Denial.WRONG
-        key, now = self._digest(credentials), time.monotonic()
+        key, now = self._digest(credentials), clock.monotonic()
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
@@ -99,12 +99,12 @@ class HttpUsers:
         except Unanswered as error:
             self._failed(str(error))
             # Logins that wait for this request get its result, and do not each wait for their own timeout.
-            self._denied.add(key, Denial.UNAVAILABLE, time.monotonic() + UNAVAILABLE_SECS)
+            self._denied.add(key, Denial.UNAVAILABLE, clock.monotonic() + UNAVAILABLE_SECS)
             return Denial.UNAVAILABLE
         if self._down:
             self._down = False
             log.info("authentication server responding again", backend=self.kind)
-        now = time.monotonic()
+        now = clock.monotonic()
         if not options.cache_secs:
             return found
         if isinstance(found, Principal):

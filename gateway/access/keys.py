@@ -8,7 +8,6 @@ once, but not more often than every `AGAIN_SECS`, because unauthenticated client
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from gateway import clock as clocks
 from gateway.access.asking import Asker, Unanswered
 from gateway.errors import ConfigurationError
 from gateway.reloads import LOOK_SECS, Reloaded
@@ -157,7 +157,7 @@ class KeysUrl:
         refresh_secs: float,
         kept_secs: float,
         again_secs: float = AGAIN_SECS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.failures = 0
         self._url = url
@@ -165,7 +165,7 @@ class KeysUrl:
         self._refresh_secs = refresh_secs
         self._kept_secs = kept_secs
         self._again_secs = again_secs
-        self._clock = clock
+        self._clock = clock or clocks.monotonic
         self._keys: list[Key] = []
         self._fetched_at = self._tried_at = -math.inf
         self._wanted = trio.Event()

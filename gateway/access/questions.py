@@ -10,12 +10,12 @@ response has arrived. Responses are cached for a while.
 
 from __future__ import annotations
 
-import time
 from typing import Final, Literal, NamedTuple, Protocol
 
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.asking import Asker, Unanswered
 from gateway.access.turns import Crowded, Turns
 from gateway.settings.access import HttpAuthorizer
@@ -84,7 +84,7 @@ class HttpQuestions:
     def known(self, question: Question) -> bool | None:
         """Return the cached response, True if allowed, or None if there is none or it has expired."""
         found = self._answers.get(question)
-        return None if found is None or found[1] <= time.monotonic() else found[0]
+        return None if found is None or found[1] <= clock.monotonic() else found[0]
 
     async def ask(self, question: Question) -> None:
         """Fetch the response, unless cached; concurrent calls with equal questions share one request."""
@@ -135,7 +135,7 @@ class HttpQuestions:
         self._answers.pop(question, None)
         if len(self._answers) >= self._options.cache_entries_max:
             del self._answers[next(iter(self._answers))]
-        self._answers[question] = (allowed, time.monotonic() + secs)
+        self._answers[question] = (allowed, clock.monotonic() + secs)
 
     def _failed(self, why: str) -> None:
         self.failures += 1

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 import argon2
 import trio
 
+from gateway import clock
 from gateway.access.backends import Denial, Remembered
 from gateway.access.credentials import Credentials
 from gateway.access.failures import Failures
@@ -120,7 +120,7 @@ class Users:
         if self._is_guest(credentials.user):
             allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
             return self._principal(GUEST) if allowed and credentials.password == GUEST.encode() else None
-        key, now = self._digest(credentials), time.monotonic()
+        key, now = self._digest(credentials), clock.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
@@ -146,7 +146,7 @@ class Users:
             asked.set()
 
     def _recalled(self, key: bytes) -> Principal | Denial | None:
-        now = time.monotonic()
+        now = clock.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def _hash(self, key: bytes, credentials: Credentials) -> Principal | Denial:
@@ -166,7 +166,7 @@ class Users:
             return Denial.WRONG  # the stored hash has changed meanwhile, so the result is outdated
         found: Principal | Denial = self._principal(user) if right and stored else Denial.WRONG
         remembered = self._wrong if found is Denial.WRONG else self._right
-        remembered.add(key, found, time.monotonic() + REMEMBERED_SECS)
+        remembered.add(key, found, clock.monotonic() + REMEMBERED_SECS)
         return found
 
     # SCRAM

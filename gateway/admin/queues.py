@@ -7,7 +7,6 @@ a connection never is. Queues of the configuration are declared again at a resta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -18,6 +17,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
@@ -69,7 +69,7 @@ class ListedQueue(NamedTuple):
         """Seconds since the last use; None while it is in use, or if unknown."""
         if self.in_use or not isinstance(self.queue, AmqpQueue):
             return None
-        return time.monotonic() - self.queue.used
+        return clock.monotonic() - self.queue.used
 
 
 class QueuesApi:

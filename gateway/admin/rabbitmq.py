@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from gateway import clock
 from gateway.access.authorization import Roles
 from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
@@ -136,7 +136,7 @@ class RabbitApi:
         self._flush = flush
         self._node = f"gateway@{node}"
         self._version = version
-        self._began = time.monotonic()
+        self._began = clock.monotonic()
         self._doors = doors
         self._consuming = consuming
         self._changes = RabbitChanges(broker, flush)
@@ -254,7 +254,7 @@ class RabbitApi:
             "name": self._node,
             "type": "disc",
             "running": True,
-            "uptime": int((time.monotonic() - self._began) * 1_000),
+            "uptime": int((clock.monotonic() - self._began) * 1_000),
             "processors": os.cpu_count(),
             "os_pid": str(os.getpid()),
             "mem_used": int(gauges.get("gateway_memory_bytes", 0)),
@@ -326,7 +326,7 @@ class RabbitApi:
         published = self._meter.rate(f"publish {key}", queue.next)
         settled = self._meter.rate(f"ack {key}", gone)
         policy = holding(host.policies, queue.name, queue.arguments)
-        idle = None if queue.consumers else time.time() - (time.monotonic() - queue.used)
+        idle = None if queue.consumers else clock.unix_time() - (clock.monotonic() - queue.used)
         exclusive, first = queue.exclusive_consumer, next(iter(queue.consumers), None)
         return {
             "name": queue.name,
@@ -422,7 +422,7 @@ class RabbitApi:
     def _connection(self, one: Connected) -> Fields:
         host, _, port = one.address.rpartition(":")
         details = one.details
-        since = None if one.since is None else time.time() - (trio.current_time() - one.since)
+        since = None if one.since is None else clock.unix_time() - (clock.now() - one.since)
         amqp = one.protocol == AMQP091.name
         return {
             "name": one.address,

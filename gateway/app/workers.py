@@ -9,7 +9,6 @@ a restarted worker uses it as it is then.
 
 from __future__ import annotations
 
-import random
 import signal
 import socket
 import sys
@@ -21,7 +20,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from gateway import clock
+from gateway import chance, clock
 from gateway.admin.workers import WorkersState, serve_workers
 from gateway.app.control import Lines, Order, Question
 from gateway.app.mappings import MappingFiles
@@ -100,7 +99,7 @@ class Worker:
                 raise WorkerFailed(self.number, code)
             if clock.now() - began > STABLE_SECS:
                 pause = AGAIN_SECS_MIN
-            wait = pause * (0.5 + random.random() / 2)
+            wait = pause * (0.5 + chance.random() / 2)
             pause = min(pause * 2, AGAIN_SECS_MAX)
             self.restarts[why] += 1
             log.error(

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.outcome import Outcome, Reason, Verdict
 
@@ -218,7 +219,7 @@ class Memory:
         while True:
             await trio.sleep(TICK_SECS)
             try:
-                self.tick(trio.current_time())
+                self.tick(clock.now())
             except Exception as error:
                 contained("timer", error)
             flush()

@@ -9,7 +9,6 @@ adds what arrives meanwhile behind it. Equal selectors are evaluated once for a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final
 
 from gateway import clock
@@ -43,9 +42,9 @@ class SelectionWork:
             known = results.get((selects, message))
             if known is not None:
                 return known
-        began = perf_counter()
+        began = clock.perf_counter()
         found = selects(message)
-        took = perf_counter() - began
+        took = clock.perf_counter() - began
         if began - self._began > WINDOW_SECS and not self._is_set:
             self._began, self._spent = began, 0.0
         self._spent += took
@@ -71,7 +70,7 @@ class SelectionWork:
 
     def _next_pass(self) -> None:
         self._is_set = False
-        self._began, self._spent = perf_counter(), 0.0
+        self._began, self._spent = clock.perf_counter(), 0.0
         self._results.clear()
         calls, self._calls = self._calls, {}
         for call in calls:

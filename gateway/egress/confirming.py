@@ -26,8 +26,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-import trio
-
 from gateway import clock
 from gateway.containment import contained
 from gateway.model.batch import SubBatch
@@ -375,7 +373,7 @@ class ConfirmedSink:
     def _sent(self, part: SubBatch, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
         """Give sent messages their numbers and count them; their bodies have `octets` bytes in all."""
         if positions:
-            self._number(part, positions, trio.current_time(), mandatory=mandatory)
+            self._number(part, positions, clock.now(), mandatory=mandatory)
             self._count_in_flight()
             self._written(len(positions), octets)
 
@@ -425,7 +423,7 @@ class ConfirmedSink:
         finished = self._runs[:whole]
         del self._runs[:whole]
         del self._firsts[:whole]
-        now = trio.current_time()
+        now = clock.now()
         observe = self._stats.latency.observe
         for run in finished:
             observe(now - run.sent, run.last - run.first + 1)

@@ -9,10 +9,10 @@ accepted them. New messages for the same routes wait behind them; other routes a
 from __future__ import annotations
 
 import heapq
-import random
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
+from gateway import chance
 from gateway.broker.backoff import Backoff
 from gateway.broker.routing import RoutingEntry
 from gateway.model.message import Message
@@ -58,7 +58,7 @@ class HeldBack(Generic[R]):
     def __init__(
         self,
         message_of: Callable[[R], Message],
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = chance.random,
         *,
         secs_max: float | None = None,
     ) -> None:

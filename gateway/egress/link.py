@@ -8,7 +8,6 @@ stores unconfirmed messages.
 
 from __future__ import annotations
 
-import random
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
-from gateway import clock
+from gateway import chance, clock
 from gateway.containment import contained
 from gateway.egress.connect_errors import reason
 from gateway.errors import ConfigurationError, LinkError
@@ -28,9 +27,10 @@ from gateway.model.message import Message
 from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import LinkTls, Remote, Target, address_of
 from gateway.telemetry.stats import FrameCounts, LastError, LinkStats
+from gateway.transport.filter import Ending, Filter
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
-from gateway.transport.stream import Ending, Filter, Stream, StreamOwner, WriteSet
+from gateway.transport.stream import Stream, StreamOwner, WriteSet
 from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketClient
 
@@ -155,7 +155,7 @@ class Turns:
     """
 
     def __init__(
-        self, count: int, wait_min: float, wait_max: float, jitter: Callable[[], float] = random.random
+        self, count: int, wait_min: float, wait_max: float, jitter: Callable[[], float] = chance.random
     ) -> None:
         self.at = 0
         self._count = count
@@ -239,7 +239,7 @@ class Link:
         endpoint: str = "",
         consumes: bool = True,
         publishes: bool = True,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = chance.random,
     ) -> None:
         """Create the link.
 
@@ -336,7 +336,7 @@ class Link:
                 if self._held_down:
                     log.info("link suspended", link=self.name, why=self.why)
                     await self._goes_on.wait()
-                began = trio.current_time()
+                began = clock.now()
                 try:
                     await self._once()
                 except LinkError as error:
@@ -346,7 +346,7 @@ class Link:
                     self.status.why = "internal error"
                 if self._held_down:
                     continue
-                held = trio.current_time() - began > STABLE_SECS
+                held = clock.now() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
                 if self._stopping:
                     return
@@ -391,7 +391,7 @@ class Link:
         )
         stream.count_with(self.stats)
         try:
-            self._connection = self.session.connect(stream, target, trio.current_time())
+            self._connection = self.session.connect(stream, target, clock.now())
         except Exception:
             sock.close()
             raise
@@ -423,7 +423,7 @@ class Link:
         while True:
             await trio.sleep(TICK_SECS)
             try:
-                self._ticked(trio.current_time())
+                self._ticked(clock.now())
             except Exception as error:
                 contained("timer", error, link=self.name)
             self._writes.flush()

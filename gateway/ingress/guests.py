@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.access.places import place_of
 from gateway.access.rights import Rights
 from gateway.ingress.door import Door
@@ -63,14 +63,14 @@ class Guests:
 
     def full(self) -> bool:
         """Return True if connections_max is reached and no connection can be evicted."""
-        return self._door.full(trio.current_time())
+        return self._door.full(clock.now())
 
     def refusal(self, place: str) -> str:
         """Return the name of the limit that prevents a connection from this address now; "" if none does.
 
         Counts the attempt towards connects_per_second_max.
         """
-        now = trio.current_time()
+        now = clock.now()
         return (
             "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
         )
@@ -84,7 +84,7 @@ class Guests:
     def no_place(self, stream: Stream) -> bool:
         """Return True if a connection from a shared port exceeds a limit here; it is then closed and
         logged."""
-        word = self._door.refusal(place_of(stream.remote), trio.current_time())
+        word = self._door.refusal(place_of(stream.remote), clock.now())
         if word:
             self.refused(word, stream.remote)
             stream.abort(word)
@@ -92,7 +92,7 @@ class Guests:
 
     def enter(self, connection: Guest, stream: Stream) -> None:
         """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
-        now = trio.current_time()
+        now = clock.now()
         stranger = self._door.in_the_way(now)
         if stranger is not None:
             self.refused("gave_way", stranger.stream.remote)
@@ -138,7 +138,7 @@ class Guests:
                 octets = one.receive_bytes_per_sec_max
             if one is not None and one.receive_messages_per_sec_max is not None:
                 messages = one.receive_messages_per_sec_max
-        return Rate(octets, messages, trio.current_time()) if octets or messages else None
+        return Rate(octets, messages, clock.now()) if octets or messages else None
 
     def hurry(self, connection: Guest, interval: float) -> None:
         """Give a connection more frequent ticks if the client expects bytes every `interval` seconds; 0 is

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
@@ -28,9 +29,10 @@ from gateway.ingress.guest import Guest
 from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.sockets import all_bound, place_at
 from gateway.settings import Limits
+from gateway.transport.filter import Ending, Filter
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
-from gateway.transport.stream import Ending, Filter, Stream, WriteSet
+from gateway.transport.stream import Stream, WriteSet
 
 TICK_SECS: Final = 1.0
 SHORT_TICKS: Final = 4  # per tick, for connections with short heartbeats
@@ -207,7 +209,7 @@ class Listener:
             rate=self.guests.rate(),
             backlog_max=self._backlog_max,
         )
-        now = trio.current_time()
+        now = clock.now()
         self.stats.accepted += 1
         if proxies is None:
             self._begin(stream, now)
@@ -286,7 +288,7 @@ class Listener:
             hurried = bool(self.guests.hurried)
             await trio.sleep(TICK_SECS / SHORT_TICKS if hurried else TICK_SECS)
             short = (short + 1) % SHORT_TICKS if hurried else 0
-            now = trio.current_time()
+            now = clock.now()
             for connection in list(self.guests.hurried if short else self.guests.connections):
                 try:
                     connection.tick(now)

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
+from gateway import clock
 from gateway.access.authentication import Access
 from gateway.access.backends import Denial
 from gateway.access.certificates import from_balancer, from_octets
@@ -76,7 +77,7 @@ class Login:
             stream.release()
         then()
         if self._given and stream.owner is owner:
-            owner.receive(self._given, trio.current_time())
+            owner.receive(self._given, clock.now())
         stream.mark()
 
     @property

@@ -23,9 +23,9 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.state.database import AbortedError, Database, LostError, Noted
 from gateway.state.group import run_group
@@ -83,7 +83,7 @@ class Item:
     def __init__(self, work: object, done: Callable[[Reply[Any]], None]) -> None:
         self.work = work
         self.done = done
-        self.since = monotonic()
+        self.since = clock.monotonic()
         self.is_given_up = False
 
 
@@ -125,7 +125,7 @@ class Committer:
     def busy_secs(self) -> float:
         """Return how many seconds the current use of the database has lasted, 0.0 if it is idle."""
         since = self.busy_since
-        return 0.0 if since is None else monotonic() - since
+        return 0.0 if since is None else clock.monotonic() - since
 
     def interrupt(self) -> None:
         """End the connection; the lane reconnects. Called by other threads."""
@@ -161,7 +161,7 @@ class Committer:
     def _turn(self) -> None:
         """Try to commit one group; after an error reconnect."""
         self._pending = [item for item in self._pending if not item.is_given_up]
-        self.busy_since = monotonic()
+        self.busy_since = clock.monotonic()
         try:
             self._connect()
             try:
@@ -186,7 +186,7 @@ class Committer:
             self._commit(operations, queries + rest)
         for at, item in enumerate(queries):
             if not item.is_given_up:
-                self.busy_since = monotonic()
+                self.busy_since = clock.monotonic()
                 self._read(item)
             self._pending = queries[at + 1 :] + rest
 
@@ -328,14 +328,14 @@ class LanedStore(StateStore):
         if not self._join(STOP_TIMES * self._patience_secs):
             self._interrupt(self._all)
             self._join(STOP_SECS)  # a thread that still runs ends with the process
-        self._call_soon(partial(self._give_up, lambda lane: monotonic()))
+        self._call_soon(partial(self._give_up, lambda lane: clock.monotonic()))
         self._is_stopped = True
 
     def _join(self, secs: float) -> bool:
         """Wait for the end of the threads. Return False if some still run after `secs` seconds."""
-        until = monotonic() + secs
+        until = clock.monotonic() + secs
         for thread in self._threads:
-            thread.join(max(until - monotonic(), 0.0))
+            thread.join(max(until - clock.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
@@ -367,7 +367,7 @@ class LanedStore(StateStore):
             self._listener.listen(replica)
 
     def tick(self) -> None:
-        self._give_up(lambda lane: monotonic() - lane.patience_secs)
+        self._give_up(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
 

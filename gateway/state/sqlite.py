@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gateway import clock as clocks
 from gateway.errors import StoreError
 from gateway.state.database import (
     SIZED,
@@ -184,11 +184,12 @@ class SQLiteState(LanedStore):
         self,
         path: Path,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         patience_secs: float = 5.0,
         migrations: Migrations | None = None,
     ) -> None:
         """Open and migrate the file. `clock` returns the database's time in UTC seconds."""
+        clock = clock or clocks.unix_time
         try:
             connection = _open(path, clock)
             try:

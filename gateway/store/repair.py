@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from gateway import clock
 from gateway.errors import StoreError
 from gateway.store.damage import Findings, Keep, Row, examine, wal_faults
 from gateway.store.database import FILE, REPAIRED, connect
@@ -166,7 +167,7 @@ def _put_in_place(folder: Path) -> Path:
 
     Continues after an interruption.
     """
-    aside = folder / f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    aside = folder / f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(clock.unix_time()))}"
     aside.mkdir(mode=0o700, exist_ok=True)
     new = folder / REPAIRED / FILE
     if new.exists():

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from time import monotonic, perf_counter
 from typing import Any, Final
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.database import DISK_ERRORS, Database
@@ -91,7 +91,7 @@ class Writer:
         self._on_health = on_health
         self._on_told = on_told
         self._probe_at = 0.0
-        self._tidy_at = monotonic() + TIDY_BUSY_SECS
+        self._tidy_at = clock.monotonic() + TIDY_BUSY_SECS
         self._rest: float | None = TIDY_SECS  # seconds until it is time to tidy; None if everything is tidy
         self._ending = False
         database.checkpoints(0 if failure else reserve.pages)
@@ -145,7 +145,7 @@ class Writer:
     def heard(self) -> None:
         """Note that the loop knows of the failure, and that what it handed in before has been refused."""
         self._heard = True
-        self._probe_at = monotonic()
+        self._probe_at = clock.monotonic()
 
     @property
     def refusal(self) -> Outcome:
@@ -158,12 +158,12 @@ class Writer:
             if calls is not None:
                 self._take(calls)
                 self._refuse()
-            if monotonic() >= self._probe_at:
+            if clock.monotonic() >= self._probe_at:
                 self._probe()
         elif calls is not None:
             self._gather(calls)
             self._commit()
-            if monotonic() >= self._tidy_at:
+            if clock.monotonic() >= self._tidy_at:
                 self._tidy()
         elif not self._ending:
             self._tidy()
@@ -177,7 +177,7 @@ class Writer:
 
     def _next(self) -> Calls | None:
         """Return the next calls, or None if something else is due or at the end."""
-        patience = max(self._probe_at - monotonic(), 0.0) if self.failure else self._rest
+        patience = max(self._probe_at - clock.monotonic(), 0.0) if self.failure else self._rest
         try:
             calls = self.calls.get(timeout=patience)
         except queue.Empty:
@@ -223,7 +223,7 @@ class Writer:
 
         Raises one of DISK_ERRORS; then the group is unchanged.
         """
-        started = perf_counter()
+        started = clock.perf_counter()
         group = self.group
         changes = group.changes
         deferred = {}
@@ -243,7 +243,7 @@ class Writer:
             figures.commits += 1
             figures.messages += written.messages
             figures.octets += written.octets
-            figures.commit_secs = perf_counter() - started
+            figures.commit_secs = clock.perf_counter() - started
             figures.file_octets = self._database.size()
             self._rest = TIDY_SECS
         self._tell(ACCEPTED)
@@ -283,7 +283,7 @@ class Writer:
         self._figures.failures += 1
         told, self.failure = bool(self.failure), text
         self._figures.healthy = False
-        self._probe_at = monotonic()
+        self._probe_at = clock.monotonic()
         self._reserve.give_up()
         self._database.checkpoints(0)  # `tidy` makes checkpoints while there is space
         if not told:
@@ -312,7 +312,7 @@ class Writer:
                 self._figures.healthy = True
                 self._database.checkpoints(self._reserve.pages)
                 self.call_soon(partial(self._on_health, True))
-        self._probe_at = monotonic() + self._probe_secs
+        self._probe_at = clock.monotonic() + self._probe_secs
 
     def _tidy(self) -> None:
         try:
@@ -325,7 +325,7 @@ class Writer:
             self._rest = TIDY_AGAIN_SECS
         else:
             self._rest = TIDY_SECS if self._database.log_is_read else None
-        self._tidy_at = monotonic() + TIDY_BUSY_SECS
+        self._tidy_at = clock.monotonic() + TIDY_BUSY_SECS
 
 
 def refusal_of(failure: str) -> Outcome:

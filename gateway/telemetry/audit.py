@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -31,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
+from gateway import clock as clocks
 from gateway.telemetry.logs import write_json
 
 LOGGER: Final = "gateway.audit"
@@ -86,7 +86,7 @@ class Trail:
         self,
         write: Callable[[str, dict[str, Any]], None],
         per_second_max: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         *,
         user_share: float = 1.0,
         several: Callable[[], bool] = bool,
@@ -100,7 +100,7 @@ class Trail:
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self._write = write
         self._per_second_max = per_second_max
-        self._clock = clock
+        self._clock = clock or clocks.monotonic
         self._seconds: dict[str, tuple[int, int]] = {}  # by event: the current second, and the lines in it
         self._lines: dict[str, dict[str, int]] = {}  # lines in that second, by event and holder
         self._user_share = user_share
@@ -186,7 +186,11 @@ def _to_log(event: str, facts: dict[str, Any]) -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(clocks.unix_time(), UTC)
+        .isoformat(timespec="microseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _nowhere(event: str, facts: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal, TextIO
 
@@ -17,6 +16,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from gateway import clock as clocks
 from gateway.containment import tell_with
 
 LogFormat = Literal["auto", "console", "json"]
@@ -35,8 +35,8 @@ class Limiter:
     text with route and reason. Only events with `limited` true are affected.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or clocks.monotonic
         self._kinds: dict[str, _Kind] = {}
 
     def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -14,7 +14,6 @@ thread of the SDK with a bounded queue.
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway import clock
+from gateway import chance, clock
 from gateway.containment import contained
 from gateway.errors import ProtocolError
 from gateway.model.message import Message
@@ -116,7 +115,7 @@ class Tracing:
             return NEVER_DUE
         if self._share >= 1:
             return 1
-        return int(math.log(1.0 - random.random()) / math.log1p(-self._share)) + 1
+        return int(math.log(1.0 - chance.random()) / math.log1p(-self._share)) + 1
 
     @staticmethod
     def carries(found: PropertySet) -> bool:

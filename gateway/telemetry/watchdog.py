@@ -8,7 +8,6 @@ one whose bytes took longest.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
@@ -43,11 +42,11 @@ class Watchdog:
     histogram of their durations.
     """
 
-    def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
         """Set the limit: a step of more than `slow_turn_secs` is logged; 0 means that none is."""
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
-        self._stopwatch = stopwatch
+        self._stopwatch = stopwatch or clock.perf_counter
         self._began = 0.0
         self._suspected_secs = 0.0
         self._suspect: tuple[str, str, str] | None = None

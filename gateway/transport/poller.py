@@ -20,13 +20,13 @@ from __future__ import annotations
 import heapq
 import select
 import selectors
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.transport.socket_loop import LOOP, PollerSockets, Ready
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
@@ -93,8 +93,8 @@ class Poller:
         self,
         writes: WriteSet,
         turn_done: Callable[[], None],
-        stopwatch: Callable[[], float] = time.perf_counter,
-        worked: Callable[[], float] = time.thread_time,
+        stopwatch: Callable[[], float] | None = None,
+        worked: Callable[[], float] | None = None,
     ) -> None:
         # Not the selectors module: the objects that it builds per ready descriptor cost as much as a read.
         self._ready: Any = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
@@ -108,8 +108,8 @@ class Poller:
         self._paused: list[tuple[float, int, Stream]] = []  # a heap, by the time at which each pause ends
         self._numbers = count()
         self._pausing = trio.Event()
-        self._stopwatch = stopwatch
-        self._worked = worked
+        self._stopwatch = stopwatch or clock.perf_counter
+        self._worked = worked or clock.thread_time
         self._work_began = 0.0  # value of `worked` when it was last read
         self._work_at = 0.0  # value of `stopwatch` at that moment
         self._closed = False
@@ -166,7 +166,7 @@ class Poller:
     def pause(self, stream: Stream, seconds: float) -> None:
         """Read nothing from `stream` for `seconds`, limited to the range from PACE_SECS to PAUSE_SECS_MAX."""
         stream.hold()
-        self._push(stream, trio.current_time(), seconds)
+        self._push(stream, clock.now(), seconds)
         self._pausing.set()
 
     def _push(self, stream: Stream, now: float, seconds: float) -> None:
@@ -206,7 +206,7 @@ class Poller:
                         await trio.lowlevel.checkpoint()  # let other tasks run; this one has work to do
                     else:
                         await trio.lowlevel.wait_readable(descriptor)
-                    self.poll(trio.current_time())
+                    self.poll(clock.now())
         finally:
             self.close()
 
@@ -241,7 +241,7 @@ class Poller:
             self._pausing = trio.Event()
             while paused:
                 await trio.sleep_until(paused[0][0])
-                now = trio.current_time()
+                now = clock.now()
                 while paused and paused[0][0] <= now:
                     stream = heapq.heappop(paused)[2]
                     wait = 0.0 if stream.closed or stream.rate is None else stream.rate.charge(0, now)

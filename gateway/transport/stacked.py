@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.transport.stream import Ending, Filter
+from gateway.transport.filter import Ending, Filter
 
 
 class Stacked:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.spooled import Piece, joined
 from gateway.transport.backlog import Backlog
+from gateway.transport.filter import Ending, Filter
 from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
@@ -53,45 +54,6 @@ class StreamOwner(Protocol):
 
     def lost(self, reason: str) -> None:
         """Clean up after the end of the connection for `reason`. Called once."""
-
-
-class Ending(NamedTuple):
-    """Reason why no more bytes pass a layer. `broke` and `refused` are short labels for counters: the peer
-    broke a rule of the layer, or the client was refused; both are empty if the peer closed normally.
-    """
-
-    text: str
-    broke: str = ""
-    refused: str = ""
-
-
-class Filter(Protocol):
-    """Layer that converts between the socket's bytes and the peer's (TLS, WebSocket)."""
-
-    @property
-    def ended(self) -> Ending | None:
-        """Reason why nothing more will be received, or None. Output that `send` still returns must be
-        written.
-        """
-
-    @property
-    def unread(self) -> bool:
-        """True if `receive` with b"" would return more data, which is left for another turn."""
-
-    @property
-    def certificate(self) -> bytes:
-        """Peer's verified certificate (DER); b"" if it has presented none."""
-
-    def receive(self, data: bytes) -> bytes:
-        """Convert bytes from the socket and return those for the owner, up to whatever sets `ended`."""
-
-    def send(self, data: bytes) -> bytes:
-        """Return the bytes for the socket: `data` converted, and the layer's own output (pass b"" to get only
-        that).
-        """
-
-    def finish(self) -> bytes:
-        """Return the bytes that close the layer."""
 
 
 class Watcher(Protocol):
@@ -401,7 +363,7 @@ class Stream:
         Call it before each piece of uncommon, slow work, such as the first use of an address. The first call
         of a turn returns False and starts the time.
         """
-        now = perf_counter()
+        now = clock.perf_counter()
         if not self.dear_until:
             self.dear_until = now + DEAR_SECS
             return False

@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from typing import Final
 
-from gateway.transport.stream import Ending
+from gateway.transport.filter import Ending
 
 RECORDS_MAX: Final = 512  # TLS records per turn: each may hold as little as one byte
 

@@ -28,9 +28,9 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError, generate_accept_token
 
+from gateway.transport.filter import Ending
 from gateway.transport.http import Refusal, Request, parse_request
 from gateway.transport.stacked import Stacked
-from gateway.transport.stream import Ending
 
 VERSION: Final = "13"  # RFC 6455, 4.1
 KEY_OCTETS: Final = 16

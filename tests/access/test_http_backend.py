@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from gateway.access import http_backend
+from gateway import clock
 from gateway.access.asking import Asker, Unanswered
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
@@ -87,7 +87,7 @@ async def test_an_address_with_a_query_of_its_own_keeps_it() -> None:
 
 async def test_answers_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
-    monkeypatch.setattr(http_backend.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     with served() as server:
         server.answer = knows
         one = backend(server, cache_secs=60.0, cache_entries_max=5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import structlog
 import trio
@@ -62,7 +60,7 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     off: float, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wall = [BASE]
-    monkeypatch.setattr(time, "time", lambda: wall[0])
+    monkeypatch.setattr(clock, "unix_time", lambda: wall[0])
     monkeypatch.setattr(clock, "_steady", clock.SteadyClock())
     cluster = ClusterClock()
     assert cluster.utc() == pytest.approx(BASE, abs=0.1)  # nothing better is known
@@ -90,7 +88,7 @@ async def test_an_answer_that_is_not_exact_blames_nobody(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the cluster takes half a minute to answer."""
-    monkeypatch.setattr(time, "time", lambda: BASE + 30)
+    monkeypatch.setattr(clock, "unix_time", lambda: BASE + 30)
     cluster = ClusterClock()
     await ask(cluster, BASE, there=0.0, back=30.0)
     assert not cluster.why_not

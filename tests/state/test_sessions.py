@@ -209,7 +209,7 @@ def test_a_session_ends_by_the_database_s_clock(
 def test_the_clock_of_a_replica_has_no_part(shared: PostgreSQLWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is two days late, as far as it knows."""
     one, two = shared.replica("one"), shared.replica("two")
-    monkeypatch.setattr("time.time", lambda: 0.0)
+    monkeypatch.setattr("gateway.clock.unix_time", lambda: 0.0)
     leaves(one, opens(one).epoch)
     assert opens(two).present
     assert one.do(Reap(60.0)) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import structlog.testing
 import trio
@@ -20,8 +18,8 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall, self.boot = BEGAN, 50.0
-        monkeypatch.setattr(time, "time", lambda: self.wall)
-        monkeypatch.setattr(time, "monotonic", lambda: self.boot)
+        monkeypatch.setattr(clock, "unix_time", lambda: self.wall)
+        monkeypatch.setattr(clock, "monotonic", lambda: self.boot)
         monkeypatch.setattr(clock, "BOOT_TIME", None)
         self.clock = SteadyClock()
 

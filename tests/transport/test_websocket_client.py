@@ -6,7 +6,7 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Request, TextMessage
 
-from gateway.transport.stream import Ending
+from gateway.transport.filter import Ending
 from gateway.transport.websocket import WebSocketClient, WebSocketFilter
 from tests.transport.test_websocket import MESSAGE_MAX
 

@@ -8,7 +8,6 @@ expire at once they are dropped in pieces, each in its own turn, and what is beh
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -87,7 +86,7 @@ class AmqpQueue(Queue):
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
         self.options = options
-        self.used = time.monotonic()
+        self.used = clock.monotonic()
         self.bound: dict[Exchange, None] = {}
         self.deliveries: Deliveries | None = None  # of a quorum queue
         self._host = host
@@ -201,7 +200,7 @@ class AmqpQueue(Queue):
             self.exclusive_consumer = consumer
         if rank:
             self._ranks[consumer] = rank
-        self.used = time.monotonic()
+        self.used = clock.monotonic()
         self.add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -210,7 +209,7 @@ class AmqpQueue(Queue):
         self._ranks.pop(consumer, None)
         if self.exclusive_consumer is consumer:
             self.exclusive_consumer = None
-        self.used = time.monotonic()
+        self.used = clock.monotonic()
         self.watch_use()
         if self.options.single_active:
             self._offers = bool(self._aside)  # to the one that is active now
@@ -220,14 +219,14 @@ class AmqpQueue(Queue):
         """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
-        left = self.used + self.options.expires_ms / 1000 - time.monotonic()
+        left = self.used + self.options.expires_ms / 1000 - clock.monotonic()
         self._watch = self._host.alarms.set(clock.utc() + left, self._look_at_use)
 
     def _look_at_use(self) -> None:
         self._watch = None
         if self.consumers or self.options.expires_ms is None:
             return
-        if time.monotonic() - self.used >= self.options.expires_ms / 1000:
+        if clock.monotonic() - self.used >= self.options.expires_ms / 1000:
             self._host.delete_queue(self)
         else:
             self.watch_use()

@@ -8,7 +8,6 @@ namespace of the dispatcher; it also enforces limits and shares of users, and re
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -446,7 +445,7 @@ class VirtualHost:
             raise not_found(f"no queue '{name}' in vhost '{self.name}'")
         if found.owner is not None and found.owner is not owner:
             raise locked(name, self.name)
-        found.used = time.monotonic()
+        found.used = clock.monotonic()
         return found
 
     def _enter(self, queue: AmqpQueue) -> None:

@@ -10,7 +10,6 @@ dropped and counted. A restart continues with what is left.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -44,7 +43,7 @@ class EndedSessions:
         self._tally = tally
         self._hand = hand
         self._logs: deque[Log] = deque(log for log in store.logs() if log.kind == ENDED)
-        self._names = itertools.count(time.time_ns())
+        self._names = itertools.count(clock.unix_time_ns())
         self._next = 0  # position in the first log
         self._open: set[int] = set()  # positions that were passed on and are not safe there yet
         self._reading = False

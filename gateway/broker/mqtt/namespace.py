@@ -7,7 +7,6 @@ topic. It also enforces the shares of users, publishes delayed wills and discard
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -164,7 +163,7 @@ class MqttNamespace:
         # Called after the start: a listener takes over the sessions that were restored.
         self.adopt: Callable[[], None] = _nothing
         self._sent_wills = 0  # since this process started
-        self._born = time.time_ns()  # distinguishes keys from those of an earlier process
+        self._born = clock.unix_time_ns()  # distinguishes keys from those of an earlier process
         self._set_aside: set[str] = set()  # clients whose sessions could not be restored
         self._left_sessions: list[Session] = []  # `expires_at` is still the remaining time
         self._unshared: dict[Session, None] = {}  # could not pass on everything, because the disk was full
@@ -709,13 +708,13 @@ class MqttNamespace:
 
     def expire_more(self, now: float) -> bool:
         """Discard sessions that `expire` has found, for some milliseconds. Return True if some are left."""
-        until = time.perf_counter() + EXPIRE_SECS
+        until = clock.perf_counter() + EXPIRE_SECS
         while self._due:
             session = self._due.popleft()
             known = self.sessions.get(session.client_id) is session
             if known and session.outlet is None and 0 < session.expires_at <= now:
                 self.discard(session)
-            if time.perf_counter() >= until:
+            if clock.perf_counter() >= until:
                 break
         return bool(self._due)
 

@@ -9,7 +9,6 @@ These sessions end with the process; durable_session.py has those that do not.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -598,7 +597,7 @@ class Session:
             else:  # the newest are dropped until half of its content was sent
                 self.patient = False
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
-            now = time.monotonic()
+            now = clock.monotonic()
             if self._pace is None:
                 self._pace = Pace(self.limits.delay_secs, PACED_MIN, now)
             if self._pace.behind(len(self), now) and self.limits.may_hold(self.user):
@@ -619,7 +618,7 @@ class Session:
         pace = self._pace
         if pace is not None:
             pace.taken += taken
-            if pace.on and not pace.behind(len(self), time.monotonic()):
+            if pace.on and not pace.behind(len(self), clock.monotonic()):
                 self._unpace()
 
     def _unpace(self) -> None:

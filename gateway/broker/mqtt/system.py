@@ -19,10 +19,9 @@ there is an ordinary message.
 
 from __future__ import annotations
 
-import time
 from typing import Final, Protocol
 
-from gateway import __version__
+from gateway import __version__, clock
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import Grant, Session
 from gateway.broker.mqtt.shared import SharedGroup
@@ -59,7 +58,7 @@ class System:
 
     def __init__(self, namespace: Shown) -> None:
         self._namespace = namespace
-        self._began = time.monotonic()
+        self._began = clock.monotonic()
         self._listeners: list[ListenerStats] = []
         self._said: dict[str, bytes] = {}
         self._due = 0.0
@@ -97,7 +96,7 @@ class System:
         connected = sum(session.outlet is not None for session in namespace.sessions.values())
         return {
             "version": f"gateway {__version__}",
-            "uptime": f"{time.monotonic() - self._began:.0f} seconds",
+            "uptime": f"{clock.monotonic() - self._began:.0f} seconds",
             "clients/connected": str(connected),
             "messages/received": str(sum(one.messages_in for one in listeners)),
             "messages/sent": str(sum(one.messages_out for one in listeners)),

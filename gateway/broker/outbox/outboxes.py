@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 import structlog
 
-from gateway import clock
+from gateway import chance, clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
 from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
@@ -37,7 +36,7 @@ class Outboxes:
         memory_octets_max: int,
         left: Left | None = None,
         quotas: UserQuotas | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = chance.random,
         clock: Callable[[], Monotonic] = clock.now,
         utc: Callable[[], WallTime] = clock.utc,
     ) -> None:

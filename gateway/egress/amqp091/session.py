@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 import structlog
-import trio
 
 from gateway import __version__, clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
@@ -263,7 +262,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         elif number == self._declarer.channel:
             self._declarer.hear(event)
         elif number in self._consumers:
-            self._session.failed(self._drop(number), event.text, trio.current_time())
+            self._session.failed(self._drop(number), event.text, clock.now())
 
     def _closed(self, event: Closed) -> None:
         self._why = f"{event.reply_code} {event.text}"
@@ -316,7 +315,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _answered(self, declaration: Declaration, why: str) -> None:
         session = self._session
         if why:
-            session.failed(declaration, why, trio.current_time())
+            session.failed(declaration, why, clock.now())
         elif session.met(declaration) and declaration.consume:
             self._consume(declaration)
         self._arranged()
@@ -335,7 +334,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if number:
             self._consumers[number] = self._consuming(declaration, self.machine, number, self._wake)
         else:
-            self._session.failed(declaration, "no channel left", trio.current_time())
+            self._session.failed(declaration, "no channel left", clock.now())
 
     @staticmethod
     def _is_gone(consumer: AmqpLinkConsumer, declaration: Declaration) -> bool:
@@ -353,7 +352,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         elif isinstance(method, m.BasicCancel):
             self.machine.close_channel(consumer.channel)
             declaration = self._drop(consumer.channel)
-            self._session.failed(declaration, "the broker cancelled the consumer", trio.current_time())
+            self._session.failed(declaration, "the broker cancelled the consumer", clock.now())
         elif isinstance(method, m.BasicCancelOk):
             self._leave(consumer)
 
@@ -541,7 +540,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def give_back_later(self, receipt: Receipt) -> None:
         """Requeue a message at its broker after a moment."""
-        receipt[0].give_back_later(receipt[1], trio.current_time())
+        receipt[0].give_back_later(receipt[1], clock.now())
 
     def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """Record that no route accepts a message, and settle it.
@@ -650,5 +649,5 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         declaration, forgotten = self.topology.refused(exchange)
         for old in forgotten:
             self.publisher.allow(old.name)
-        if self.topology.failed(declaration, outcome.text, trio.current_time()):
+        if self.topology.failed(declaration, outcome.text, clock.now()):
             log.warning("exchange unusable", link=self.name, name=exchange, why=outcome.text)

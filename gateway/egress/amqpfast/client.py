@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import trio
 
+from gateway import clock
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
@@ -289,7 +290,7 @@ class Client:
             while data := await stream.receive_some(READ_OCTETS):
                 if not self._opened.is_set():
                     self._first += data[:LOOK_OCTETS]
-                for event in self.machine.receive_data(bytes(data), trio.current_time()):
+                for event in self.machine.receive_data(bytes(data), clock.now()):
                     self._event(event)
                 self.flush()
                 if self.machine.closed:
@@ -317,7 +318,7 @@ class Client:
     async def _tick(self, stream: trio.abc.Stream) -> None:
         while True:
             await trio.sleep(TICK_SECS)
-            now = trio.current_time()
+            now = clock.now()
             self.machine.tick(now)
             self.flush()
             if self.machine.timed_out(now):

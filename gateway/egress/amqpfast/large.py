@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import trio
-
+from gateway import clock
 from gateway.egress.amqpfast.opening import open_for_sending, outcome_of
 from gateway.egress.amqpfast.upload import Upload, content_hash
 from gateway.errors import LocalProtocolError
@@ -89,7 +88,7 @@ class LargeSender:
             digest=digest,
         )
         upload.begin(restartable=self._restartable)
-        self._announced_at = trio.current_time()
+        self._announced_at = clock.now()
         self._message, self._head, self._upload = message, head, upload
         self.write()
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
 from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
@@ -123,7 +123,7 @@ class FastLinkPublisher(ConfirmedSink):
             self._refuse_for_now(message.address.wire, outcome)
 
     def _refuse_for_now(self, wire: bytes, outcome: Outcome) -> None:
-        self._retry_at[wire] = trio.current_time() + REFUSED_SECS
+        self._retry_at[wire] = clock.now() + REFUSED_SECS
         self.refuse(wire, outcome)
 
     def tick(self, now: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import structlog
-import trio
 
 from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
@@ -235,7 +234,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         except LocalProtocolError as error:
             log.warning("channel not opened", link=self._session.name, error=str(error))
             self._sending = 0
-            self._reopen_at = trio.current_time() + REOPEN_SECS
+            self._reopen_at = clock.now() + REOPEN_SECS
 
     def _closed(self, event: Closed) -> None:
         self._why = f"{event.reply_code} {event.text}".rstrip()
@@ -297,7 +296,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             idle = not publisher.in_flight
             publisher.close_over(event.reply_code, event.text)
             if idle:
-                self._sending, self._reopen_at = 0, trio.current_time() + REOPEN_SECS
+                self._sending, self._reopen_at = 0, clock.now() + REOPEN_SECS
             else:
                 self._open_sending()
         else:
@@ -361,14 +360,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             handle = self.machine.open_handle(command, confirm=False)
         except LocalProtocolError:
             return  # there is none left: later queues are found on the next connection
-        self._surveys[source] = Survey(handle, trio.current_time())
+        self._surveys[source] = Survey(handle, clock.now())
 
     def _surveyed(self, index: m.HandleIndex) -> None:
         for source, survey in self._surveys.items():
             if survey.handle == index.handle_id:
                 consumer = self._idle(source)
                 waits = bool(index.message_list) and consumer is not None
-                if survey.answered(waits=waits, now=trio.current_time()) and consumer is not None:
+                if survey.answered(waits=waits, now=clock.now()) and consumer is not None:
                     log.info("consumer restarted", link=self._session.name, prefix=source.name)
                     consumer.stop()
                     self._consume(source)
@@ -606,7 +605,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
     def give_back_later(self, receipt: Receipt) -> None:
         """Return a message to its queue after a moment."""
-        receipt[0].give_back_later(receipt, trio.current_time())
+        receipt[0].give_back_later(receipt, clock.now())
 
     def new_batch(self) -> Batch:
         """Return an empty batch whose routes store everything that they reject.
@@ -656,7 +655,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
     def failed(self, source: Source, why: str) -> None:
         """Record why the server refuses a source, and retry it later; other routes continue."""
-        if self.sources.in_force(source) and self.sources.failed(source, why, trio.current_time()):
+        if self.sources.in_force(source) and self.sources.failed(source, why, clock.now()):
             log.warning(
                 "route requirement missing", link=self.name, service=source.service, name=source.name, why=why
             )

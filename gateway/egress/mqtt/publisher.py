@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
-import trio
 
 from gateway import clock
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
@@ -199,7 +198,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if not released:
             return
         for part, positions in self._withdraw_waiting(lambda part, at: (part, at) in released):
-            for at, number in zip(positions, self._number(part, positions, trio.current_time()), strict=True):
+            for at, number in zip(positions, self._number(part, positions, clock.now()), strict=True):
                 packet_id = self._kept.pop((part, at))
                 self._numbers[packet_id] = number
                 self._received[packet_id] = None
@@ -337,7 +336,7 @@ class MqttLinkPublisher(ConfirmedSink):
                 break
             at += count
         if sent.positions:
-            numbers = self._number(part, sent.positions, trio.current_time())
+            numbers = self._number(part, sent.positions, clock.now())
             self._numbers.update(zip(sent.ids, numbers, strict=True))
             self._count_in_flight()
         if self._kept:
@@ -376,7 +375,7 @@ class MqttLinkPublisher(ConfirmedSink):
             left = [at for at in range(count) if at not in refused]
             positions, ids = [positions[at] for at in left], [ids[at] for at in left]
         if positions:
-            numbers = self._number(part, positions, trio.current_time())
+            numbers = self._number(part, positions, clock.now())
             self._numbers.update(zip(ids, numbers, strict=False))
             self._count_in_flight()
             self._written(len(positions), octets)
@@ -416,7 +415,7 @@ class MqttLinkPublisher(ConfirmedSink):
             left = [index for index in range(count) if index not in refused]
             positions, ids = [positions[index] for index in left], [ids[index] for index in left]
         if not self._five and self._ledger is not None:
-            self._ledger.send(chunk, trio.current_time(), [row[2] for row in rows])
+            self._ledger.send(chunk, clock.now(), [row[2] for row in rows])
         sent.written += len(positions)
         sent.octets += sum([len(message.body) for message in chunk])
         if assured:
@@ -574,12 +573,12 @@ class MqttLinkPublisher(ConfirmedSink):
             assert self._outlet is not None
             self._outlet.release(list(range(1, PACKET_IDS + 1)))
             self._sweeps += 1
-            self._patient_until = trio.current_time() + SWEEP_SECS
+            self._patient_until = clock.now() + SWEEP_SECS
 
     def _swept(self, packet_ids: Iterable[int]) -> None:
         """Handle PUBCOMPs while ids are being released: extend the deadline, or finish at the last id."""
         self._sweeps = 0
-        self._patient_until = trio.current_time() + SWEEP_SECS
+        self._patient_until = clock.now() + SWEEP_SECS
         if PACKET_IDS in packet_ids:
             self._patient_until = None
             self._inherited = False

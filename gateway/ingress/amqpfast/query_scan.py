@@ -7,10 +7,10 @@ other clients are served between two portions. It covers the messages that waite
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import perf_counter
 
 import trio
 
+from gateway import clock
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.selection_work import PASS_SECS, Selects
 from gateway.model.message import Message
@@ -36,13 +36,13 @@ class QueryScan:
 
     def go_on(self) -> bool:
         """Apply the selector for some milliseconds. Return True if all messages have been processed."""
-        until = perf_counter() + PASS_SECS
+        until = clock.perf_counter() + PASS_SECS
         while self._left:
             queue, position, message = self._left.pop()
             assert self._selects is not None
             if self._selects(message):
                 self.found.append((queue, position))
-            if perf_counter() >= until:
+            if clock.perf_counter() >= until:
                 break
         return not self._left
 

@@ -16,7 +16,7 @@ from gateway.protocols import DIALECTS
 from gateway.settings import Listener
 from gateway.settings.endpoints import WebListener
 from gateway.transport.certificates import server_context
-from gateway.transport.stream import Filter
+from gateway.transport.filter import Filter
 from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketFilter
 

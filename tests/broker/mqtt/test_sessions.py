@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gateway import clock
 from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, Grant, SessionLimits, SubscriptionOptions
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.dialect import topic_address
@@ -191,7 +192,7 @@ class Taking:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, per_sec: int, limits: SessionLimits) -> None:
         self.now = 1_000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(clock, "monotonic", lambda: self.now)
         self.space = Space(limits)
         self.session = self.space.session("c", "#")
         self.outlet = connected(self.session, receive_maximum=1_000)
