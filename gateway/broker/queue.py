@@ -546,9 +546,9 @@ class Queue:
         if self.storage is not None and self._first < self.storage.recovered:
             redelivered, end = self.storage.delivered(self._first)
             count = min(count, end - self._first)
-        messages = self._pop(count)
+        position, messages = self._pop(count)
         if messages:
-            self._deliver(consumer, self._first - len(messages), messages, redelivered)
+            self._deliver(consumer, position, messages, redelivered)
 
     def untouched(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out, as ranges (first, end) in order."""
@@ -578,8 +578,9 @@ class Queue:
             self._turn += 1
             self._hand_out(consumer, 1)
 
-    def _pop(self, count: int) -> list[Message]:
-        """Remove and return at most `count` fresh messages without expired ones; stop after one of those."""
+    def _pop(self, count: int) -> tuple[int, list[Message]]:
+        """Remove at most `count` fresh messages. Return the first's position, and those before an expired
+        one."""
         ready = self._ready
         if count >= len(ready):
             messages = list(ready)
@@ -594,7 +595,7 @@ class Queue:
             if message.expires:
                 return self._without_expired(messages)
         self._taken(messages, octets)
-        return messages
+        return self._first - len(messages), messages
 
     def _shorten(self, messages: list[Message]) -> int:
         """Put back what exceeds DISPATCH_OCTETS_MAX, except the first message. Return the remaining bytes."""
@@ -609,25 +610,27 @@ class Queue:
             octets += size
         return octets
 
-    def _without_expired(self, messages: list[Message]) -> list[Message]:
-        """Return the messages before the first expired one; what follows is put back for the next round.
+    def _without_expired(self, messages: list[Message]) -> tuple[int, list[Message]]:
+        """Drop the expired ones at the start. Return position and messages up to the next expired one; what
+        follows that is put back for the next round.
 
-        Positions must stay consecutive.
+        Positions of what is returned must be consecutive.
         """
         utc = clock.utc()
         kept: list[Message] = []
-        first = self._first - len(messages)
+        position = first = self._first - len(messages)
         for at, message in enumerate(messages):
-            if self._drop_expired(first + at, message, utc):
-                if kept:
-                    rest = messages[at + 1 :]
-                    self._ready.extendleft(reversed(rest))
-                    self._first -= len(rest) + 1  # so that the last of `kept` ends just before `_first`
-                    break
-            else:
+            if not self._drop_expired(first + at, message, utc):
                 kept.append(message)
+            elif kept:
+                rest = messages[at + 1 :]
+                self._ready.extendleft(reversed(rest))
+                self._first -= len(rest)
+                break
+            else:
+                position = first + at + 1
         self._taken(kept)
-        return kept
+        return position, kept
 
     def _hand_out_returned(self) -> bool:
         """Deliver one requeued message to a consumer with credit, or drop it if it has expired.

@@ -138,6 +138,7 @@ def test_what_has_expired_is_never_delivered(lives: list[float], kept: list[int]
     assert len({position for position, _, _ in taker.taken}) == len(kept)
     assert len(gone) == len(lives) - len(kept)
     assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, len(kept))
+    assert [position for position, _, _ in taker.taken] == kept  # where each was published
 
 
 def test_take_passes_over_what_has_expired() -> None:
