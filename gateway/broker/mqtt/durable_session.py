@@ -260,7 +260,7 @@ class DurableSession(Session):
         self._safe = first + count
         if outcome is not ACCEPTED:
             if alone:
-                self._on_disk().take_back(count, octets)
+                self._on_disk().take_back(first, count, octets)
                 self._octets -= octets
             else:
                 self._withdraw(first, first + count)
@@ -330,7 +330,7 @@ class DurableSession(Session):
                 self._note_expiry((message,))
         if positions:
             self.tally.expired += len(positions)
-            self._aside.take_back(len(positions), octets)
+            self._aside.take_back(positions[0], len(positions), octets)
             self._records.store.settle(self.log, positions)
             self._let_go(octets)
         self._check_from(found[-1][0] + 1, stays)
@@ -338,11 +338,15 @@ class DurableSession(Session):
     def pump(self) -> None:
         """Send what waits in memory, and then what waits on disk alone."""
         if (gate := self._records.store.gate).shut:
+            self._settle_gone()  # in the transaction of their released ids
             gate.wait(self.pump)
             return
         super().pump()
         while self._refill():
             super().pump()
+        self._settle_gone()
+
+    def _settle_gone(self) -> None:
         if self._gone:
             gone, self._gone = self._gone, []
             self._records.store.settle(self.log, gone)

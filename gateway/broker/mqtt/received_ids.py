@@ -91,11 +91,13 @@ class ReceivedIds:
 
 @dataclass
 class _Taken:
-    """State of a received id. `settled` is True once writing it is over, whatever the result."""
+    """State of a received id. `settled` is True once writing it is over, whatever the result; `refused` is
+    True once a target has refused the message, which is tried again."""
 
     position: int = NONE
     settled: bool = False
     accepted: bool = False
+    refused: bool = False
 
 
 class DurableReceivedIds(ReceivedIds):
@@ -136,7 +138,9 @@ class DurableReceivedIds(ReceivedIds):
     def handed_on(self, packet_id: int) -> None:
         """Write the id together with its message, if the message is being written."""
         taken = self._taken.get(packet_id)
-        if taken is not None and not taken.settled and not taken.accepted and taken.position == NONE:
+        if taken is None or taken.settled or taken.accepted or taken.refused:
+            return
+        if taken.position == NONE:
             self._write(packet_id, taken)
 
     def _write(self, packet_id: int, taken: _Taken) -> None:
@@ -180,11 +184,15 @@ class DurableReceivedIds(ReceivedIds):
         return taken is not None and taken.accepted and taken.settled
 
     def doubt(self, packet_id: int) -> None:
-        """Delete the id from the disk, because it must not be there without its message."""
+        """Delete the id from the disk, because it must not be there without its message.
+
+        The message was refused; the id is written when another attempt is accepted.
+        """
         taken = self._taken.get(packet_id)
         if taken is not None:
             self._erase(taken)
             taken.settled = False
+            taken.refused = True
 
     def forget(self, packet_id: int, *, told: bool) -> None:
         """Forget the id of a message that was not accepted."""

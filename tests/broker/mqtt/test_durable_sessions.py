@@ -29,6 +29,7 @@ from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
+from tests.ingress.clients import eventually
 from tests.store.crashes import Crashes
 from tests.store.parts import Disk, Opened
 
@@ -560,16 +561,21 @@ def test_the_id_of_a_message_that_only_memory_has_is_in_memory_only(tmp_path: Pa
 
 @pytest.mark.ids_alone
 @pytest.mark.parametrize("how", ["forget", "doubt"])
-def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str, at_once: bool) -> None:
+    """A full queue refuses at once, a full disk later."""
     with World(tmp_path) as world:
         session = world.session()
         connected(session)
         session.received_ids.take(5)
-        session.received_ids.handed_on(5)
+        if not at_once:
+            session.received_ids.handed_on(5)
         if how == "forget":
             session.received_ids.forget(5, told=True)
         else:
             session.received_ids.doubt(5)
+        if at_once:
+            session.received_ids.handed_on(5)
         assert world.one.commit() is ACCEPTED
         assert (5 in session.received_ids) is (how == "doubt")
     with World(tmp_path) as world:
@@ -645,3 +651,28 @@ def test_a_restrained_session_leaves_what_comes_on_disk_and_sends_it_in_order(tm
             one.body for count in (3, 5, 2) for one in several(count)
         ]
         assert session.in_memory == 0
+
+
+def test_a_released_id_is_on_disk_with_the_settlement_of_its_message(tmp_path: Path) -> None:
+    """Also where the disk fails and works again while the client says PUBREC: the message would come again
+    after a crash, under another id."""
+    crashes = Crashes()
+    with World(tmp_path, crashes=crashes) as world:
+        session = world.session("c", "#", qos=2)
+        outlet = connected(session)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(1, qos=2))
+        sends(world, outlet, 1)
+        world.fail()
+        publish(grant, [mqtt(body=b"refused", qos=1)])
+        world.one.store.flush()
+        world.one.loop.run_until(lambda: world.one.store.gate.shut)
+        assert session.received(1)
+        session.pump()
+        world.one.store.flush()
+        commits = len(crashes.states)
+        world.disk.fault = ""
+        eventually(lambda: len(crashes.states) > commits)
+        assert crashes.last.bodies == frozenset()
+        world.one.until_healthy(True)
+        session.finish(1)
