@@ -64,6 +64,7 @@ class PagedLog:
         self._pieces: deque[list[Stored]] = deque()  # each of consecutive positions
         self._reading = False
         self._epoch = 0  # a read that was requested before a change of epoch is ignored
+        self._emptied = 0  # end of the positions that were here when everything was forgotten
 
     def __bool__(self) -> bool:
         return bool(self._runs or self._pieces)
@@ -76,10 +77,16 @@ class PagedLog:
         self.count += count
         self.octets += octets
 
-    def take_back(self, count: int, octets: int) -> None:
-        """Subtract messages that were added but that the disk refused."""
+    def take_back(self, first: int, count: int, octets: int) -> bool:
+        """Subtract messages that were added at positions from `first` on and are not on disk any more.
+
+        Return False if they are forgotten already.
+        """
+        if first < self._emptied:
+            return False
         self.count -= count
         self.octets -= octets
+        return True
 
     def next_piece(self) -> list[Stored]:
         """Return and uncount the next piece; [] if there is none or it is still being read.
@@ -143,8 +150,9 @@ class PagedLog:
         """First position that is on disk alone."""
         return self._pieces[0][0][0] if self._pieces else self._runs[0][0] if self._runs else None
 
-    def empty(self) -> None:
-        """Forget everything on disk alone."""
+    def empty(self, end: int) -> None:
+        """Forget everything on disk alone, which is before position `end`."""
+        self._emptied = end
         self._runs.clear()
         self._pieces.clear()
         self.count = self.octets = 0
@@ -285,8 +293,10 @@ class QueueStorage(PagedLog):
             messages = part.messages[start:stop]
             if alone:
                 octets = self._weigh(messages)
-                self.take_back(len(messages), octets)
-                self._queue.shrink(octets)
+                if self.take_back(first, len(messages), octets):
+                    self._queue.shrink(octets)
+                else:
+                    messages = []
             else:
                 messages = self._queue.withdraw(first, len(messages))
             if self.withdrawn is not None:
@@ -338,7 +348,7 @@ class QueueStorage(PagedLog):
             self.log = self._store.log(self.log.kind, self.log.name)
         elif first is not None:
             self.forget(range(first, self._queue.next))
-        self.empty()
+        self.empty(self._queue.next)
 
     def drop(self) -> None:
         """Delete the stored messages of a deleted queue."""

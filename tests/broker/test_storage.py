@@ -226,3 +226,27 @@ def test_publishers_of_transient_messages_go_on_when_a_slow_disk_has_caught_up(t
         assert (len(source.held), source.released) == (1, 0)
         disk.gate.set()
         one.until(lambda: source.released == 1)
+
+
+@pytest.mark.parametrize("memory_messages_max", [0, 1, 10])
+def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory_messages_max: int) -> None:
+    """Once: the messages on disk alone, too."""
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        queue = Queue("q")
+        log = one.store.log("queue", "q")
+        limits = {"memory_messages_max": memory_messages_max, "memory_octets_max": 1 << 20}
+        QueueStorage(queue, one.store, log, **limits)
+        disk.fault = "disk is full"
+        source = publish(queue, [_durable(b"purged")] * 3)
+        assert queue.purge() == 3
+        behind = publish(queue, [_durable(b"behind")])
+        assert one.commit() is not ACCEPTED
+        assert ACCEPTED not in (*source.outcomes, *behind.outcomes)
+        assert (len(queue), queue.octets) == (0, 0)
+        disk.fault = ""
+        one.until_healthy(True)
+
+
+def _durable(body: bytes) -> Message:
+    return Message(amqp_address("", "q"), body, durable=True, sender=SENDER)
