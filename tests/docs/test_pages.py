@@ -101,6 +101,12 @@ def test_no_page_is_long() -> None:
     assert [page.name for page in PAGES.values() if page.lines > PAGE_LINES_MAX] == []
 
 
+def test_each_row_of_a_table_has_a_line_of_its_own() -> None:
+    """A table that was wrapped as a paragraph is shown as text."""
+    wrapped = re.compile(r"^(?! *\|[-:| ]+$).*\|[-:]{3,}\|", re.MULTILINE)
+    assert [page.name for page in PAGES.values() if wrapped.search(page.prose)] == []
+
+
 def test_paths_and_targets_are_there() -> None:
     rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES.values():

@@ -80,7 +80,7 @@ DIFFERENT: Final = {
             Heard("a", 0, "connection.start", ()),
             Heard("a", 0, "connection.tune", (2047, 131_072, 60)),
         ],
-        "an access token as a password may have more than 4 096 bytes",
+        "an access token as a password may have more than 4 096 bytes; the limit is 65 536",
     ),
     "properties that cannot be read": Difference(
         [

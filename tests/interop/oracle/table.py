@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -41,10 +43,10 @@ def errors_table(logs: dict[str, Log]) -> Iterator[str]:
         closes = [one for one in log if one.name.endswith(".close")]
         mark = " ¹" if name in DIFFERENT else ""
         if closes:
-            code, _, class_id, method_id = closes[-1].said
+            code, _, class_id, method_id = closes[0].said
             kind = m.METHODS.get(class_id << 16 | method_id)
             fault = kind.name if kind is not None else f"{class_id}.{method_id}" if class_id else "none"
-            row = (code, closes[-1].name.split(".")[0], fault)
+            row = (code, closes[0].name.split(".")[0], fault)
         elif log[-1].name == "end" and log[-1].who == "a":
             row = (0, "the socket", "none")
         else:
@@ -58,14 +60,18 @@ def errors_table(logs: dict[str, Log]) -> Iterator[str]:
         yield f"¹ {name}: {difference.why}."
 
 
+def count_line(logs: dict[str, Log]) -> str:
+    """How many scripts there are, and how many find a difference."""
+    alike = len(logs) - len(DIFFERENT)
+    said = "scripts get the same methods, codes and order from RabbitMQ 3.10 and the gateway."
+    return f"{alike} of {len(logs)} {said}"
+
+
 def main() -> None:
-    """Run the scripts against a gateway, and print."""
-    with running() as gateway:
+    """Run the scripts against a gateway, and print; its log goes to standard error."""
+    with redirect_stdout(sys.stderr), running() as gateway:
         logs = run_all(gateway.amqp)
-    print(f"{len(logs)} scripts get the same methods, codes and order from RabbitMQ 3.10 and the gateway:\n")
-    print("\n".join(methods_table(logs)))
-    print()
-    print("\n".join(errors_table(logs)))
+    print(count_line(logs), *methods_table(logs), "", *errors_table(logs), sep="\n")
 
 
 if __name__ == "__main__":
