@@ -4,7 +4,8 @@ A body is written as it arrives, and stays until nothing needs it. Everything th
 messages that wait or are being delivered, durable queues for what they have on disk (bodies.py), interrupted
 transfers (amqpfast/partials.py). When the last reference is dropped, the file is deleted; not at once,
 because deleting a large file takes time, but by `bury` in a thread. Files of a gateway that was killed are
-deleted by the next one, unless something stored refers to them. File descriptors are open only while a file
+deleted by the next one, unless something stored refers to them. While another process copies the store, no
+file is deleted. File descriptors are open only while a file
 is written or read, because clients may have any number of transfers in progress.
 """
 
@@ -25,7 +26,9 @@ from weakref import WeakValueDictionary, finalize, ref
 from gateway.errors import GatewayError, StoreError
 from gateway.model.shares import UserShares
 from gateway.model.spooled import Spooled
+from gateway.store.copies import is_store_copied
 from gateway.store.group import RUN_OCTETS_MAX
+from gateway.store.heap import HEAP
 
 SUFFIX: Final = ".body"
 # Smaller bodies are always held in memory: the store has separate rows for larger ones only.
@@ -179,6 +182,7 @@ class Spool:
         )
         self.held = 0
         self.dead: deque[str] = deque()  # names of unreferenced files
+        self._copied: deque[str] = deque()  # those that a copy of the store may need
         self._memory_max = memory_octets_max
         self._memory_total_max = memory_total_max
         self._lock = threading.Lock()  # the thread of the store looks up files, too
@@ -275,18 +279,33 @@ class Spool:
         return Spooled(self.recall(name, size), size)
 
     def sweep(self) -> None:
-        """Delete the files that nothing stored refers to, after everything stored was recalled."""
+        """Delete the files that nothing stored refers to, after everything stored was recalled.
+
+        While another process copies the store, they become unreferenced files for `bury`.
+        """
         if not self.lasting:
             return
+        is_copied = self._is_copied()
         for path in self.folder.glob("*" + SUFFIX):
             size = path.stat().st_size
-            if path.name in self.files:
-                self.count(size, owner_in(path.name))
-            else:
+            if path.name not in self.files and not is_copied:
                 path.unlink()
+                continue
+            self.count(size, owner_in(path.name))
+            if path.name not in self.files:
+                self._copied.append(path.name)
 
     def bury(self) -> None:
-        """Delete unreferenced files; takes time."""
+        """Delete unreferenced files; takes time.
+
+        While another process copies the store, they stay, and a later call deletes them.
+        """
+        if self._is_copied():
+            while self.dead:
+                self._copied.append(self.dead.popleft())
+            return
+        while self._copied:
+            self.dead.append(self._copied.popleft())
         while True:
             try:
                 name = self.dead.popleft()
@@ -298,6 +317,9 @@ class Spool:
                 path.unlink()
                 with self._lock:
                     self.shares.remove(owner_in(name), size, 0)
+
+    def _is_copied(self) -> bool:
+        return self._folder is not None and self.lasting and is_store_copied(self._folder.parent / HEAP)
 
     def close(self) -> None:
         """End the spool: stored bodies stay on disk, and a temporary folder is deleted."""

@@ -1,6 +1,6 @@
-"""`gateway store check | repair`: reports the losses of a damaged store, and copies the rest to a new one.
+"""`gateway store backup | restore | check | repair`: copies a store, and saves what is left of a damaged one.
 
-No gateway may use the store meanwhile.
+Only `backup` may be called while a gateway uses the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.cli.progress import shown
 if TYPE_CHECKING:
     from gateway.store.damage import Findings
 
-store = typer.Typer(name="store", help="Check and repair the store of a gateway that is not running.")
+store = typer.Typer(name="store", help="Back up, restore, check and repair a store.")
 app = typer.Typer()
 app.add_typer(store)
 
@@ -33,6 +33,46 @@ Folder = Annotated[
         help="Folder of the store; default: store.path of --config.",
     ),
 ]
+
+
+@store.command()
+def backup(
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="FOLDER", help="Folder of the copy; new or empty.", show_default=False),
+    ],
+    config: ConfigFile = None,
+    folder: Folder = None,
+) -> None:
+    """Copy the store to another folder, also while a gateway uses it."""
+    from gateway.store.backup import back_up
+
+    at = _folder(config, folder)
+    with shown("copying the store"):
+        octets = back_up(at, to)
+    typer.echo(f"the store {at} is copied to {to}: {octets} bytes")
+
+
+@store.command()
+def restore(
+    backup: Annotated[
+        Path, typer.Option("--from", metavar="FOLDER", help="Folder of the backup.", show_default=False)
+    ],
+    config: ConfigFile = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="FOLDER", help="Folder of the new store; default: store.path of --config."
+        ),
+    ] = None,
+) -> None:
+    """Copy a backup into the folder of a store. A folder that has a store is refused."""
+    from gateway.store.backup import restore as restore_backup
+
+    at = _folder(config, folder)
+    with shown("copying the backup"):
+        octets = restore_backup(backup, at)
+    typer.echo(f"the backup {backup} is restored to {at}: {octets} bytes")
 
 
 @store.command()

@@ -6,6 +6,8 @@ piece, and the table `places` of the database says where. A row is on disk befor
 it is committed, and its place is reused only after a transaction that no longer names it. So every row that
 the database names is complete, even after a crash, and everything else is free. No other record is needed.
 
+While another process copies the store (copies.py), places that are no longer needed stay as they are.
+
 Overwriting a place that the file already has costs only the write itself, without an allocation. Some free
 space behind the last row therefore stays in the file while the gateway runs.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.errors import StoreError
+from gateway.store.copies import is_copied
 
 HEAP: Final = "gateway.heap"
 OCTETS_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync
@@ -63,12 +66,17 @@ class Heap:
             os.close(named)
         self.places = dict(places)
         self._holes: list[tuple[int, int]] = []  # start and end, in order; no hole touches another
+        self._dropped: list[tuple[int, int]] = []  # to become holes when nothing copies the file
         self._free = 0  # bytes in holes
         self._end = 0  # position behind the last row
         self._written = False  # True if something was written since the last sync
         for place in sorted(self.places.values()):
-            self._release(self._end, place.at)
+            self._drop(self._end, place.at)
             self._end = place.end
+        end, blocks = self._end, -(-os.fstat(self._descriptor).st_size // BLOCK)
+        if blocks * BLOCK > end:
+            self._end = blocks * BLOCK
+            self._drop(end, self._end)
         self._last = {place.end: row for row, place in self.places.items()}
 
     def write(self, row: int, parts: Sequence[bytes]) -> Place:
@@ -117,9 +125,21 @@ class Heap:
         """Free the place of a row that the database no longer names."""
         place = self.places.pop(row)
         del self._last[place.end]
-        self._release(place.at, place.end)
+        self._drop(place.at, place.end)
 
     # Free space.
+
+    def _drop(self, start: int, end: int) -> None:
+        """Mark a range of bytes as free, once no other process copies the file."""
+        if start != end:
+            self._dropped.append((start, end))
+            self._release_dropped()
+
+    def _release_dropped(self) -> None:
+        if self._dropped and not is_copied(self._descriptor):
+            for start, end in self._dropped:
+                self._release(start, end)
+            self._dropped.clear()
 
     def _room(self, octets: int) -> int:
         """Return the first position with space for so many bytes."""
@@ -170,9 +190,13 @@ class Heap:
     def move(self) -> dict[int, Place]:
         """Copy rows from the end into holes, and sync. Return the former places of those rows.
 
-        The former places stay reserved until `moved`. Raises OSError.
+        The former places stay reserved until `moved`. While another process copies the file, no row moves.
+        Raises OSError.
         """
         former: dict[int, Place] = {}
+        self._release_dropped()
+        if self._dropped:
+            return former
         try:
             self._copy(former)
             self.sync()
@@ -209,10 +233,11 @@ class Heap:
             if not committed:
                 self.places[row] = place
             del self._last[gone.end]
-            self._release(gone.at, gone.end)
+            self._drop(gone.at, gone.end)
 
     def shorten(self, kept: int = KEPT_OCTETS) -> None:
         """Return the free space behind the last row, except `kept` bytes, to the disk. Raises OSError."""
+        self._release_dropped()
         if os.fstat(self._descriptor).st_size > self._end + kept:
             os.ftruncate(self._descriptor, self._end + kept)
 

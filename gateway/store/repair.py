@@ -78,12 +78,12 @@ def _drop(table: str, rows: list[Row]) -> None:
 def _examined(folder: Path, keep: Keep) -> Findings:
     path = folder / FILE
     findings = Findings()
-    with closing(_opened(path)) as connection:
+    with closing(open_read_only(path)) as connection:
         try:
             _identify(connection)
             clean = _is_clean(connection, findings)
             findings.file += wal_faults(path, clean=clean)
-            findings.file += _faults(connection)
+            findings.file += database_faults(connection)
             examine(connection, path, findings, keep)
         except (sqlite3.Error, StoreError) as error:
             raise StoreError(
@@ -93,7 +93,7 @@ def _examined(folder: Path, keep: Keep) -> Findings:
     return findings
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def open_read_only(path: Path) -> sqlite3.Connection:
     """Open the database read-only.
 
     Without a log SQLite would create one, unless the URI says that the file is immutable.
@@ -119,7 +119,7 @@ def _is_clean(connection: sqlite3.Connection, findings: Findings) -> bool:
     return bool(found == (1,))
 
 
-def _faults(connection: sqlite3.Connection) -> list[str]:
+def database_faults(connection: sqlite3.Connection) -> list[str]:
     """Return the faults that SQLite's own check finds."""
     try:
         found = [text for (text,) in connection.execute(f"PRAGMA quick_check({FAULTS_MAX})")]
@@ -145,19 +145,22 @@ def _copied(folder: Path) -> Findings:
             connection.execute("DELETE FROM settled WHERE row NOT IN (SELECT id FROM rows)")
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
             _keep_time(folder / FILE, connection)
-        if faults := _faults(connection):
+        if faults := database_faults(connection):
             raise StoreError(f"the repaired database is not sound either, is the disk? {faults[0]}")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    _sync(new / FILE)
-    _sync(new)
+    sync(new / FILE)
+    sync(new)
     new.rename(folder / REPAIRED)
-    _sync(folder)
+    sync(folder)
     return findings
 
 
 def _keep_time(path: Path, new: sqlite3.Connection) -> None:
     """Copy the record of the time in use from the database at `path`, if it can be read."""
-    with closing(_opened(path)) as connection, suppress(sqlite3.Error):  # which `_is_clean` has reported
+    with (
+        closing(open_read_only(path)) as connection,
+        suppress(sqlite3.Error),
+    ):  # which `_is_clean` has reported
         for line in connection.execute("SELECT key, value FROM meta WHERE key = ?", (TIME,)):
             new.execute("INSERT INTO meta VALUES (?, ?)", line)
 
@@ -174,15 +177,15 @@ def _put_in_place(folder: Path) -> Path:
         for name in (FILE, *(FILE + suffix for suffix in BESIDE), HEAP):
             if (folder / name).exists():
                 (folder / name).rename(aside / name)
-        _sync(aside)
+        sync(aside)
         new.rename(folder / FILE)
-        _sync(folder)
+        sync(folder)
     shutil.rmtree(folder / REPAIRED)
-    _sync(folder)
+    sync(folder)
     return aside
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
