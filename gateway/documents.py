@@ -7,7 +7,6 @@ a misspelt key.
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -18,15 +17,14 @@ import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
 from gateway.errors import ConfigurationError, without_users
+from gateway.hints import UTF_16, key_hint, value_hint, value_reason, yaml_hint
 from gateway.model.properties import is_unicode
 
 Place = tuple[str | int, ...]
 DOCUMENT_OCTETS_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
+UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 DOCUMENT_NESTING_MAX: Final = 100  # the C library is recursive; no hand-written file is nested so deeply
 DOCUMENT_PLACES_MAX: Final = 500_000  # an alias repeats what it names: ten lines of them can mean billions
-
-BRACE: Final = re.compile(r"(?:[:,\[-]|^)\s*\{[^{}:,]*\}\s*[^\s,\]}#]")
-BRACES: Final = '; a text that begins with { is a table to YAML: put it into quotes, as "{name}"'
 
 # libyaml is eighteen times faster; a PyYAML built without it has the same loader in Python.
 _LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -115,7 +113,11 @@ def read(file: str | Path) -> Document:
     try:
         text = octets.decode()
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"not UTF-8 at octet {error.start}", file=str(file)) from error
+        if octets.startswith(UTF_16_MARKS):
+            raise ConfigurationError(UTF_16, file=str(file)) from error
+        reason = f"not UTF-8 at byte {error.start}: save the file as UTF-8"
+        line = octets.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(reason, file=str(file), line=line) from error
     return parse(text, str(file))
 
 
@@ -140,8 +142,7 @@ def parse(text: str, file: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
-        meant = BRACES if _braced(text, error) else ""
-        raise _fault(file, position, f"not YAML: {error.problem}{meant}") from error
+        raise _fault(file, position, f"not YAML: {error.problem}{yaml_hint(text, error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"not YAML: {str(error).splitlines()[0]}", file=file) from error
 
@@ -176,15 +177,6 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     if isinstance(old, list) and isinstance(new, list):
         return list(zip(old, new, strict=False))
     return [(old, new)]
-
-
-def _braced(text: str, error: yaml.MarkedYAMLError) -> bool:
-    """Return True if a line of the error has a value that begins with a brace and continues after its end."""
-    marks = (error.context_mark, error.problem_mark)
-    lines = text.splitlines()
-    return any(
-        mark is not None and mark.line < len(lines) and BRACE.search(lines[mark.line]) for mark in marks
-    )
 
 
 def _refuse_deep(text: str, file: str) -> None:
@@ -236,7 +228,7 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
             others = [tag for tag, part in kinds.items() if tag and key in keys_of(part)]
             reason = f"for protocol {' and '.join(others)} only"
             if not others:
-                reason = f"unknown key{suggestion(key, keys_of(owner))}"
+                reason = f"unknown key{key_hint(key) or _home(owner, key) or suggestion(key, keys_of(owner))}"
             yield Complaint((*place, key), reason)
             continue
         place, _, _ = _reached(model, steps)
@@ -246,16 +238,24 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
         elif kind == "value_error":
             yield Complaint(place, str(detail["ctx"]["error"]))
         elif kind == "literal_error":
-            near = get_close_matches(str(given), reason.split("'")[1::2], 1)
-            yield Complaint(place, reason, _shown(given), f"; did you mean {near[0]!r}?" if near else "")
-        elif kind == "string_type" and isinstance(given, dict):
-            yield Complaint(place, f"{reason}{BRACES}")
+            near = get_close_matches(str(given).lower(), reason.split("'")[1::2], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else value_hint(str(place[-1]), kind, given)
+            yield Complaint(place, reason, _shown(given), hint)
         else:
-            yield Complaint(place, reason, _shown(given))
+            key = str(place[-1]) if place else ""
+            reason = value_reason(kind, given) or reason
+            yield Complaint(place, reason, _shown(given), value_hint(key, kind, given))
 
 
 def _shown(given: Any) -> str | float | None:
     return given if isinstance(given, str | float | int) else None
+
+
+def _home(owner: Any, key: str) -> str:
+    """Return the end of an error message: the parts of `owner` to which a misplaced key belongs."""
+    near = get_close_matches(key.lower(), keys_of(owner), 1)
+    parts = [] if near else [part for part in keys_of(owner) if key in keys_of(below(owner, part))]
+    return f"; it belongs below {' or '.join(parts)}" if parts else ""
 
 
 def suggestion(word: str, known: list[str]) -> str:

@@ -93,6 +93,7 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
         *unreachable(settings),
         *relative(settings),
         *unmatched(settings),
+        *empty(settings),
         *rehearsed.findings,
         *mapping_findings(settings, rehearsed),
         *role_findings(settings),
@@ -129,10 +130,27 @@ def at(settings: Settings, severity: Severity, code: str, place: Place, text: st
 def unreadable(settings: Settings) -> list[Finding]:
     """Find files that the configuration names and that this process cannot read."""
     return [
-        at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read")
+        at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read: {why}")
         for place, path in settings.files()
-        if not (path.is_file() and os.access(path, os.R_OK))
+        if (why := _obstacle(path))
     ]
+
+
+def _obstacle(path: Path) -> str:
+    """Return why this process cannot read a file, or "" if it can."""
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        return f"this user (number {os.geteuid()}) may not"
+    except FileNotFoundError:
+        there = next(one for one in path.absolute().parents if one.exists())
+        is_beside = there == path.absolute().parent
+        return "there is no such file" if is_beside else f"there is no such folder in {there}"
+    except IsADirectoryError:
+        return "it is a folder"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def unusable(settings: Settings) -> list[Finding]:
@@ -264,6 +282,19 @@ def unmatched(settings: Settings) -> list[Finding]:
         for number, glob in enumerate(settings.mappings)
         if has_magic(glob) and not settings.found_by(glob)
     ]
+
+
+def empty(settings: Settings) -> list[Finding]:
+    """Find sections without content. Their defaults apply, which is a warning if these are not nothing."""
+    found = []
+    for name in settings.empty_sections():
+        value = getattr(settings, name)
+        nothing = "[]" if isinstance(value, tuple) else "{}"
+        severity, text = Severity.NOTE, f"{name}: is empty, so its defaults apply; remove the key"
+        if value and isinstance(value, tuple | dict):
+            severity, text = Severity.WARNING, f"{text}, or write {name}: {nothing} if you want none"
+        found.append(at(settings, severity, "empty", (name,), text))
+    return found
 
 
 class Rehearsal(NamedTuple):

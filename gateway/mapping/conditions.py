@@ -100,6 +100,20 @@ class Condition:
         self._headers = "headers" in self.names
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
+    def mistyped(self) -> str:
+        """Return why a comparison of the expression never has a value or is never true, or "" if none is."""
+        for name, kind, literal in self._cost.compared:
+            own = _KINDS.get(name, "text")
+            if own in (kind, "any") or literal == "null":
+                continue
+            meant = f"{name} == {'1' if own == 'number' else 'true'}, without quotes"
+            if own == "text":
+                meant = f'{name} == "{literal}"'
+                meant += f", or int({name}) == {literal}" if kind == "number" else ""
+            kinds = f"{name} is a {_SHOWN[own]}, and {literal} a {_SHOWN[kind]}"
+            return f"{kinds}, which never compare: write {meant}"
+        return ""
+
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
         """Return the part of `values` that the expression refers to, for `holds`."""
         return {name: text for name, text in values.items() if name in self.names}
@@ -179,7 +193,21 @@ def _misread(told: str) -> MappingError:
         return MappingError(f"not a CEL expression: {told.splitlines()[0]}")
     line, column, reason = found.groups()
     reason = reason.replace("'<EOF>'", "the end")
+    for pattern, meant in _MEANT:
+        if re.match(pattern, reason):
+            reason = meant
     return ExpressionError(f"not a CEL expression: {reason}", int(line), int(column))
+
+
+_WRITE_SIGNS: Final = "write && for and, || for or, ! for not"
+_MEANT: Final = (
+    ("token recognition error at: '=~", 'write name.matches("pattern")'),
+    ("token recognition error at: '=[^=~]", "to compare write ==, not ="),
+    ("token recognition error at: '[&|]", _WRITE_SIGNS),
+    ("mismatched input '(?i:and|or)'", _WRITE_SIGNS),
+    ("extraneous input .* expecting <EOF>", f"the expression ends before it; {_WRITE_SIGNS}"),
+)
+"""Beginnings of the library's reports, and what the author has to write."""
 
 
 def _is_panic(error: BaseException) -> bool:
@@ -247,6 +275,18 @@ _WORDS: Final[dict[str, Callable[[Message], Any]]] = {
     "client_id": lambda message: message.sender.client,
     "user": lambda message: message.sender.user,
 }
+
+
+_KINDS: Final = {
+    "qos": "number",
+    "size": "number",
+    "retain": "word",
+    "durable": "word",
+    "body": "any",
+    "headers": "any",
+}
+"""Kinds of names, as `Expression.compared` has them for literals; all other names are texts."""
+_SHOWN: Final = {"text": "text", "number": "number", "word": "truth value"}
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:

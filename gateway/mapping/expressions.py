@@ -96,15 +96,18 @@ ONCE: Final = Cost(1.0, 0)
 class Expression:
     """The costs of one expression. `names`: the names that it refers to, without loop variables.
 
-    Raises NotUnderstood, and MappingError if the expression would be too expensive with any message.
+    `compared`: each comparison of such a name with a literal, as the name, the kind (`text`, `number` or
+    `word` for true and false) and the literal. Raises NotUnderstood, and MappingError if the expression would
+    be too expensive with any message.
     """
 
-    __slots__ = ("_steps", "names")
+    __slots__ = ("_steps", "compared", "names")
 
     def __init__(self, text: str) -> None:
         found = _Parser(text)
         found.parse()
         self.names = frozenset(found.names)
+        self.compared = [one for one in found.compared if one[0] in self.names]
         self._steps = tuple(found.steps)
         if not self.steps(1) <= STEPS_MAX:  # `not <=`: an overflow may also give NaN
             raise MappingError(
@@ -125,6 +128,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
+        self.compared: list[tuple[str, str, str]] = []
         self.steps = [0.0] * (DEGREE_MAX + 1)
         self._tokens: list[tuple[str, str]] = []
         self._at = 0
@@ -229,15 +233,28 @@ class _Parser:
         return found
 
     def _relation(self) -> Value:
+        start = self._at
         found = self._sum()
         while sign := self._accept("<", "<=", ">", ">=", "==", "!=", "in"):
+            middle = self._at
             other = self._sum()
+            if sign != "in":
+                self._note(self._tokens[start : middle - 1], self._tokens[middle : self._at])
+            start = middle
             if sign == "in":
                 self._use(other)
             else:  # a comparison reads no more than the size of the smaller one
                 self._use(min(found, other, key=lambda value: (value.level is not None, value.weight)))
             found = NOTHING
         return found
+
+    def _note(self, left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
+        """Note a comparison of a name with a literal, each of one token."""
+        for one, other in ((left, right), (right, left)):
+            if len(one) == len(other) == 1 and one[0][0] == "word" and one[0][1] not in _CONSTANTS:
+                kind, literal = other[0]
+                if kind != "word" or literal in _CONSTANTS:
+                    self.compared.append((one[0][1], kind, literal))
 
     def _sum(self) -> Value:
         found = self._product()

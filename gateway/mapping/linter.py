@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Mapping as Map
 from enum import Enum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
@@ -68,6 +69,7 @@ def lint(
         for earlier in routes[:at]:
             findings.extend(_twice(earlier, later))
     findings.extend(_circles(routes, links))
+    findings.extend(_returned(routes, listeners))
     findings.extend(_unnamed(routes, endpoints, worlds or {}))
     order = list(Severity)
     return sorted(findings, key=lambda one: (order.index(one.severity), one.file, one.line, one.code))
@@ -107,6 +109,9 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
     yield from _unreachable(route, links)
     yield from _long_key(route)
     yield from _unidentified(route)
+    yield from _literal(route)
+    if route.condition is not None and (why := route.condition.mistyped()):
+        yield _found(Severity.WARNING, "mistyped", route, f"when: {why}")
     separators = {route.pattern.dialect.separator, route.target.dialect.separator}
     if route.escape == "keep" and len(separators) == 2 and route.target.names:
         text = (
@@ -169,6 +174,23 @@ def _long_key(route: Route) -> Iterator[Finding]:
             f"a {source.name_word} can make a key of more than {most} octets; it is refused as name_invalid"
         )
         yield _found(Severity.NOTE, "long_key", route, text)
+
+
+def _literal(route: Route) -> Iterator[Finding]:
+    """Find texts of the target that look like wildcards or placeholders, and are sent as they are."""
+    word = route.target.dialect.name_word
+    for level in route.target.name.levels:
+        first = "".join(map(str, level)) if all(isinstance(piece, str) for piece in level) else ""
+        if first in ("#", "*", "+"):
+            text = (
+                f"to.{word}: {first} is sent as it is, not as a wildcard; to keep levels of the source, "
+                'capture them: "{name}" is one, "{name...}" the rest'
+            )
+            yield _found(Severity.WARNING, "literal", route, text)
+        for piece, following in pairwise(level):
+            if isinstance(piece, str) and piece.endswith("$") and isinstance(following, Name):
+                text = f"to.{word}: the $ before {{{following.name}}} is sent, too; a placeholder has none"
+                yield _found(Severity.WARNING, "literal", route, text)
 
 
 def _unidentified(route: Route) -> Iterator[Finding]:
@@ -264,6 +286,21 @@ def _samples(pattern: Pattern) -> list[Levels]:
 # Routes that lead back
 
 
+def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Finding]:
+    """Find routes between listeners of one domain that deliver each message to its own address again."""
+    for route in routes:
+        source = worlds.get(route.source)
+        if source is None or worlds.get(route.target_endpoint) != source or route.pattern.queue is not None:
+            continue
+        addresses = [example(route.pattern, one) for one in _samples(route.pattern)]
+        if addresses and all(_target(route, one) == one for one in addresses):
+            text = (
+                f"delivers each message to its own address at {route.target_endpoint!r} again, so "
+                "subscribers receive it twice; remove the route, or change to"
+            )
+            yield _found(Severity.WARNING, "returned", route, text)
+
+
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
     """Find chains of routes through links that lead back to their start, and opposite routes of one link."""
     leads = {
@@ -278,7 +315,10 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
             if names not in told:
                 told.add(names)
                 path = " -> ".join(repr(one.name) for one in (*circle, circle[0]))
-                text = f"messages can go round: {path}; only the hop count stops them"
+                text = (
+                    f"messages can go round: {path}; only the hop count stops them. Let one of them take "
+                    "other addresses than those that the others deliver to"
+                )
                 yield _found(Severity.WARNING, "loop", circle[-1], text)
         for back in leads[route]:
             if back.target_endpoint == route.source and route.source not in links:

@@ -441,8 +441,12 @@ def _check_words(words: Words, endpoints: Map[str, str]) -> None:
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
         raise MappingError(f"unknown endpoint {words.name!r}; {known}")
     if protocol != words.dialect.name:
+        own = DIALECTS[protocol]
+        name = (own.pattern_word if isinstance(words, From) else None) or own.name_word
+        address = " and ".join(word for word in (own.scope_word, name) if word is not None)
         raise MappingError(
-            f"{words.name!r} speaks {protocol}, but {', '.join(words.given())} are {words.dialect.name}'s"
+            f"the protocol of {words.name!r} is {protocol}, and {', '.join(words.given())} belongs to "
+            f"{words.dialect.name}: write {address}{f', or {own.queue_word}' if own.queue_word else ''}"
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
+from gateway.hints import COMMENT
 from gateway.mapping.names import Escape
 from gateway.model.dialect import Dialect, Word
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
@@ -70,6 +71,9 @@ class Words(Addressed):
         given = self.given()
         if not given:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
+            empty = [word for word in DIALECT_OF_WORD if word in self.model_fields_set]
+            if empty:
+                raise ValueError(f"{empty[0]} is empty{COMMENT}")
             raise ValueError(f"no address: give {either(dict.fromkeys((*filter(None, words), *QUEUES)))}")
         if len({DIALECT_OF_WORD[word].name for word in given}) > 1:
             raise ValueError(f"words of different protocols: {', '.join(given)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from pydantic import Field, SecretStr, Strict, field_serializer, model_validator
+from pydantic import AfterValidator, Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.documents import suggestion
 from gateway.errors import MASK, ConfigurationError, without_users
@@ -42,6 +42,16 @@ def secret_from(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: secret cannot be read: {why}") from error
+
+
+def _refuse_port(host: str) -> str:
+    if re.fullmatch(r"([^:]*|\[.*\]):\d*", host):
+        name, _, port = host.rpartition(":")
+        raise ValueError(f"an address without a port: write host: {name or '::'} and port: {port or 0}")
+    return host
+
+
+Host = Annotated[str, AfterValidator(_refuse_port)]
 
 
 class ListenerTls(Section):
@@ -102,7 +112,7 @@ class Listener(FrontOptions):
 
     protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
     """Protocol of the clients; `shared` is one port for several other listeners, which `shares` names."""
-    host: str = "::"
+    host: Host = "::"
     """Address to bind. `::` is all IPv4 addresses and, where the machine has it, all IPv6 addresses;
     `0.0.0.0` is IPv4 alone."""
     port: Port = Field(0, json_schema_extra={"default": None})

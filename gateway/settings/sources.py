@@ -17,6 +17,7 @@ from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from gateway.documents import Document, Place, below, dotted, keys_of, options, parse, suggestion
 from gateway.errors import ConfigurationError
+from gateway.hints import content_hint
 from gateway.protocols import OWN
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings.engine import RABBITMQ
@@ -38,7 +39,7 @@ class FileSource(InitSettingsSource):
         self.document = document
         stated = {} if document.content is None else document.content
         if not isinstance(stated, dict):
-            reason = "a configuration must be a table of keys, such as `listeners:`"
+            reason = f"a configuration must be a table of keys, such as `listeners:`{content_hint(stated)}"
             raise ConfigurationError(reason, file=document.file, line=1, column=1)
         # A key without a value (`links:` with everything below it commented out) stands for its default.
         tree = {str(key): value for key, value in stated.items() if value is not None}
@@ -104,11 +105,27 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
         key = spelt.get(word.lower(), word.lower())
         found = below(wanted, key)
         if found is None:
-            reason = f"unknown key {dotted((*place, key))}{suggestion(key, known)}"
+            reason = f"unknown key {dotted((*place, key))}{_meant(variable) or suggestion(key, known)}"
             raise ConfigurationError(reason, file=_called(variable))
         place, wanted = (*place, key), found
         inner = inner.get(key) if isinstance(inner, dict) else None
     return place, wanted
+
+
+def _meant(variable: str) -> str:
+    """Return the end of an error message: the variable with two underscores below its section, if it sets a
+    key then.
+    """
+    if DELIMITER in variable:
+        return ""
+    words = variable.removeprefix(PREFIX).lower().split("_")
+    for end in range(1, len(words)):
+        section, key = "_".join(words[:end]), "_".join(words[end:])
+        wanted = below(Settings, section)
+        if wanted is not None and below(wanted, key) is not None:
+            meant = f"{section}{DELIMITER}{key}".upper()
+            return f"; below a section write two underscores: {PREFIX}{meant}"
+    return ""
 
 
 def _parts(wanted: Any) -> bool:

@@ -28,6 +28,7 @@ from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import (
     Admission,
     FilePath,
+    Host,
     Link,
     Listener,
     Port,
@@ -82,7 +83,7 @@ class HttpTls(Section):
 class Health(Section):
     """Separate port for health and metrics. The console's port then serves nothing without a login."""
 
-    host: str = "0.0.0.0"
+    host: Host = "0.0.0.0"
     """Address to bind."""
     port: Port = 8081
     """Port to bind; 0: any free port."""
@@ -95,7 +96,7 @@ class Http(Section):
 
     enabled: bool = True
     """True if the HTTP server runs."""
-    host: str = "0.0.0.0"
+    host: Host = "0.0.0.0"
     """Address to bind."""
     port: Port = 8080
     """Port to bind; 0: any free port."""
@@ -274,6 +275,7 @@ class ReadFrom:
         self.path: Path | None = None
         self.text = ""
         self.sections: dict[str, object] = {}
+        self.empty: list[str] = []
         self.origins: dict[Place, Origin] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -512,6 +514,11 @@ class Settings(Documented, BaseSettings):
         read_from.text = document.text
         stated = content if isinstance(content, dict) else {}
         read_from.sections = {str(key): value for key, value in stated.items() if value is not None}
+        read_from.empty = [str(key) for key, value in stated.items() if value is None]
+
+    def empty_sections(self) -> list[str]:
+        """Return the keys at the top level of the file that have no value."""
+        return self._read_from.empty
 
     @property
     def file(self) -> Path | None:

@@ -102,7 +102,7 @@ WRONG = [
     (
         ROUTE,
         "http: {token_file: /absent}\n",
-        "gateway.yaml:2:8: error: http.token_file: /absent cannot be read (unreadable)",
+        "gateway.yaml:2:8: error: http.token_file: /absent cannot be read: there is no such file",
     ),
     (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3:5: error: route 'up': settle: stored is for links"),
     (
@@ -113,7 +113,7 @@ WRONG = [
     (
         ROUTE,
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
-        "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read (unreadable)",
+        "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read: there is no such file",
     ),
     (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: not an argon2 hash"),
     (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),

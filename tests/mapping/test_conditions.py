@@ -179,3 +179,18 @@ def test_one_condition_serves_many_addresses() -> None:
     holds: Callable[..., bool] = condition.holds
     assert holds(message(), condition.fixed({"line": "l2"}), Counts())
     assert not holds(message(), condition.fixed({"line": "l1"}), Counts())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int(line) == 3",
+        "size > 3 && retain == true",
+        "body.a == 3 && headers['b'] == 'x'",
+        "[1, 2].exists(line, line == 3)",
+        "line == null",
+        "'3' == line",
+    ],
+)
+def test_comparisons_of_one_kind_are_not_reported(text: str) -> None:
+    assert Condition(text, ["line"]).mistyped() == ""

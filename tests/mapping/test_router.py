@@ -434,7 +434,10 @@ def test_an_optional_route_without_its_endpoint_is_left_out() -> None:
             up().replace("endpoint: mqtt", "endpoint: zzz"),
             "routes[0].from: unknown endpoint 'zzz'; known: amqp, ",
         ),
-        (up().replace("endpoint: mqtt", "endpoint: erp"), "'erp' speaks amqp091, but topic are mqtt's"),
+        (
+            up().replace("endpoint: mqtt", "endpoint: erp"),
+            "topic belongs to mqtt: write exchange and binding_key, or queue",
+        ),
         (up(topic="a/#/b"), "routes[0].from.topic: 'a/#/b'"),
         (up(to="queue: '{lin}'", topic="'{line}'"), "unknown name 'lin'; did you mean 'line'?"),
         (up(to="queue: 'x{all...}'"), "stands alone between two '.'"),

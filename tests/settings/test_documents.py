@@ -83,8 +83,8 @@ def test_a_few_lines_of_aliases_that_mean_billions() -> None:
 @pytest.mark.parametrize(
     "octets, reason",
     [
-        (b"a: \xff", "not UTF-8 at octet 3"),
-        (b"#" * (DOCUMENT_OCTETS_MAX + 1), f"more than {DOCUMENT_OCTETS_MAX} octets"),
+        (b"a: \xff", "1: not UTF-8 at byte 3: save the file as UTF-8"),
+        (b"#" * (DOCUMENT_OCTETS_MAX + 1), f" more than {DOCUMENT_OCTETS_MAX} octets"),
     ],
 )
 def test_octets_that_are_no_text(tmp_path: Path, octets: bytes, reason: str) -> None:
@@ -92,7 +92,7 @@ def test_octets_that_are_no_text(tmp_path: Path, octets: bytes, reason: str) -> 
     file.write_bytes(octets)
     with pytest.raises(ConfigurationError) as caught:
         read(file)
-    assert str(caught.value) == f"{file}: {reason}"
+    assert str(caught.value) == f"{file}:{reason}"
 
 
 def test_a_folder_and_a_byte_order_mark(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_passwords_in_addresses_are_masked() -> None:
         ("ann:", ":1:1: ann: set one of password_hash"),
         ("ann: {}\n", ":1:1: ann: set one of password_hash"),
         ("ann: {password: secret}", ":1:7: ann.password: unknown key; did you mean"),
-        ("ann: [secret]", ":1:1: ann: input should be a valid dictionary"),
+        ("ann: [secret]", ":1:1: ann: must be a table of keys"),
         ("ann: {password_hash: a, password_hash_file: secret}", ":1:1: ann: set one of password_hash"),
         (
             "anonymous: {password_hash: secret}",

@@ -237,7 +237,7 @@ VARIABLES = [
     ("GATEWAY_LISTENERS__MQTT__PORT__X", "1", "unknown key listeners.mqtt.port.x"),
     ("GATEWAY_MAPPINGS", "[a", "expected ',' or ']'"),
     ("GATEWAY_MAPPINGS", "{a: 1, a: 2}", ":1:8: a: said before in line 1"),
-    ("GATEWAY_MAPPINGS", "7", "mappings: input should be a valid tuple, not 7"),
+    ("GATEWAY_MAPPINGS", "7", "mappings: must be a list, each item in a line with `- `, not 7"),
     ("GATEWAY_LINKS__ERP__PASSWORD__X", "1", "unknown key links.erp.password.x"),
 ]
 

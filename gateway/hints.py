@@ -1,0 +1,123 @@
+"""Ends of error messages about YAML and values: what to write instead of a common mistake.
+
+Each function returns "" or a text that begins with "; ", for the end of an error message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import yaml
+
+BRACES: Final = '; a text that begins with { is a table to YAML: put it into quotes, as "{name}"'
+BRACES_WITHIN: Final = '; within { and } a text that has { or } in it must be in quotes, as "plant/{name}"'
+WORDS: Final = "; on, off, yes and no are true and false to YAML: put the word into quotes"
+QUOTED: Final = "; a text that begins with {0} must be in quotes"
+COLON: Final = "; a text that has a colon and a space in it must be in quotes"
+TAB: Final = "; the line has a tab: indent with spaces"
+INDENTED: Final = "; the keys of one table must begin in the same column"
+OPEN_QUOTE: Final = "; the quote that begins in line {0} is not closed"
+INI: Final = "; write sections as `listeners:`, and their keys below them, indented"
+ONE_DOCUMENT: Final = "; a file is one document: remove the line ---"
+SPACED: Final = "; write a space behind the colon of a key"
+COMMENT: Final = "; a text that begins with # is a comment to YAML: put it into quotes"
+UTF_16: Final = "the file is UTF-16: save it as UTF-8"
+
+SECONDS: Final = {"ms": 0.001, "s": 1, "sec": 1, "secs": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+BYTES: Final = {
+    "b": 1,
+    **{unit: 1_000**power for power, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
+    **{unit: 1_024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
+    **{unit: 1_024**power for power, unit in enumerate(("ki", "mi", "gi", "ti"), 1)},
+    **{unit: 1_024**power for power, unit in enumerate(("k", "m", "g", "t"), 1)},
+}
+MEASURE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+NUMBER: Final = re.compile(r"\s*0*(\d+(?:\.\d+)?)\s*")
+BRACE_FIRST: Final = re.compile(r"(?:[:,\[-]|^)\s*\{[^{}:,]*\}\s*[^\s,\]}#]")
+BRACE_WITHIN: Final = re.compile(r"\{.*:\s*[^\s\"'{\[,][^\"',]*\{[^{}]*\}")
+COLON_WITHIN: Final = re.compile(r":\s+[^\s\"'{\[,#][^\"',{}\[\]]*:\s")
+WITHIN: Final = ((BRACE_FIRST, BRACES), (BRACE_WITHIN, BRACES_WITHIN), (COLON_WITHIN, COLON))
+PROBLEMS: Final = (
+    ("another document", ONE_DOCUMENT),
+    ("alphabetic or numeric", QUOTED.format("* or &")),
+    ("expected key", INDENTED),
+    ("block end", INDENTED),
+)
+PAIR: Final = re.compile(r"([a-z_]+)\s*[:=]\s*(\S+)")
+NUMBERS: Final = frozenset(("int_type", "float_type", "int_parsing", "float_parsing"))
+TABLES: Final = frozenset(("dict_type", "model_type", "model_attributes_type", "dataclass_type"))
+LISTS: Final = frozenset(("list_type", "tuple_type", "set_type", "frozen_set_type"))
+
+
+def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
+    """Return what to write instead of a text that is not YAML."""
+    problem, mark = error.problem or "", error.problem_mark
+    lines = text.splitlines()
+    near = [lines[one.line] for one in (error.context_mark, mark) if one and one.line < len(lines)]
+    rest = "" if mark is None or mark.line >= len(lines) else lines[mark.line][mark.column :]
+    if rest.startswith("\t") or any("\t" in line[: len(line) - len(line.lstrip())] for line in near):
+        return TAB
+    if "unexpected end of stream" in problem and error.context_mark is not None:
+        return OPEN_QUOTE.format(error.context_mark.line + 1)
+    if "<document start>" in problem:
+        return INI if text.lstrip().startswith("[") else ""
+    for pattern, hint in WITHIN:
+        if any(pattern.search(line) for line in near):
+            return hint
+    if "cannot start any token" in problem and rest:
+        return QUOTED.format(rest[0])
+    return next((hint for words, hint in PROBLEMS if words in problem), "")
+
+
+def content_hint(content: Any) -> str:
+    """Return what to write instead of a document that is a text or a list, not a table."""
+    if isinstance(content, str) and (found := PAIR.match(content)):
+        return f"; write {found[1]}: {found[2]}, with a colon and a space"
+    return ""
+
+
+def key_hint(key: str) -> str:
+    """Return what to write instead of a key in which a colon without a space was read as a part of it."""
+    return SPACED if ":" in key else ""
+
+
+def value_reason(kind: str, given: Any) -> str:
+    """Return the reason for a value of a wrong kind in YAML's words, or "" if the model's is clear."""
+    if kind in TABLES:
+        needed = "must be a table of keys, as `key: value`"
+    elif kind in LISTS:
+        needed = "must be a list, each item in a line with `- `"
+    else:
+        return ""
+    return f"is empty, and {needed}" if given is None else needed
+
+
+def value_hint(key: str, kind: str, given: Any) -> str:
+    """Return what to write instead of a value. `kind` is the type of pydantic's error."""
+    if kind == "string_type" and isinstance(given, dict):
+        return BRACES
+    if isinstance(given, bool):
+        return "" if kind in TABLES or kind in LISTS or kind in NUMBERS else WORDS
+    if kind in ("bool_type", "bool_parsing") and isinstance(given, str):
+        return "; write true or false, without quotes"
+    if kind not in NUMBERS:
+        return ""
+    if given is None:
+        return "; the key has no value"
+    if not isinstance(given, str):
+        return ""
+    if found := NUMBER.fullmatch(given):
+        return f"; write {found[1]}, without quotes or leading zeros"
+    return _unit_hint(key, given)
+
+
+def _unit_hint(key: str, given: str) -> str:
+    found = MEASURE.fullmatch(given)
+    if found is None:
+        return "; write the digits alone" if given[:1].isdigit() else ""
+    for word, name, units in (("sec", "seconds", SECONDS), ("bytes", "bytes", BYTES)):
+        factor = units.get(found[2].lower())
+        if word in key and factor is not None:
+            return f"; write the number of {name}: {float(found[1]) * factor:.15g}"
+    return f"; write the number without a unit: {found[1]}"
