@@ -423,6 +423,8 @@ def _described(command: Any, path: str, common: Collection[tuple[str, str]]) -> 
     if own := [row for row in rows if row not in common]:
         yield from _option_table("argument or option", own)
         yield ""
+    if examples := (command.epilog or "").splitlines()[2:]:
+        yield from (f"Example: {', '.join(f'`{line.strip()}`' for line in examples)}", "")
     if shared := [f"`{LONG_OPTION.findall(names)[0]}`" for names, text in rows if (names, text) in common]:
         yield f"[Common options](#common-options): {', '.join(shared)}"
         yield ""

@@ -159,11 +159,15 @@ CLIENT_WORDS: Final = {
     "endpoint": Word(str, "Name of the listener.", "NAME"),
     "protocol": Word(protocols, "Name of the protocol."),
 }
+CLIENT_ORDERS: Final = ("address", "endpoint", "protocol", "client", "user", "since", "bytes_in", "bytes_out")
 CONNECTIONS: Final = _page(
     "/connections",
     "List connected clients",
     CLIENT_WORDS,
-    {"rates": Word(bool, "Add bytes per second, which are measured for one second.")},
+    {
+        "rates": Word(bool, "Add bytes per second, which are measured for one second."),
+        "sort": Word(CLIENT_ORDERS, "Order: by a column, or the highest rates first."),
+    },
     by_host=True,
 )
 DISCONNECT: Final = _act("/connections/disconnect", "Disconnect clients", CLIENT_WORDS, by_host=True)

@@ -6,6 +6,7 @@ receives, and what happens to its session and will.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,14 +20,15 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
-from gateway.admin.choosing import page_of, query_of
+from gateway.admin.choosing import SLICE, Page, page_of, query_of, slices
 from gateway.admin.models import ConnectionRow, Disconnected
 from gateway.admin.operations import PROTOCOLS, Served
 from gateway.operations import CONNECTIONS, DISCONNECT
-from gateway.transport.stream import Stream
+from gateway.transport.stream import Stream, Watched
 
 WORDS: Final = ("client", "user", "address")
 WATCHED_SECS: Final = 1.0
+RATES: Final = {"bytes_in": 0, "bytes_out": 1}
 
 log = structlog.get_logger()
 
@@ -83,6 +85,17 @@ class Connected(NamedTuple):
         return facts
 
 
+KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
+    "address": lambda one: one.key,
+    "endpoint": lambda one: f"{one.endpoint}\n{one.key}",
+    "protocol": lambda one: f"{one.protocol}\n{one.key}",
+    "client": lambda one: f"{one.client}\n{one.key}",
+    "user": lambda one: f"{one.user}\n{one.key}",
+    "since": lambda one: f"{one.since or 0.0:020.6f}\n{one.key}",
+}
+"""Keys that pages are ordered by, by the word `sort`."""
+
+
 class ClientsApi:
     """Operations on connected clients. `connected` returns the connections; `flush` writes pending packets to
     sockets."""
@@ -104,7 +117,7 @@ class ClientsApi:
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, CONNECTIONS.words)
-        rates = wanted.pop("rates", False)
+        rates, order = wanted.pop("rates", False), wanted.pop("sort", "address")
         streams: list[Stream | None] = []
 
         def show(one: Connected) -> dict[str, Any]:
@@ -116,11 +129,27 @@ class ClientsApi:
         def chosen(one: Connected) -> bool:
             return mine(one.virtual_host) and fits(one)
 
-        page = await page_of(self._connected(), chosen, lambda one: one.key, show, count, after)
+        if order in RATES:
+            return (await self._fastest(chosen, order, count)).answer()
+        page = await page_of(self._connected(), chosen, KEYS[order], show, count, after)
         if rates:
             for row, (read, written) in zip(page.shown, await measured(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
+
+    async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> Page:
+        """Return one page of the chosen connections with the highest rates, without a further page."""
+        found: list[Connected] = []
+        async for some in slices(self._connected()):
+            found += [one for one in some if chosen(one)]
+        rows = list(zip(found, await measured([one.stream for one in found]), strict=True))
+        at = RATES[order]
+        first = heapq.nlargest(count, rows, key=lambda row: row[1][at] or 0.0)
+        shown = [
+            {**one.shown(), "bytes_in_per_sec": read, "bytes_out_per_sec": written}
+            for one, (read, written) in first
+        ]
+        return Page(len(found), shown, None)
 
     async def _disconnect(self, request: Request) -> Response:
         wanted = await _choice(request)
@@ -137,12 +166,16 @@ class ClientsApi:
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
     """Return bytes read and written per second of each stream, measured for WATCHED_SECS."""
     began = clock.now()
-    watched = [None if stream is None else stream.watch() for stream in streams]
-    before = [(0, 0) if one is None else (one.read, one.written) for one in watched]
+    watched: list[Watched | None] = []
     try:
+        for at, stream in enumerate(streams):
+            watched.append(None if stream is None else stream.watch())
+            if at % SLICE == SLICE - 1:
+                await trio.lowlevel.checkpoint()
+        before = [(0, 0) if one is None else (one.read, one.written) for one in watched]
         await trio.sleep(WATCHED_SECS)
     finally:
-        for stream, one in zip(streams, watched, strict=True):
+        for stream, one in zip(streams, watched, strict=False):
             if stream is not None and one is not None:
                 stream.unwatch(one)
     secs = clock.now() - began

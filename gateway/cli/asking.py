@@ -1,21 +1,24 @@
-"""Requests to a running gateway over its HTTP interface, and the tokens that authenticate them."""
+"""Requests to a running gateway over its HTTP interface, and the credentials that authenticate them."""
 
 from __future__ import annotations
 
 import http.client
 import os
 import socket
+import ssl
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import BaseHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 import orjson
 
 from gateway.access.console_tokens import ADMINISTRATOR, left_tokens
 from gateway.access.places import is_loopback
+from gateway.cli.contexts import Context, read_context
 from gateway.errors import ArgumentError, ConfigurationError, GatewayError
 from gateway.settings import load_settings, secret_from
 
@@ -62,13 +65,14 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
     body = None if choice is None else orjson.dumps(choice)
     at = _here(url)
     refused: HTTPError | None = None
-    for token in _tokens(url, token_file):
+    context = _context_for(url)
+    for credentials in _credentials(url, token_file, context):
         headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        if credentials:
+            headers["Authorization"] = credentials
         request = Request(at.rstrip("/") + path, body, headers)  # noqa: S310 - `checked` has seen its scheme
         try:
-            return build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS)
+            return build_opener(ProxyHandler({}), *_tls(context)).open(request, timeout=PATIENCE_SECS)
         except HTTPError as error:
             if error.code != UNAUTHORIZED:
                 kind = ArgumentError if error.code == BAD_REQUEST else GatewayError
@@ -98,15 +102,50 @@ def _here(url: str) -> str:
     return urlunsplit(place._replace(netloc=f"{LOOPBACK}:{port}"))
 
 
-def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
-    """Yield the tokens to try in turn; "": no token.
+def _context_for(url: str) -> Context:
+    """Return the context, or an empty one if it is for another URL. Raises ConfigurationError."""
+    context = read_context()
+    return context if context.url in ("", url) else Context()
 
-    They are the token in `token_file` alone, if given; else, for a gateway on this machine, the tokens that
-    it left for this user and the one of its first start, then "".
+
+def _tls(context: Context) -> list[BaseHandler]:
+    """Return the handler for https with the context's authority and client certificate, if it has any.
+
+    Raises ConfigurationError.
     """
-    if token_file is not None:
-        yield secret_from(token_file).strip()
+    if not context.ca_file and not context.cert_file:
+        return []
+    try:
+        tls = ssl.create_default_context(cafile=context.ca_file or None)
+        if context.cert_file:
+            tls.load_cert_chain(context.cert_file, context.key_file or None)
+    except OSError as error:
+        files = ", ".join(filter(None, (context.ca_file, context.cert_file, context.key_file)))
+        raise ConfigurationError(f"{files}: {error.strerror or error}") from error
+    return [HTTPSHandler(context=tls)]
+
+
+def _credentials(url: str, token_file: Path | None, context: Context) -> Iterator[str]:
+    """Yield the values of the header Authorization to try in turn; "": none.
+
+    They are the token in `token_file` alone, if given; else those of the context; else, for a gateway on this
+    machine, the tokens that it left for this user and the one of its first start, then "".
+    """
+    if token_file is not None or context.token or context.token_file:
+        token = context.token if token_file is None else ""
+        yield f"Bearer {token or secret_from(token_file or Path(context.token_file)).strip()}"
         return
+    if context.user:
+        password = secret_from(Path(context.password_file)) if context.password_file else ""
+        yield f"Basic {b64encode(f'{context.user}:{password}'.encode()).decode()}"
+        return
+    for token in _left_tokens(url):
+        yield f"Bearer {token}"
+    yield ""
+
+
+def _left_tokens(url: str) -> Iterator[str]:
+    """Yield the tokens that a gateway on this machine has left for this user."""
     place = urlsplit(url)
     host = place.hostname or ""
     if host == "localhost" or is_loopback(f"{host}:0"):
@@ -116,7 +155,6 @@ def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
                 yield secret_from(path).strip()
             except ConfigurationError:
                 continue  # the file belongs to another user
-    yield ""
 
 
 def _administrators(port: int) -> list[Path]:

@@ -24,10 +24,13 @@ def _check(choice: Document) -> None:
 columns: Columns = {word: itemgetter(word) for word in ("endpoint", "protocol", "address", "client", "user")}
 clients.add_list(
     CONNECTIONS,
-    "List connected clients.",
+    "List connected clients, by address or sorted by a column: the highest rates first.",
     columns,
-    without=("rates",),  # no column has them
     pages=False,
+    measured={
+        "bytes_in": itemgetter("bytes_in_per_sec"),
+        "bytes_out": itemgetter("bytes_out_per_sec"),
+    },
 )
 clients.add_action(
     "disconnect",

@@ -7,12 +7,16 @@ runs, so that help and completion are fast, and no command loads the imports of 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
+from typer.models import DefaultPlaceholder
+
+from gateway.cli.examples import EXAMPLES
 
 COMPLETE: Final = "_GATEWAY_COMPLETE"
 """Environment variable that a shell sets when it requests completions."""
@@ -34,7 +38,10 @@ class Commands(Mapping[str, Any]):
         if name not in self._made:
             app: typer.Typer = importlib.import_module(f"{self._package}.{file}").app
             _write_plainly(app)
-            self._made |= get_group(app).commands
+            found = get_group(app).commands
+            for one, command in found.items():
+                _add_examples(command, one)
+            self._made |= found
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -44,10 +51,24 @@ class Commands(Mapping[str, Any]):
         return len(self._files)
 
 
+class WholeSummaries(TyperGroup):
+    """Group whose help lists each command with the whole first sentence of its help, wrapped, not cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        rows = [(name, _first_sentence(self.commands[name].help)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _first_sentence(text: str | None) -> str:
+    return re.split(r"(?<=\.)\s", " ".join((text or "").split()), maxsplit=1)[0]
+
+
 def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
     """Return a class of groups that have these commands of a package."""
 
-    class Group(TyperGroup):
+    class Group(WholeSummaries):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands: Any = Commands(package, files)
@@ -60,4 +81,16 @@ def _write_plainly(app: typer.Typer) -> None:
     app.rich_markup_mode = None
     for group in app.registered_groups:
         if group.typer_instance is not None:
+            own: Any = group.typer_instance.info
+            if isinstance(own.cls, DefaultPlaceholder):
+                group.cls = WholeSummaries
             _write_plainly(group.typer_instance)
+
+
+def _add_examples(command: Any, path: str) -> None:
+    """Add examples below the help of a command, and of all commands in a group."""
+    if isinstance(command, TyperGroup) and not isinstance(command.commands, Commands):
+        for name, one in command.commands.items():
+            _add_examples(one, f"{path} {name}")
+    elif lines := EXAMPLES.get(path):
+        command.epilog = "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))

@@ -39,10 +39,11 @@ Document = dict[str, Any]
 """The JSON document of a response, or one of its rows."""
 Columns = Mapping[str, Callable[[Document], object]]
 """Headings of a table, and functions that return the cell below them from a row."""
+NOTHING: Final[Document] = {}
 Options = dict[str, tuple[Any, object]]
 """Annotations and defaults of a command's parameters, by name."""
 
-Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Maximum number of rows.")]
+Count = Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Maximum number of rows.")]
 After = Annotated[
     str, typer.Option(metavar="KEY", help="Key after which the list begins, as the previous page printed it.")
 ]
@@ -67,20 +68,50 @@ class Group:
         *,
         without: tuple[str, ...] = (),
         pages: bool = True,
+        always: Document = NOTHING,
+        measured: Columns = NOTHING,
     ) -> None:
-        """Add the command `list`, which prints one page of rows. `pages`: with an option `--after`."""
+        """Add the command `list`, which prints one page of rows.
+
+        `pages`: with an option `--after`. `always` are words of each request. `measured` are further columns,
+        which the rows have with the option `--rates`, or sorted by one of them.
+        """
 
         def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
-            stated = {word: _in_query(value) for word, value in _said(given, operation).items()}
+            if given.get("sort") in measured:
+                given["rates"] = True
+            said = {**_said(given, operation), **always}
+            stated = {word: _in_query(value) for word, value in said.items()}
             query = urlencode({**stated, "count": count})
             found = ask(url, token_file, f"{operation.url}?{query}")
             if as_json:
                 typer.echo(orjson.dumps(found))
             else:
-                _print_page(found, columns, pages=pages)
+                shown = {**columns, **measured} if given.get("rates") else columns
+                _print_page(found, shown, pages=pages)
 
         page: Options = {"count": (Count, 100), **({"after": (After, "")} if pages else {})}
         self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})
+
+    def add_change(self, name: str, operation: Operation, text: str, done: str) -> None:
+        """Add a command that acts on the object with a name. `done` says what has happened to it."""
+
+        def run(
+            name: Annotated[str, typer.Argument(metavar="NAME", help="Name, as `list` prints it.")],
+            url: Url = HERE,
+            token_file: TokenFile = None,
+            as_json: AsJson = False,
+        ) -> None:
+            act(
+                operation,
+                url,
+                token_file,
+                {"name": name},
+                lambda found: typer.echo(f"{found['name']} {done}"),
+                as_json=as_json,
+            )
+
+        self.typer.command(name=name, help=text)(run)
 
     def add_action(
         self,

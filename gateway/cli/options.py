@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.settings import Settings
 
 HERE: Final = "http://localhost:8080"
+CONTEXT_VARIABLES: Final = ("GATEWAY_CONTEXT", "GATEWAY_URL")
 
 ConfigFile = Annotated[
     Path | None,
@@ -23,7 +24,27 @@ ConfigFile = Annotated[
         help="Configuration file; default: $GATEWAY_CONFIG, or none.",
     ),
 ]
-Url = Annotated[str, typer.Option(metavar="URL", help="URL of the gateway's HTTP interface.")]
+
+
+def _chosen_url(context: typer.Context, url: str) -> str:
+    """Return the URL of the option, or else that of the context (contexts.py)."""
+    source = context.get_parameter_source("url")
+    is_default = source is not None and source.name == "DEFAULT"
+    if not is_default or os.environ.keys().isdisjoint(CONTEXT_VARIABLES):
+        return url
+    from gateway.cli.contexts import read_context
+
+    return read_context().url or url
+
+
+Url = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        callback=_chosen_url,
+        help="URL of the gateway's HTTP interface; $GATEWAY_URL or $GATEWAY_CONTEXT replace the default.",
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -31,7 +52,7 @@ TokenFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with a token; default: the temporary token of a gateway on this machine.",
+        help="File with a token; default: the context, or the temporary token of a gateway on this machine.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -1,4 +1,4 @@
-"""`gateway queues list | remove | purge`: the queues of a running gateway's embedded broker.
+"""`gateway queues list | delete | purge`: the queues of a running gateway's embedded broker.
 
 They are the queues of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands use the
 gateway's HTTP interface, as `gateway deadletters` does.
@@ -22,7 +22,7 @@ def _state(one: Document) -> str:
 
 
 def _tell_removed(found: Document) -> None:
-    typer.echo(f"{found['removed']} removed, with {found['messages']} messages")
+    typer.echo(f"{found['removed']} deleted, with {found['messages']} messages")
     if found["in_use"]:
         typer.echo(f"{found['in_use']} in use were left alone", err=True)
 
@@ -43,7 +43,7 @@ queues.add_list(
     QUEUES, "List queues by protocol, virtual host, kind and name, or the longest first.", columns
 )
 queues.add_action(
-    "remove",
+    "delete",
     REMOVE_QUEUES,
     "Delete queues with their messages. Exit code 1 if there is none.",
     _tell_removed,

@@ -1,4 +1,4 @@
-"""`gateway retained list | remove`: the retained MQTT messages of a running gateway.
+"""`gateway retained list | delete`: the retained MQTT messages of a running gateway.
 
 The commands use its HTTP interface, as `gateway deadletters` does.
 """
@@ -25,9 +25,9 @@ columns: Columns = {
 }
 retained.add_list(RETAINED, "List topics with a retained message, by topic.", columns)
 retained.add_action(
-    "remove",
+    "delete",
     REMOVE_RETAINED,
-    "Clear retained messages without notifying subscribers. Exit code 1 if there is none.",
-    lambda found: typer.echo(f"{found['removed']} removed"),
+    "Delete retained messages without notifying subscribers. Exit code 1 if there is none.",
+    lambda found: typer.echo(f"{found['removed']} deleted"),
     failed=lambda found: not found["removed"],
 )

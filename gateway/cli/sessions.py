@@ -1,4 +1,4 @@
-"""`gateway sessions list | remove`: lists and removes MQTT sessions of a running gateway, mainly unused ones.
+"""`gateway sessions list | delete`: lists and deletes MQTT sessions of a running gateway, mainly unused ones.
 
 The commands use its HTTP interface, as `gateway deadletters` does.
 """
@@ -17,9 +17,9 @@ sessions = Group(app, "sessions", "List and end MQTT sessions.")
 
 
 def _tell_removed(found: Document) -> None:
-    typer.echo(f"{found['removed']} removed")
+    typer.echo(f"{found['removed']} deleted")
     if found["in_use"]:
-        typer.echo(f"{found['in_use']} in use were left alone; --in-use removes them, too", err=True)
+        typer.echo(f"{found['in_use']} in use were left alone; --in-use deletes them, too", err=True)
     if found["leaving"]:
         typer.echo(f"{found['leaving']} end when their clients have gone", err=True)
 
@@ -35,9 +35,9 @@ columns: Columns = {
 }
 sessions.add_list(SESSIONS, "List sessions by client id.", columns)
 sessions.add_action(
-    "remove",
+    "delete",
     REMOVE_SESSIONS,
-    "End sessions and discard their messages. Exit code 1 if there is none, or some remain.",
+    "Delete sessions with their messages. Exit code 1 if there is none, or some remain.",
     _tell_removed,
     failed=lambda found: not found["removed"] or found["leaving"],
 )

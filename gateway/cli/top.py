@@ -17,13 +17,18 @@ def top(
         float, typer.Option("--interval", "-i", min=0.2, max=60.0, help="Seconds between two updates.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
+    sort: Annotated[
+        str,
+        typer.Option("--sort", metavar="COLUMN", help="Column to sort tables by, where they have it."),
+    ] = "",
     url: Url = HERE,
     token_file: TokenFile = None,
 ) -> None:
     """Watch endpoints, routes, outboxes and the longest queues, with rates, until Ctrl-C."""
-    from gateway.cli.watching import once_to, watch
+    from gateway.cli.watching import check_column, once_to, watch
 
+    check_column(sort)
     if once:
-        once_to(url, token_file, interval)
+        once_to(url, token_file, interval, sort)
     else:
-        watch(url, token_file, interval)
+        watch(url, token_file, interval, sort)

@@ -6,9 +6,11 @@ was not in the first snapshot, or whose counters were reset, has no rate yet.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +31,17 @@ RIGHT: Final = (
 )
 
 
+HEADINGS: Final = {
+    "endpoint": (
+        *("protocol", "state", "connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors"),
+    ),
+    "route": ("way", "matched/s", "delivered/s", "in flight", "failed"),
+    "outbox": ("link", "messages", "problem"),
+    "queue": ("of", "messages", "+/s", "unacknowledged", "consumers", "octets"),
+}
+COLUMNS: Final = tuple(dict.fromkeys(word for title, row in HEADINGS.items() for word in (title, *row)))
+
+
 class Look(NamedTuple):
     """A snapshot of the gateway's status and of its longest queues."""
 
@@ -44,14 +57,20 @@ def look(url: str, token_file: Path | None) -> Look:
     return Look(status, found["items"])
 
 
-def once_to(url: str, token_file: Path | None, interval: float) -> None:
+def check_column(sort: str) -> None:
+    """Raise BadParameter if no table of a page has the column; "" is none."""
+    if sort not in ("", *COLUMNS):
+        raise typer.BadParameter(f"--sort is one of {', '.join(COLUMNS)}, not {sort!r}")
+
+
+def once_to(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
     """Print one page with the rates of `interval` seconds. Raises GatewayError."""
     before = look(url, token_file)
     time.sleep(interval)
-    typer.echo("\n".join(page(before, look(url, token_file))))
+    typer.echo("\n".join(page(before, look(url, token_file), sort)))
 
 
-def watch(url: str, token_file: Path | None, interval: float) -> None:
+def watch(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
     """Show a page every `interval` seconds until Ctrl-C; if the gateway stops responding, retry.
 
     Raises GatewayError if the first request fails.
@@ -64,7 +83,7 @@ def watch(url: str, token_file: Path | None, interval: float) -> None:
         with Live(auto_refresh=False, screen=True) as live:
             while True:
                 size = shutil.get_terminal_size()
-                lines = [line[: size.columns] for line in page(before, now)][: size.lines - 1]
+                lines = [line[: size.columns] for line in page(before, now, sort)][: size.lines - 1]
                 live.update(Text("\n".join(lines)), refresh=True)
                 time.sleep(interval)
                 try:
@@ -76,14 +95,17 @@ def watch(url: str, token_file: Path | None, interval: float) -> None:
         return
 
 
-def page(before: Look, now: Look) -> list[str]:
-    """Return the lines of a page."""
+def page(before: Look, now: Look, sort: str = "") -> list[str]:
+    """Return the lines of a page. `sort`: column by which the tables that have it are sorted."""
     status = now.status
     secs = status["at_secs"] - before.status["at_secs"]
     ready = "ready" if status["ready"] else f"NOT READY: {'; '.join(status['not_ready'])}"
     lines = [f"gateway {status['version']}, up {status['uptime_secs'] / 3_600:.1f} h, {ready}"]
 
     def part(title: str, rows: list[list[object]], headings: tuple[str, ...]) -> None:
+        if sort in (title, *headings):
+            at = (title, *headings).index(sort)
+            rows.sort(key=lambda row: _order(row[at]))
         if rows:
             lines.extend(["", *table(rows[:ROWS_MAX], (title, *headings), right=RIGHT)])
         if len(rows) > ROWS_MAX:
@@ -104,7 +126,7 @@ def page(before: Look, now: Look) -> list[str]:
             ]
             for one in status["endpoints"]
         ],
-        ("protocol", "state", "connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors"),
+        HEADINGS["endpoint"],
     )
     rate = _rates(before.status["routes"], secs)
     part(
@@ -119,7 +141,7 @@ def page(before: Look, now: Look) -> list[str]:
             ]
             for one in sorted(status["routes"], key=lambda one: (-one["failed"], -one["matched"]))
         ],
-        ("way", "matched/s", "delivered/s", "in flight", "failed"),
+        HEADINGS["route"],
     )
     part(
         "outbox",
@@ -132,7 +154,7 @@ def page(before: Look, now: Look) -> list[str]:
             ]
             for one in status["outboxes"]
         ],
-        ("link", "messages", "problem"),
+        HEADINGS["outbox"],
     )
     lengths = {_key(one): one["messages"] for one in before.queues}
     part(
@@ -149,7 +171,7 @@ def page(before: Look, now: Look) -> list[str]:
             ]
             for one in sorted(now.queues, key=lambda one: -one["messages"])
         ],
-        ("of", "messages", "+/s", "unacknowledged", "consumers", "octets"),
+        HEADINGS["queue"],
     )
     return lines
 
@@ -172,6 +194,16 @@ def _state(endpoint: Mapping[str, Any]) -> str:
     if endpoint["kind"] == "listener":
         return "open"
     return ("blocked" if endpoint["blocked"] else "up") if endpoint["up"] else "DOWN"
+
+
+def _order(cell: object) -> tuple[float, str]:
+    """Return a key for sorting cells: the largest numbers first, then texts."""
+    text = str(cell)
+    for size, unit in (*UNITS, (1.0, "")):
+        if text.endswith(unit):
+            with suppress(ValueError):
+                return -float(text.removesuffix(unit)) * size, ""
+    return math.inf, text
 
 
 def _signed(grown: int, secs: float) -> str:

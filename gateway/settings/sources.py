@@ -2,7 +2,8 @@
 
 A variable GATEWAY_LISTENERS__MQTT__PORT sets the key listeners.mqtt.port. The value of a table or a list is
 YAML. Kubernetes sets variables that begin with the name of each Service (GATEWAY_SERVICE_HOST); those are
-ignored. Any other unknown variable is an error, as an unknown key in the file is.
+ignored, as are those of commands that call a running gateway (GATEWAY_URL). Any other unknown variable is an
+error, as an unknown key in the file is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ from gateway.settings.tree import Settings
 
 PREFIX: Final = "GATEWAY_"
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
+CONTEXT_VARIABLE: Final = "GATEWAY_CONTEXT"
+CLIENT_VARIABLES: Final = tuple(
+    f"{PREFIX}{key}"
+    for key in ("URL", "TOKEN", "TOKEN_FILE", "USER", "PASSWORD_FILE", "CA_FILE", "CERT_FILE", "KEY_FILE")
+)
+"""Variables of commands that call a running gateway (cli/contexts.py)."""
+NOT_KEYS: Final = frozenset((CONFIG_VARIABLE, CONTEXT_VARIABLE, *CLIENT_VARIABLES))
 SERVICE_LINK: Final = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?")
 DELIMITER: Final = "__"
 DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
@@ -62,7 +70,7 @@ class EnvironmentSource(EnvSettingsSource):
         values: dict[Place, Any] = {}
         for variable, text in env.items():
             name = variable.removeprefix(PREFIX)
-            if name == variable or variable == CONFIG_VARIABLE or SERVICE_LINK.fullmatch(name):
+            if name == variable or variable in NOT_KEYS or SERVICE_LINK.fullmatch(name):
                 continue
             place, wanted = _key(variable, name.split(DELIMITER), file.init_kwargs)
             if (other := self.variables.setdefault(place, variable)) != variable:

@@ -72,17 +72,17 @@ def test_abandoned_sessions_are_removed(gateway: GatewayProcess, operator: Opera
         lines = operator("sessions", "list", "--client", "eve-*", "--not-in-use").splitlines()
         assert re.split("  +", lines[0]) == HEADINGS
         assert [line.split()[:2] for line in lines[1:]] == [[f"eve-{number}", "-"] for number in range(5)]
-        assert operator("sessions", "remove", "--client", "*", "--idle-longer-than", "1d", code=1)
-        assert operator("sessions", "remove", "--client", "eve-*") == "5 removed\n"
+        assert operator("sessions", "delete", "--client", "*", "--idle-longer-than", "1d", code=1)
+        assert operator("sessions", "delete", "--client", "eve-*") == "5 deleted\n"
         gateway.restart()
         assert operator.listed("sessions", "client") == ["plant"]
         plant.cut()
     again, connack = connect(gateway, "plant", clean=False, properties=STAYS)
     with again:
         assert connack.session_present
-        operator("sessions", "remove", "--all", code=2)
-        operator("sessions", "remove", "--all", "--yes", code=1)
-        assert operator("sessions", "remove", "--all", "--yes", "--in-use") == "1 removed\n"
+        operator("sessions", "delete", "--all", code=2)
+        operator("sessions", "delete", "--all", "--yes", code=1)
+        assert operator("sessions", "delete", "--all", "--yes", "--in-use") == "1 deleted\n"
         assert again.next(Disconnect).reason == ReasonCode.ADMINISTRATIVE_ACTION
     gateway.restart()
     assert operator.listed("sessions", "client") == []
@@ -114,12 +114,12 @@ def check_queues(gateway: GatewayProcess, operator: Operator, channel: BlockingC
     assert [line.split() for line in lines[1:]] == [
         ["amqpfast", "/", "queue", "junk.fast", "1", "268", "0", "0", "durable", "-"]
     ]
-    assert operator("queues", "remove", "--queue", "junk*") == "3 removed, with 3 messages\n"
+    assert operator("queues", "delete", "--queue", "junk*") == "3 deleted, with 3 messages\n"
     assert operator("queues", "purge", "--queue", "orders") == "1 purged of 1 messages\n"
-    operator("queues", "remove", "--queue", "mine", "--in-use", code=1)
+    operator("queues", "delete", "--queue", "mine", "--in-use", code=1)
     assert channel.queue_declare("mine", passive=True).method.message_count == 0
-    assert operator("queues", "remove", "--kind", "subscription", "--all", "--yes", code=2) == ""
-    assert operator("queues", "remove", "--kind", "subscription") == "1 removed, with 0 messages\n"
+    assert operator("queues", "delete", "--kind", "subscription", "--all", "--yes", code=2) == ""
+    assert operator("queues", "delete", "--kind", "subscription") == "1 deleted, with 0 messages\n"
 
 
 def test_names_with_a_star_are_meant_exactly_where_that_is_said(
@@ -140,16 +140,16 @@ def test_names_with_a_star_are_meant_exactly_where_that_is_said(
             publisher.acked(PacketType.PUBACK)
     lines = operator("sessions", "list", "--client", "*", "--exact").splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["*"]
-    assert operator("sessions", "remove", "--client", "*", "--exact") == "1 removed\n"
+    assert operator("sessions", "delete", "--client", "*", "--exact") == "1 deleted\n"
     assert operator.listed("sessions", "client") == ["press-7"]
     assert operator("queues", "purge", "--queue", "job*", "--exact") == "1 purged of 1 messages\n"
-    assert operator("queues", "remove", "--queue", "*", "--exact") == "1 removed, with 1 messages\n"
-    assert operator("queues", "remove", "--queue", "job*", "--exact") == "1 removed, with 0 messages\n"
+    assert operator("queues", "delete", "--queue", "*", "--exact") == "1 deleted, with 1 messages\n"
+    assert operator("queues", "delete", "--queue", "job*", "--exact") == "1 deleted, with 0 messages\n"
     assert operator.listed("queues", "queue") == ["job1"]
-    assert operator("retained", "remove", "--client", "eve*", "--exact") == "1 removed\n"
-    operator("retained", "remove", "--topic", "#", "--exact", code=1)
+    assert operator("retained", "delete", "--client", "eve*", "--exact") == "1 deleted\n"
+    operator("retained", "delete", "--topic", "#", "--exact", code=1)
     assert operator.listed("retained", "topic") == ["b"]
-    operator("sessions", "remove", "--exact", code=2)
+    operator("sessions", "delete", "--exact", code=2)
 
 
 @pytest.mark.parametrize("topic", ["keep/#/typo", "keep/#typo", "keep/a+", "#/", ""])
@@ -172,24 +172,24 @@ def test_retained_topics(gateway: GatewayProcess, operator: Operator) -> None:
     assert operator.listed("retained", "topic") == ["größe/ü", "junk/1", "junk/2/x", "plant/a"]
     found = operator("retained", "list", "--topic", "+/ü").splitlines()[1]
     assert found.split() == ["größe/ü", "4", "1", "eve", "-", "-"]
-    assert operator("retained", "remove", "--topic", "junk/#", "--client", "e*") == "2 removed\n"
-    operator("retained", "remove", "--topic", "junk/#", code=1)
+    assert operator("retained", "delete", "--topic", "junk/#", "--client", "e*") == "2 deleted\n"
+    operator("retained", "delete", "--topic", "junk/#", code=1)
     gateway.restart()
     assert operator.listed("retained", "topic") == ["größe/ü", "plant/a"]
-    assert operator("retained", "remove", "--all", "--yes") == "2 removed\n"
+    assert operator("retained", "delete", "--all", "--yes") == "2 deleted\n"
 
 
 def test_the_program_itself(gateway: GatewayProcess) -> None:
     abandon(gateway, "eve")
     url = f"http://{LOOPBACK}:{gateway.port('http')}"
     ran = subprocess.run(
-        (*PROGRAM, "sessions", "remove", "--client", "e*", "--url", url),
+        (*PROGRAM, "sessions", "delete", "--client", "e*", "--url", url),
         env=environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1 removed\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1 deleted\n", "")
 
 
 def test_a_program_without_a_library(gateway: GatewayProcess) -> None:

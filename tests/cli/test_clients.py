@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +42,28 @@ def test_they_are_listed(run: Run, gateway: Running) -> None:
         found = json.loads(run("clients", "list", *at(gateway), "--endpoint", "mqtt", "--json").out)
         assert [one["client"] for one in found["items"]] == ["device", "other"]
     assert run("clients", "list", *at(gateway), "--user", "nobody").out == "there are none\n"
+
+
+def test_who_floods_is_first(run: Run, gateway: Running) -> None:
+    with connect(gateway, "calm")[0], connect(gateway, "floods")[0] as client:
+        ended = threading.Event()
+
+        def flood() -> None:
+            while not ended.wait(0.01):
+                client.publish("a", b"x" * 1_000)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            found = run("clients", "list", *at(gateway), "--sort", "bytes_in", "--limit", "1")
+        finally:
+            ended.set()
+            thread.join()
+        headings, first, more = found.out.splitlines()
+    assert headings.split() == ["endpoint", "protocol", "address", "client", "user", "bytes_in", "bytes_out"]
+    assert first.split()[3] == "floods"
+    assert float(first.split()[5]) > 1_000.0
+    assert more == "and 1 more"
 
 
 def test_an_mqtt_5_client_hears_0x98_and_leaves_its_will_and_its_session(run: Run, gateway: Running) -> None:

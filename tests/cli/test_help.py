@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pkgutil
+import shlex
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import gateway.cli.pipeline
 from gateway.cli import commands
+from gateway.cli.examples import EXAMPLES
 from tests.cli.conftest import Run
 
 
@@ -52,3 +56,36 @@ def test_help_says_what_a_url_looks_like(run: Run) -> None:
     for verb in ("publish", "subscribe"):
         said = "".join(run(verb, "--help").out.replace("│", "").split())
         assert "amqp://user:password@host:port/virtual-host" in said
+
+
+def command_of(path: tuple[str, ...]) -> Any:
+    found: Any = get_command(commands())
+    for name in path:
+        found = found.commands[name]
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in all_paths() if path and not hasattr(command_of(path), "commands")], ids=" ".join
+)
+def test_every_command_has_an_example_that_its_parser_accepts(path: tuple[str, ...]) -> None:
+    examples = EXAMPLES[" ".join(path)]
+    assert examples
+    for line in examples:
+        program, *words = shlex.split(line.partition(" > ")[0])
+        assert (program, tuple(words[: len(path)])) == ("gateway", path)
+        command = command_of(path)
+        context = typer.Context(command, info_name=line)
+        _, rest, _ = command.make_parser(context).parse_args(words[len(path) :])  # refuses unknown options
+        assert not rest
+
+
+@pytest.mark.parametrize("path", all_paths(), ids=" ".join)
+def test_no_summary_is_cut(run: Run, path: tuple[str, ...]) -> None:
+    said = run(*path, "--help").out
+    assert "..." not in said.partition("Commands:")[2]
+
+
+def test_one_verb_for_one_act() -> None:
+    verbs = {path[-1] for path in all_paths() if path}
+    assert verbs.isdisjoint({"remove", "kill", "drop", "clear"})

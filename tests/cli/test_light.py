@@ -23,7 +23,10 @@ from tests.conftest import missing
 GATEWAY: Final = Path(sys.executable).with_name("gateway")
 SHARED: Final = {
     *("gateway", "gateway.errors", "gateway.access", "gateway.access.scram", "gateway.cli"),
-    *(f"gateway.cli.{name}" for name in ("exits", "findings", "groups", "operations", "options", "progress")),
+    *(
+        f"gateway.cli.{name}"
+        for name in ("examples", "exits", "findings", "groups", "operations", "options", "progress")
+    ),
     *(f"gateway.cli.{name}" for name in ("messages", "pipeline", "pipeline.common", "pipeline.traffic")),
     *("gateway.cli.tables", "gateway.cli.version", "gateway.operations"),
 }

@@ -79,7 +79,7 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
         ("journal", "export", "--folder", "FOLDER", "--parquet", "FOLDER/out", "--columns", "time,nope"),
         ("journal", "tail", "--folder", "FOLDER/nope"),
         ("tokens", "make", "", "--url", "URL"),
-        ("retained", "remove", "--topic", "a/#/b", "--url", "URL"),
+        ("retained", "delete", "--topic", "a/#/b", "--url", "URL"),
     ],
     ids=" ".join,
 )
@@ -108,10 +108,11 @@ def test_the_command_lines_token_ends_with_the_process(gateway: Running) -> None
 
 
 def test_a_token_is_shown_to_no_gateway_elsewhere(run: Run, gateway: Running) -> None:
-    from gateway.cli.asking import _tokens
+    from gateway.cli.asking import _credentials
+    from gateway.cli.contexts import Context
 
-    assert list(_tokens(f"http://192.0.2.1:{gateway.gateway.http_port}", None)) == [""]
-    assert len(list(_tokens(url(gateway), None))) > 1
+    assert list(_credentials(f"http://192.0.2.1:{gateway.gateway.http_port}", None, Context())) == [""]
+    assert len(list(_credentials(url(gateway), None, Context()))) > 1
 
 
 def test_the_link_of_the_welcome_logs_in_once(gateway: Running) -> None:

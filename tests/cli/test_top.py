@@ -53,8 +53,19 @@ def test_a_page_has_rates_and_the_longest_queues(gateway: Running) -> None:
     assert amqp[:5] == ["amqp091", "amqp091", "open", "1", "10"], "21 messages in two seconds"
     assert next(row for row in rows if row[:1] == ["evil\\x1b[31m"])[3:5] == ["20", "+10.0"]
     assert [row[0] for row in rows if row[1:3] == ["amqp091", "/"]] == ["evil\\x1b[31m", "short"]
+    by_name = [line.partition(" ")[0] for line in page(before, later, "queue")]
+    assert by_name.index("evil\\x1b[31m") < by_name.index("short"), "texts from a to z"
+    rates = [line.split() for line in page(before, later, "in/s")]
+    endpoints = [row[0] for row in rates if row[2:3] == ["open"]]
+    assert endpoints[0] == "amqp091", "the highest rate first"
     assert page(later, before)[2:], "counters that have begun anew are no reason to fail"
     connection.close()
+
+
+def test_a_column_that_no_table_has(run: Run) -> None:
+    ran = run("top", "--once", "--sort", "size")
+    assert ran.code == Exit.USAGE
+    assert "B/s in" in ran.err
 
 
 def test_one_page_is_printed(run: Run, gateway: Running) -> None:
