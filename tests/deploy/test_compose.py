@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from gateway import __version__
 from gateway.cli.checking import checked
 from gateway.mapping.linter import Severity
 from gateway.settings import parse_url
-from tests.deploy.programs import DEPLOY
+from tests.deploy.programs import DEPLOY, tool
 
 FILE: Final = DEPLOY / "docker-compose.yaml"
 FOLDER: Final = DEPLOY / "compose"
@@ -29,7 +30,9 @@ def mounts(service: str) -> dict[str, str]:
 def test_what_is_mounted_is_there() -> None:
     sources = [source for service in SERVICES for source in mounts(service).values()]
     files = {source for source in sources if source.startswith(".")}
-    assert {(DEPLOY / source).resolve() for source in files} == set(FOLDER.iterdir())
+    paths = {(DEPLOY / source).resolve() for source in files}
+    assert {path for path in paths if path.parent == FOLDER} == set(FOLDER.iterdir())
+    assert all(path.is_file() for path in paths)
     assert {source for source in sources if source not in files} == set(COMPOSE["volumes"])
 
 
@@ -53,7 +56,7 @@ def test_the_gateway_takes_its_configuration(tmp_path: Path, monkeypatch: pytest
     assert password is not None
     assert password.get_secret_value() == "secret"
     hosts = {parse_url(url).host for one in settings.links.values() for url in one.all_urls}
-    assert hosts == set(SERVICES) - {"gateway"}
+    assert hosts == {"mosquitto", "rabbitmq"}
 
 
 def test_brokers_and_gateway_fit_together() -> None:
@@ -61,7 +64,7 @@ def test_brokers_and_gateway_fit_together() -> None:
     assert rabbitmq["RABBITMQ_DEFAULT_PASS"] == gateway["GATEWAY_LINKS__ERP__PASSWORD"]
     assert SERVICES["gateway"]["image"] == f"gateway:{__version__}"
     waits = SERVICES["gateway"]["depends_on"]
-    assert waits == {name: {"condition": "service_healthy"} for name in SERVICES if name != "gateway"}
+    assert waits == {name: {"condition": "service_healthy"} for name in ("mosquitto", "rabbitmq")}
     assert all("healthcheck" in SERVICES[name] for name in waits)
     conf = dict(
         line.split(maxsplit=1)
@@ -69,6 +72,29 @@ def test_brokers_and_gateway_fit_together() -> None:
         if line[:1] not in "#"
     )
     assert conf["listener"] == "1883"
+
+
+def test_prometheus_scrapes_the_gateway_and_grafana_reads_it(tmp_path: Path) -> None:
+    places = mounts("prometheus")
+    text = (DEPLOY / places["/etc/prometheus/prometheus.yml"]).read_text()
+    scraped = yaml.safe_load(text)
+    (job,) = scraped["scrape_configs"]
+    assert job["job_name"] == "gateway", "the alerts name the job"
+    port = SERVICES["gateway"]["ports"][0].rpartition(":")[2]
+    assert job["static_configs"] == [{"targets": [f"gateway:{port}"]}]
+    assert set(scraped["rule_files"]) <= set(places)
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(text.replace("/etc/prometheus/", f"{DEPLOY}/prometheus/"))
+    tool("promtool", "check", "config", file)
+    mounted = mounts("grafana")
+    provisioning = "/etc/grafana/provisioning"
+    source = yaml.safe_load((DEPLOY / mounted[f"{provisioning}/datasources/gateway.yaml"]).read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    provider = yaml.safe_load((DEPLOY / mounted[f"{provisioning}/dashboards/gateway.yaml"]).read_text())
+    folder = provider["providers"][0]["options"]["path"]
+    dashboard = json.loads((DEPLOY / mounted[f"{folder}/gateway.json"]).read_text())
+    kinds = [one["type"] for one in dashboard["templating"]["list"]]
+    assert "datasource" in kinds, "an import would ask for it, a provisioned dashboard cannot"
 
 
 def test_nothing_is_open_beyond_this_machine_and_the_gateway_has_few_rights() -> None:
