@@ -49,9 +49,10 @@ from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_octets_max, watched_memory
-from gateway.app.operating import endpoint_of, pause_links, process_of
+from gateway.app.operating import endpoint_of, limits_of, pause_links, process_of
 from gateway.app.retained import retained_messages
 from gateway.app.rules import Rules
+from gateway.app.shortages import Certificates, disk_space, limit_ratios
 from gateway.app.state import open_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import engine_link, outbox_links, topics_of
@@ -207,6 +208,7 @@ class Gateway:
             )
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
+            self.certificates = Certificates(settings)
             self.metrics: Metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
             undo.pop_all()
@@ -453,15 +455,18 @@ class Gateway:
         for name, stated in settings.links.items():
             for link in links_of(name, settings, self.core, writes, metrics):
                 self.links[link.name] = link
+                link.stats.required = stated.required
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
         for link in outbox_links(settings, self.links, self.core, self.engine, writes, metrics, self.quotas):
+            link.stats.required = True  # messages of shared outboxes have no other place
             self.links[link.name] = link
         if self.state is not None and self.engine is not None:
             engine = self.engine
             self.state.elect(settings, self.links.values(), lambda: not engine.why_not)
         if self.engine is not None:
             self.links[ENGINE] = engine_link(self.engine, writes, metrics)
+            self.links[ENGINE].stats.required = True
         pause_links(self)
         services = Services(
             settings=settings,
@@ -528,6 +533,9 @@ class Gateway:
             route_latencies=lambda: self.dispatcher.latencies,
             paused_routes=core.pauses.held,
             paused_links=lambda: sorted(core.pauses.links),
+            certificates=self.certificates.expiries,
+            disk_space=lambda: disk_space(self.settings),
+            limit_ratios=lambda: limit_ratios(limits_of(self)),
             traces=dict if tracing is None else lambda: tracing.counts,
             spans=dict if tracing is None else tracing.spans,
             rates_left_out=lambda: self.history.left_out,

@@ -142,6 +142,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_required": ("1 for a link without which the gateway is not ready, else 0.", ENDPOINT),
     "gateway_link_leader": ("1 while this replica was elected to consume over the link.", ENDPOINT),
     "gateway_link_paused": ("1 while an operator has paused the link.", ("endpoint",)),
     "gateway_route_paused": ("1 while an operator has paused the route.", ("route",)),
@@ -155,6 +156,16 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         ENDPOINT,
     ),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses.", ENDPOINT),
+    "gateway_certificate_expiry_timestamp_seconds": (
+        "End of a certificate that the configuration names, in seconds since 1970.",
+        ("key",),
+    ),
+    "gateway_disk_bytes": ("Size of the file system of the store or the journal.", ("of",)),
+    "gateway_disk_free_bytes": ("Free space of the file system of the store or the journal.", ("of",)),
+    "gateway_limit_used_ratio": (
+        "Use of a limit, from 0 to 1; the highest where there are several.",
+        ("limit",),
+    ),
     "gateway_outbox_messages": ("Messages in an outbox; of a shared one, those on the cluster.", OUTBOX),
     "gateway_outbox_bytes": ("Size of messages in an outbox.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("Approximate age of the oldest message in an outbox.", OUTBOX),
@@ -185,6 +196,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_partial_transfers_bytes": "Bytes received of incomplete restartable transfers.",
     "gateway_queue_bytes": "Size of messages in the embedded broker's queues.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
+    "gateway_queue_unconsumed_messages": "Messages in queues of the embedded broker without consumers.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_sessions": "MQTT sessions, connected or not.",
@@ -273,7 +285,8 @@ class Sources:
     `share_refused` and `share_evicted` by kind; `forwarded` (copies of dead letters), `traces` and `spans`
     are by outcome; `forgotten_ids` by route,
     `authentications` by back end and outcome; `paused_routes` has the number of messages that each holds.
-    `store`, `journal` and `redaction` have the attributes that their tables name. `turns` are those of the
+    `certificates` are ends by key, `disk_space` has free and all bytes, `limit_ratios` are by limit. `store`,
+    `journal` and `redaction` have the attributes that their tables name. `turns` are those of the
     event loop.
     """
 
@@ -300,6 +313,9 @@ class Sources:
     route_latencies: Callable[[], Mapping[str, Latency]] = dict
     paused_routes: Callable[[], Mapping[str, int]] = dict
     paused_links: Callable[[], Iterable[str]] = tuple
+    certificates: Callable[[], Mapping[str, float]] = dict
+    disk_space: Callable[[], Mapping[str, tuple[int, int]]] = dict
+    limit_ratios: Callable[[], Mapping[str, float]] = dict
     traces: Callable[[], Mapping[str, int]] = dict
     spans: Callable[[], Mapping[str, int]] = dict
     rates_left_out: Callable[[], int] = int
@@ -432,6 +448,7 @@ class Metrics(Collector):
         yield "gateway_http_connections", (), self.http_connections()
         yield "gateway_rates_left_out", (), self.sources.rates_left_out()
         yield from self._who()
+        yield from self._shortages()
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
 
@@ -460,6 +477,15 @@ class Metrics(Collector):
             yield "gateway_route_held", (name,), held
         for name in self.sources.paused_links():
             yield "gateway_link_paused", (name,), 1
+
+    def _shortages(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        for key, end in self.sources.certificates().items():
+            yield "gateway_certificate_expiry_timestamp_seconds", (key,), end
+        for of, (free, total) in self.sources.disk_space().items():
+            yield "gateway_disk_free_bytes", (of,), free
+            yield "gateway_disk_bytes", (of,), total
+        for limit, ratio in self.sources.limit_ratios().items():
+            yield "gateway_limit_used_ratio", (limit,), ratio
 
     def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for (backend, outcome), count in self.sources.authentications().items():
@@ -625,6 +651,7 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_link_up", labels, int(stats.up)
+    yield "gateway_link_required", labels, int(stats.required)
     yield "gateway_link_blocked", labels, int(stats.blocked)
     if stats.leads is not None:
         yield "gateway_link_leader", labels, int(stats.leads)

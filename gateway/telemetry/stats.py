@@ -334,8 +334,8 @@ class LinkStats(EndpointStats):
     connections by the reason why they ended.
 
     `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked` is True
-    while the broker accepts no publishes. `leads` is True if this replica was elected to consume over the
-    link; None means that there are no elections.
+    while the broker accepts no publishes, `required` if the gateway is not ready without the link. `leads` is
+    True if this replica was elected to consume over the link; None means that there are no elections.
     """
 
     def __init__(
@@ -355,6 +355,7 @@ class LinkStats(EndpointStats):
         self.addresses = addresses
         self.address = ""
         self.blocked = False
+        self.required = False
         self.leads: bool | None = None
 
     def _last_errors(self) -> Iterable[LastError | None]:

@@ -13,6 +13,9 @@ from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, Listene
 from tests.telemetry.samples import Counts, Machine, ResolvedRoute, metrics_with_traffic
 
 LABELS = {
+    "key",  # of the configuration
+    "limit",
+    "of",  # the store or the journal
     "endpoint",
     "protocol",
     "version",

@@ -101,6 +101,9 @@ class AmqpHosts(dict[str, VirtualHost]):
         return {
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
+            "gateway_queue_unconsumed_messages": lambda: sum(
+                len(queue) for queue in self.queues() if not queue.consumers
+            ),
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
             "gateway_delayed_messages": lambda: sum(len(delayed) for delayed in self.delays()),
             "gateway_delayed_bytes": lambda: sum(delayed.octets for delayed in self.delays()),

@@ -133,6 +133,9 @@ class FastHosts(dict[str, FastHost]):
             "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
+            "gateway_queue_unconsumed_messages": lambda: sum(
+                len(queue) for queue in self.queues() if not queue.consumers
+            ),
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
         }
