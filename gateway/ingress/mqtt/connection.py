@@ -123,6 +123,7 @@ class MqttConnection(AdmittedGuest):
         "_let_publish",
         "_pubacks",
         "_pubrecs",
+        "_repeated",
         "_retries",
         "_unreleased",
         "_yields",
@@ -153,6 +154,8 @@ class MqttConnection(AdmittedGuest):
         self._awaits_ids = False  # QoS 2 identifiers have been pending before
         self._pubacks: list[int] | None = None  # packet identifiers to acknowledge
         self._pubrecs: list[int] | None = None
+        # QoS 2 identifiers of pending messages that came again; None: there have been none.
+        self._repeated: set[int] | None = None
         self._retries: Retries | None = None  # None: no message has been refused
         self._unreleased: set[int] | None = None  # QoS 2 identifiers that await PUBREL
         self.rights: Rights | None = None
@@ -553,7 +556,12 @@ class MqttConnection(AdmittedGuest):
         """
         _, packet_id, qos, _, _ = receipt
         if self.gone or self.machine.state is not State.OPEN:
-            self._forget_incoming(receipt, told=False)
+            heir = self._heir(packet_id) if qos == 2 else None
+            if heir is None:
+                self._forget_incoming(receipt, told=False)
+            else:
+                heir.unsettled += 1
+                heir.refused((heir, *receipt[1:]), outcome)
         elif self.machine.version == Version.V5:
             self._ingress.tell_refused(receipt[3], outcome)
             self._forget_incoming(receipt, told=True)
@@ -569,6 +577,13 @@ class MqttConnection(AdmittedGuest):
             self._ingress.bury(receipt[3], outcome, then, partial(self._try_again, receipt))
         else:
             self._try_again(receipt, outcome)
+
+    def _heir(self, packet_id: int) -> MqttConnection | None:
+        """Return the connection on which the client of this one, which is gone, has repeated a message."""
+        outlet: object = None if self.session is None else self.session.outlet
+        if isinstance(outlet, MqttConnection) and packet_id in (outlet._repeated or ()):
+            return outlet
+        return None
 
     @staticmethod
     def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
@@ -967,6 +982,8 @@ class MqttConnection(AdmittedGuest):
         session = self.session
         assert session is not None
         if session.received_ids.take(packet_id):
+            if self._repeated:
+                self._repeated.discard(packet_id)
             held = None if self._retries is None else self._retries.waiting
             if held is None:
                 self._note_taken(packet_id, entry)
@@ -974,6 +991,9 @@ class MqttConnection(AdmittedGuest):
         self._ingress.stats.duplicates += 1
         if session.received_ids.accepted(packet_id):
             self.send_received(packet_id)
+        else:
+            self._repeated = self._repeated or set()
+            self._repeated.add(packet_id)
         return False
 
     def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
