@@ -261,7 +261,7 @@ class DurableSession(Session):
         if outcome is not ACCEPTED:
             if alone:
                 self._on_disk().take_back(first, count, octets)
-                self._octets -= octets
+                self._let_go(octets)
             else:
                 self._withdraw(first, first + count)
         told(outcome)
@@ -275,8 +275,8 @@ class DurableSession(Session):
             for position in range(first, end):
                 self._renumbered.forget(position)
         waiting, self._waiting = self._waiting or (), None
-        self._octets -= weight_of(message for message, _, at in waiting if first <= at < end)
         self._wait([row for row in waiting if not first <= row[2] < end])
+        self._let_go(weight_of(message for message, _, at in waiting if first <= at < end))
 
     # Out.
 
@@ -374,7 +374,7 @@ class DurableSession(Session):
         return self._grants[1]
 
     def _arrived(self, lacking: int) -> None:
-        self._octets -= lacking
+        self._let_go(lacking)
         self.pump()
 
     def _next_rows(self) -> list[Row]:

@@ -676,3 +676,23 @@ def test_a_released_id_is_on_disk_with_the_settlement_of_its_message(tmp_path: P
         assert crashes.last.bodies == frozenset()
         world.one.until_healthy(True)
         session.finish(1)
+
+
+@pytest.mark.parametrize("memory_messages_max", [0, 100])
+def test_publishers_go_on_when_the_disk_refuses_what_made_a_session_full(
+    tmp_path: Path, memory_messages_max: int
+) -> None:
+    """In memory, and on disk alone."""
+    with World(tmp_path, messages_max=2, memory_messages_max=memory_messages_max) as world:
+        session = world.session("c", "#", qos=2)
+        connected(session)
+        assert world.one.commit() is ACCEPTED
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        world.fail()
+        publish(grant, several(2, qos=2))
+        source = publish(grant, several(1, qos=2))
+        assert (len(source.held), source.released) == (1, 0)
+        assert world.one.commit() is not ACCEPTED
+        assert (len(session), source.released) == (0, 1)
+        world.disk.fault = ""
+        world.one.until_healthy(True)
