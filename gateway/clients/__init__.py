@@ -1,3 +1,4 @@
-"""Brokers at the end of a URL, spoken to over blocking sockets: for the command line, and for the processes
-of Spark, where there is no event loop.
+"""Blocking clients of a broker that is given by a URL, one for each protocol.
+
+The command line uses them, and so do the processes of Spark, where there is no event loop.
 """

@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 at the end of a URL, on one channel."""
+"""Blocking AMQP 0-9-1 client for a broker that is given by a URL, with one channel."""
 
 from __future__ import annotations
 
@@ -59,14 +59,17 @@ TOO_LARGE: Final = Refusal("its properties do not fit a frame that the server ta
 SHORTENED: Final = "messages that live for more than ten years expire after ten: AMQP brokers take no more"
 NOTHING: Final = b"\0\0"  # the flags of properties that are not there
 Sent = tuple[bytes, bytes, bytes]
-"""Address, properties and body, as they were published."""
+"""Address, properties and body of a published message, in their encoded forms."""
 
 
 class AmqpClient:
-    """A connection with one open channel. `shortened` counts messages whose expiry was beyond ten years."""
+    """AMQP 0-9-1 connection with one open channel.
+
+    `shortened` counts published messages whose expiry was more than ten years away and was set to ten years.
+    """
 
     def __init__(self, access: Access) -> None:
-        """Raises LinkError when the server cannot be reached or refuses."""
+        """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
         target = access.target
         user, password = target.username or "guest", target.password or "guest"
         self._machine = ClientConnection(
@@ -88,7 +91,10 @@ class AmqpClient:
             raise
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Client. Every message is mandatory: one that no queue takes is refused."""
+        """Publish messages and wait for their confirms, as Client.publish_many defines.
+
+        Every message is mandatory: one that is routed to no queue counts as refused.
+        """
         publisher = self._publisher
         if publisher is None:
             self._call(m.ConfirmSelect(), m.ConfirmSelectOk)
@@ -141,21 +147,27 @@ class AmqpClient:
     # Consuming.
 
     def declare(self, queue: str, exchange: str, binding_keys: Sequence[str]) -> None:
-        """A durable queue, bound to an exchange with these keys. Raises LinkError."""
+        """Declare a durable queue and bind it to an exchange with these keys. Raises LinkError."""
         self._call(m.QueueDeclare(queue, durable=True), m.QueueDeclareOk)
         for key in binding_keys:
             self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
 
     def look_for(self, *, queue: str = "", exchange: str = "") -> None:
-        """Raises LinkError when there is no such queue, or else exchange; the channel is closed then."""
+        """Check that the queue exists, or the exchange if `queue` is empty.
+
+        Raises LinkError if it does not exist; the channel is then closed.
+        """
         if queue:
             self._call(m.QueueDeclare(queue, passive=True), m.QueueDeclareOk)
         else:
             self._call(m.ExchangeDeclare(exchange, passive=True), m.ExchangeDeclareOk)
 
     def try_publishing(self, exchange: str) -> None:
-        """Publish in a transaction, and roll it back: nobody gets anything. Raises LinkError when we may not;
-        the channel is closed then."""
+        """Check that this user may publish to an exchange.
+
+        An empty message is published in a transaction, which is rolled back, so no queue receives it. Raises
+        LinkError if the server denies it; the channel is then closed.
+        """
         self._call(m.TxSelect(), m.TxSelectOk)
         Publisher(self._machine, self._channel).publish_many(
             [(amqp_address(exchange, "").wire, NOTHING, b"")]
@@ -163,13 +175,17 @@ class AmqpClient:
         self._call(m.TxRollback(), m.TxRollbackOk)
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Client."""
+        """Consume from the address in `given`, as Client.listen defines."""
         self.consume(given.get("queue"), given.get("exchange"), given.get("binding_key", "#"))
 
     def consume(
         self, queue: str | None, exchange: str | None, binding_key: str, *, prefetch: int = PREFETCH
     ) -> None:
-        """Consume from `queue`, or from a queue of our own bound to `exchange`. Raises LinkError."""
+        """Consume from `queue`, with at most `prefetch` unacknowledged messages. Raises LinkError.
+
+        If `queue` is None, an exclusive auto-delete queue is declared and bound to `exchange` with
+        `binding_key`.
+        """
         if queue is None:
             queue = self._call(m.QueueDeclare(exclusive=True, auto_delete=True), m.QueueDeclareOk).queue
             self._call(m.QueueBind(queue, exchange or "", binding_key), m.QueueBindOk)
@@ -178,7 +194,7 @@ class AmqpClient:
         self._machine.send_method(self._channel, m.BasicConsume(queue))
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Client."""
+        """Return received messages, as Client.arrivals defines."""
         found: list[Arrival] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Deliveries):
@@ -195,22 +211,22 @@ class AmqpClient:
         return found
 
     def rest(self, seconds: float) -> None:
-        """See Client."""
+        """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Client."""
+        """Acknowledge these messages with one cumulative basic.ack, as Client.acknowledge defines."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token, multiple=True)
             self._wire.flush()
 
     def close(self) -> None:
-        """Close politely; the answer is not awaited."""
+        """Send connection.close and close the socket without awaiting the response."""
         self._machine.close()
         self._wire.close()
 
     def cut(self) -> None:
-        """See Client."""
+        """Close the socket at once, as Client.cut defines."""
         self._wire.cut()
 
     def _call(self, method: m.Method, answer: type[Answer]) -> Answer:
@@ -224,7 +240,7 @@ class AmqpClient:
 
 
 class Confirming:
-    """Published messages that are not confirmed yet, by delivery tag, and refused ones, by position."""
+    """Published messages that await a confirm, by delivery tag, and the refused ones, by position."""
 
     def __init__(self) -> None:
         self.refused: dict[int, Refusal] = {}
@@ -235,11 +251,15 @@ class Confirming:
         return len(self._open)
 
     def sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
-        """Record published messages, whose delivery tags begin with `first`."""
+        """Record published messages; their delivery tags are consecutive and begin with `first`."""
         self._open.update(enumerate(rows, first))
 
     def returned(self, event: Returned) -> None:
-        """A message came back: the oldest that looks like it. Its confirm follows."""
+        """Record a basic.return; the confirm of the message follows it.
+
+        The returned message is the oldest unconfirmed one with equal address, properties and body, or else
+        with equal address and body.
+        """
         method = event.method
         wire = amqp_address(method.exchange, method.routing_key).wire
         text = f"{method.reply_text} ({method.reply_code})"
@@ -251,7 +271,10 @@ class Confirming:
                     return
 
     def confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
-        """The server has said yes or no to a tag, and with `multiple` to all before it."""
+        """Process a confirm of the server: an ack if `accepted` is True, a nack otherwise.
+
+        It applies to the message with this delivery tag and, with `multiple`, to all before it.
+        """
         tags = [one for one in self._open if one <= tag] if multiple else [tag]
         for one in tags:
             found = self._open.pop(one, None)

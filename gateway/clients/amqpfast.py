@@ -1,4 +1,7 @@
-"""AMQP/Fast at the end of a URL, on one channel; bodies are held in memory."""
+"""Blocking AMQP/Fast client for a broker that is given by a URL, with one channel.
+
+Message bodies are held in memory.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ LOST: Final = Refusal("the handle was closed before it was answered", final=Fals
 
 
 class FastClient:
-    """A connection with one channel. `client_name` owns durable subscriptions."""
+    """AMQP/Fast connection with one channel. Durable subscriptions belong to `client_name`."""
 
     def __init__(self, access: Access, *, client_name: str = "") -> None:
-        """Raises LinkError when the server cannot be reached or refuses."""
+        """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
         self._machine = client_machine(access.target, client_name)
         self._wire = Wire(access, self._machine, self._machine.tick)
         self._producers: dict[tuple[str, str], tuple[Producer, bytes, int]] = {}
@@ -61,8 +64,12 @@ class FastClient:
         self._channel = self._machine.open_channel(confirm=False)
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Client. A refusal of the server closes the destination's handle, and everything that was on its
-        way there may be tried again."""
+        """Publish messages and wait for their replies, as Client.publish_many defines.
+
+        If the server closes a destination's handle, all messages in flight to that destination count as
+        refused. They may be retried if there were several and the destination itself is not the reason:
+        only one of them has caused the close.
+        """
         refused: dict[int, Refusal] = {}
         unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
         at = 0
@@ -142,7 +149,7 @@ class FastClient:
     # Consuming.
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Client."""
+        """Consume from the address in `given`, as Client.listen defines."""
         self.consume(given.get("service", AMQPFAST.scope_default), given["destination"])
 
     def consume(
@@ -156,7 +163,7 @@ class FastClient:
         selector_type: str = "",
         unreliable: bool = False,
     ) -> None:
-        """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
+        """Consume a destination, or all that begin with `name` if it is empty or ends in a dot.
 
         `identifier` makes the subscription of a topic durable. With `unreliable` a message counts as
         acknowledged when it is sent. Raises LocalProtocolError for a selector over the server's frame-max.
@@ -171,7 +178,7 @@ class FastClient:
         self._wire.flush()
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Client."""
+        """Return received messages, as Client.arrivals defines."""
         found: list[Arrival] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Notifies):
@@ -199,22 +206,22 @@ class FastClient:
         return Arrival(message, number, bits & REDELIVERED != 0)
 
     def rest(self, seconds: float) -> None:
-        """See Client."""
+        """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Client: CHANNEL ACK is cumulative (3.3.8)."""
+        """Acknowledge these messages with one CHANNEL ACK, which is cumulative (3.3.8)."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token)
             self._wire.flush()
 
     def close(self) -> None:
-        """CONNECTION CLOSE; the answer is not awaited."""
+        """Send CONNECTION CLOSE and close the socket without awaiting the response."""
         self._machine.close()
         self._wire.close()
 
     def cut(self) -> None:
-        """See Client."""
+        """Close the socket at once, as Client.cut defines."""
         self._wire.cut()
 
 

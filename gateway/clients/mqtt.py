@@ -1,5 +1,6 @@
-"""MQTT at the end of a URL: MQTT 5, or 3.1.1 with a server that does not speak it; or the version that an
-access has.
+"""Blocking MQTT client for a broker that is given by a URL.
+
+It uses MQTT 5, or 3.1.1 with a server that does not support MQTT 5, unless `Access.version` names a version.
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ TOO_LARGE: Final = Refusal("it is larger than the server takes", final=True)
 
 
 class MqttClient:
-    """A connected client.
+    """MQTT connection whose CONNECT the server has accepted.
 
-    `client_id`: "" is one of our own making. `session_secs`: how long the server keeps the session when we
-    are gone; 0: it begins and ends with the connection. `receive_max`: messages that may be unacknowledged.
+    An empty `client_id` is replaced by a random one. `session_secs` is the session expiry in seconds after
+    the connection has ended; with 0 the session begins and ends with the connection. `receive_max` is the
+    maximum number of received messages without acknowledgement.
     """
 
     def __init__(
         self, access: Access, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
     ) -> None:
-        """Raises LinkError when the server cannot be reached or refuses."""
+        """Connect, with the next version if the server does not support the first one.
+
+        Raises LinkError if the server is unreachable, refuses, or supports none of the versions.
+        """
         self._tokens: list[tuple[int, int]] = []  # (packet id, QoS) of what came, by token from `_first` on
         self._first = 0
         self._last_id = 0
@@ -76,7 +81,10 @@ class MqttClient:
         raise LinkError(f"the server speaks {spoken}")
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """See Client. What has QoS 0 is done with when it is written."""
+        """Publish messages and wait for their acknowledgements, as Client.publish_many defines.
+
+        A message with QoS 0 is complete once it is written.
+        """
         refused: dict[int, Refusal] = {}
         unanswered: dict[int, int] = {}  # position by packet id
         room = min(in_flight, self._machine.peer_receive_max)
@@ -102,7 +110,7 @@ class MqttClient:
         unanswered: dict[int, int],
         refused: dict[int, Refusal],
     ) -> int:
-        """Say the messages from `at` to before `end`; returns where to go on."""
+        """Send the messages from position `at` to before `end`. Return the next position."""
         utc = time.time()
         described = self._machine.version is Version.V5
         rows: list[Any] = []
@@ -147,17 +155,21 @@ class MqttClient:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """See Client."""
+        """Consume from the address in `given`, as Client.listen defines."""
         self.subscribe(given["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
-        """Raises LinkError when the server refuses one."""
+        """Subscribe to one or more filters with this QoS. Raises LinkError if the server refuses one."""
         filters = [topic_filters] if isinstance(topic_filters, str) else list(topic_filters)
         self._machine.subscribe(1, tuple(Subscription(one, qos) for one in filters))
         self._check(filters, self._next(Suback).reasons)
 
     def _next(self, wanted: type[Event]) -> Event:
-        """The next event of that type. What comes with it, the messages of a session, is kept."""
+        """Return the next event of type `wanted`. Raises LinkError if it does not arrive in time.
+
+        Other events that arrive before or with it, such as messages of the session, are stored for
+        `arrivals`.
+        """
         for events in self._wire.answers():
             for at, event in enumerate(events):
                 if isinstance(event, wanted):
@@ -172,7 +184,7 @@ class MqttClient:
                 raise LinkError(f"the server refused the subscription to {one}: {reason_name(reason)}")
 
     def arrivals(self, seconds: float) -> list[Arrival]:
-        """See Client."""
+        """Return received messages, as Client.arrivals defines."""
         early, self._early = self._early, []
         found: list[Arrival] = []
         for event in early or self._wire.turn(seconds):
@@ -194,11 +206,11 @@ class MqttClient:
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
     def rest(self, seconds: float) -> None:
-        """See Client."""
+        """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """See Client; in the order in which they came (5: 4.6.0-2)."""
+        """Acknowledge these messages in the order in which they arrived (MQTT 5: 4.6.0-2)."""
         if not arrivals:
             return
         count = arrivals[-1].token - self._first + 1
@@ -211,12 +223,12 @@ class MqttClient:
         self._wire.flush()
 
     def close(self) -> None:
-        """DISCONNECT."""
+        """Send DISCONNECT and close the socket."""
         self._machine.disconnect()
         self._wire.close()
 
     def cut(self) -> None:
-        """See Client."""
+        """Close the socket at once, as Client.cut defines."""
         self._wire.cut()
 
     def _ping(self, now: float) -> None:
@@ -244,6 +256,6 @@ def _connect(
 
 
 def reason_name(code: int) -> str:
-    """A reason code for people."""
+    """Return the text of a reason code for people: its name, if it has one, and its hexadecimal number."""
     known = code in ReasonCode.__members__.values()
     return f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})" if known else f"0x{code:02x}"

@@ -1,9 +1,9 @@
-"""A connection to a broker, spoken to in turn: say, wait for the answer, go on. And the words that the peers
-of all three protocols have in common.
+"""Blocking connection to a broker, and the interface that the clients of all three protocols have in common.
 
-A client belongs to one thread. It publishes a run of messages with so many on their way at a time and waits
-for every answer, or it consumes: `arrivals` gives what has come, each with a token, and `acknowledge` answers
-for everything up to a token, for that is what all three protocols can say of messages in order.
+A client belongs to one thread. It either publishes or consumes. To publish, it sends a sequence of messages
+with a limited number in flight and waits until the broker has acknowledged or refused every one. To consume,
+`arrivals` returns the received messages, each with a token, and `acknowledge` acknowledges all messages up to
+a token: all three protocols can acknowledge messages in order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ Event = TypeVar("Event")
 
 
 class Access(NamedTuple):
-    """A broker and how to reach it. The files are PEM: authorities to trust, and our own certificate.
-    `version` and `byte_order` are those of a link to an MQTT broker."""
+    """Address of a broker and the options of a connection to it.
+
+    The files are PEM: `ca_file` has the authorities to trust, `cert_file` and `key_file` have the client's
+    own certificate and key. `version` and `byte_order` have the meaning that they have for a link to an MQTT
+    broker.
+    """
 
     target: Target
     timeout_secs: float = 10.0
@@ -41,24 +45,24 @@ class Access(NamedTuple):
     byte_order: ByteOrder = "auto"
 
     def __repr__(self) -> str:
-        """Without the password, for this may end up in a log."""
+        """Return protocol, host and port without the password, because the text may end up in a log."""
         return f"Access({self.target.protocol} {self.place})"
 
     @property
     def place(self) -> str:
-        """`host:port`, an IPv6 address in brackets."""
+        """Host and port of the broker as `host:port`, with an IPv6 address in brackets."""
         return address_of(self.target)
 
 
 class Refusal(NamedTuple):
-    """Why a broker did not take a message. `final`: no use in trying again."""
+    """Reason why a broker did not accept a message. If `final` is True, a retry cannot succeed."""
 
     text: str
     final: bool
 
 
 class Arrival(NamedTuple):
-    """A message that came; acknowledged by its `token`, and every one before it with it."""
+    """Received message; to acknowledge its `token` acknowledges it and all messages before it."""
 
     message: Message
     token: int
@@ -66,16 +70,17 @@ class Arrival(NamedTuple):
 
 
 class Client(Protocol):
-    """A connection to a broker of any protocol."""
+    """Interface of a connection to a broker of any protocol."""
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
-        """Publish, and return when all have been answered: the positions of those that were refused.
+        """Publish messages and wait for the broker's responses. Return the refusals by position.
 
-        Raises LinkError when the connection fails, or no answer comes in time; some may have arrived then.
+        At most `in_flight` messages await a response at a time. Raises LinkError if the connection fails or
+        a response does not arrive in time; the broker may then have some of the messages.
         """
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume from the address `given`, as options of the protocol. Raises LinkError."""
+        """Consume from an address; `given` has it as options of the protocol. Raises LinkError."""
 
     def arrivals(self, seconds: float) -> list[Arrival]:
         """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
@@ -90,15 +95,15 @@ class Client(Protocol):
         """Disconnect as the protocol provides."""
 
     def cut(self) -> None:
-        """Close the socket without a goodbye: the connection is broken."""
+        """Close the socket without a DISCONNECT or its equivalent, because the connection is broken."""
 
 
 class Silence(LinkError):
-    """The server accepted the connection and does not respond."""
+    """Error of a server that accepted the connection and does not respond."""
 
 
 def messages(client: Client, seconds: float | None) -> Iterator[Message]:
-    """Yield the messages that `client` consumes, for `seconds` (None: for ever). Raises LinkError.
+    """Yield the messages that `client` consumes, for `seconds` (None: forever). Raises LinkError.
 
     Each message is acknowledged when the next one is requested.
     """
@@ -110,20 +115,20 @@ def messages(client: Client, seconds: float | None) -> Iterator[Message]:
 
 
 class Machine(Protocol):
-    """A client's side of a protocol."""
+    """Interface of the client's side of a protocol."""
 
     def receive_data(self, data: bytes, now: float) -> Sequence[Any]:
-        """Events."""
+        """Parse received bytes and return their events; `now` is in seconds of the monotonic clock."""
 
     def data_to_send(self) -> bytes:
-        """Octets."""
+        """Return the bytes to send, and forget them."""
 
 
 class Wire:
-    """A connected socket, and the protocol machine that speaks over it; `tick` is called once a second."""
+    """Connected socket with the protocol machine that uses it; `tick` is called once a second."""
 
     def __init__(self, access: Access, machine: Machine, tick: Callable[[float], None]) -> None:
-        """Raises LinkError when the broker cannot be reached."""
+        """Connect to the broker, with TLS if the target has it. Raises LinkError if it is unreachable."""
         self.machine = machine
         self.timeout_secs = access.timeout_secs
         self._tick = tick
@@ -152,15 +157,18 @@ class Wire:
             raise LinkError(f"{self._place}: {reason(error)}") from error
 
     def opened(self) -> None:
-        """The server has shown that it is what we expected, and has let us in."""
+        """Record that the server uses the expected protocol and has accepted the login."""
         self._open = True
 
     def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
-        """The error of a connection that ends; until it is open, with whom we may have reached instead."""
+        """Build the error of a connection that has ended for the reason `why`.
+
+        Until the connection is open, the text names the protocol that the server seems to use instead.
+        """
         return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
 
     def flush(self) -> None:
-        """Write what the machine has to say. Raises LinkError."""
+        """Write the bytes that the machine has to send. Raises LinkError."""
         data = self.machine.data_to_send()
         if self._layer is not None:
             data = self._layer.send(data)
@@ -172,7 +180,7 @@ class Wire:
                 raise self.failure(reason(error)) from error
 
     def rest(self, seconds: float) -> None:
-        """Write, and read nothing for so many seconds: the broker has to wait."""
+        """Write pending bytes, then read nothing for `seconds`: the broker has to wait."""
         now = time.monotonic()
         if now - self._ticked >= TICK_SECS:
             self._ticked = now
@@ -181,7 +189,10 @@ class Wire:
         time.sleep(seconds)
 
     def turn(self, seconds: float) -> list[Any]:
-        """Write, read once, and return the events; none when nothing comes in so many seconds."""
+        """Write pending bytes, read once, and return the events; none if no bytes arrive within `seconds`.
+
+        Raises LinkError if the connection fails or the received bytes are malformed.
+        """
         now = time.monotonic()
         if now - self._ticked >= TICK_SECS:
             self._ticked = now
@@ -217,13 +228,13 @@ class Wire:
         return events
 
     def events(self, seconds: float | None = None) -> Iterator[Any]:
-        """Events as they come, until `seconds` have passed (None: for ever)."""
+        """Yield events as they arrive, until `seconds` have passed (None: forever). Raises LinkError."""
         end = None if seconds is None else time.monotonic() + seconds
         while end is None or time.monotonic() < end:
             yield from self.turn(TICK_SECS if end is None else end - time.monotonic())
 
     def answers(self) -> Iterator[list[Any]]:
-        """The events of one read after the other. Raises LinkError when nothing comes for too long."""
+        """Yield the events of one read after the other. Raises LinkError after `timeout_secs` without any."""
         heard = time.monotonic()
         while True:
             events = self.turn(TICK_SECS)
@@ -234,8 +245,10 @@ class Wire:
             yield events
 
     def wait(self, wanted: type[Event], *ends: type[Any]) -> Event:
-        """The next event of that type; others are passed over. Raises LinkError when one of AMQP's `ends`
-        comes instead, or nothing in time.
+        """Return the next event of type `wanted` and skip others.
+
+        Raises LinkError if an event of one of the types `ends` arrives first, by which AMQP closes a channel
+        or connection, or if no such event arrives within `timeout_secs`.
         """
         for event in self.events(self.timeout_secs):
             if isinstance(event, wanted):
@@ -246,14 +259,14 @@ class Wire:
         raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
 
     def close(self) -> None:
-        """Say what is left and go."""
+        """Write pending bytes and close the socket. Raises LinkError if they cannot be written."""
         try:
             self.flush()
         finally:
             self._sock.close()
 
     def cut(self) -> None:
-        """Go without a word."""
+        """Close the socket without writing pending bytes."""
         self._sock.close()
 
 
