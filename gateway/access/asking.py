@@ -18,7 +18,7 @@ ANSWER_OCTETS_MAX: Final = 1_048_576
 
 
 class Unanswered(Exception):
-    """Error of a request without a usable response; its text says why."""
+    """Error of a request without a usable response; its text gives the reason."""
 
 
 class Asker:

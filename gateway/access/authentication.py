@@ -87,8 +87,9 @@ class Access:
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
-        """Return True if this user name means nothing: there are no users, no other back ends, and the name
-        is not that of the usual guest.
+        """Return True if this user name is ignored because nothing could authenticate it.
+
+        That is so if no users and no other back ends are configured, and the name is not `guest`.
         """
         return self._alone and self.users.empty and user != GUEST
 
@@ -174,8 +175,10 @@ class Access:
         return self.users.named(name) if self._with_users else None
 
     def stamp(self, principal: Principal) -> str:
-        """Return a digest that changes with the user's password, for `stands`; "" for a principal of another
-        back end, which cannot be queried."""
+        """Return a digest that changes with the user's password, for a later call of `stands`.
+
+        The digest is "" for a principal of another back end, which cannot be queried.
+        """
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 
     def stands(self, principal: Principal, stamp: str) -> bool:

@@ -109,7 +109,7 @@ class Authorization:
     def may_hold(self, user: str | None) -> bool:
         """Return True if a full queue or session of this user may make publishers wait.
 
-        None stands for the operator. The roles that a token or an HTTP back end gave at the last login
+        A `user` of None is the operator. The roles that a token or an HTTP back end gave at the last login
         count until the rules change; after that, and after a restart, those of the configuration do.
         """
         if user is None or not self.in_force:

@@ -31,7 +31,7 @@ class Backend(Protocol):
         """Name of the back end in the settings and in metrics."""
 
     def speaks(self, method: str) -> bool:
-        """Return True if the back end handles logins by this method; "" stands for a password."""
+        """Return True if the back end handles logins by this method; "" means a password."""
 
     def claims(self, credentials: Credentials) -> bool:
         """Return True if the back end may accept this login without a user name."""

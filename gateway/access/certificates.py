@@ -1,6 +1,6 @@
 """Certificates as identities: names of their owners, and the back end that authenticates by them.
 
-This module does not verify signatures. TLS has checked that an authority of ours signed the certificate, or
+This module does not verify signatures. TLS has checked that a trusted authority signed the certificate, or
 the load balancer that announces the client has. A balancer sends the common name, and may send the
 certificate itself.
 """

@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class TokenRefused(Exception):
-    """Error of a token that cannot be created; its text says why."""
+    """Error of a token that cannot be created; its text gives the reason."""
 
 
 class TokenInTheWay(TokenRefused):

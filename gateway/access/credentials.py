@@ -10,7 +10,7 @@ NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Certificate(NamedTuple):
-    """Names of the owner of a certificate that an authority of ours has signed.
+    """Names of the owner of a certificate that a trusted authority has signed.
 
     The keys are the values of the setting `name` of the back end for certificates, and `ou` and `o`.
     """

@@ -109,7 +109,7 @@ class Rights:
     # All protocols.
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Return whether the client may use this client identifier, or client-name."""
+        """Decide if the client may use this client identifier, or client-name."""
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
             compiled = wildcard(text, {**self._variables, "client_id": ""})
@@ -118,7 +118,7 @@ class Rights:
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Return whether the client may publish to an address, as a route or a reply does."""
+        """Decide if the client may publish to an address, as a route or a reply does."""
         publishes = PUBLISHES.get(address.protocol)
         return Decision(False, NOTHING) if publishes is None else publishes(self, address, host)
 
@@ -145,7 +145,7 @@ class Rights:
         return self._mqtt
 
     def enters_mqtt(self) -> Decision:
-        """Return whether the client may use MQTT at all."""
+        """Decide if the client may use MQTT at all."""
         rule = self.mqtt.rule
         if rule is not None:
             return Decision(True, rule)
@@ -154,11 +154,11 @@ class Rights:
         return self._elsewhere("vhost", vhost=self._mqtt_host)
 
     def mqtt_publish(self, topic: str) -> Decision:
-        """Return whether the client may publish to an MQTT topic."""
+        """Decide if the client may publish to an MQTT topic."""
         return self._topic("publish", topic)
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Return whether the client may subscribe to an MQTT topic filter, which may be a shared one."""
+        """Decide if the client may subscribe to an MQTT topic filter, which may be a shared one."""
         if topic_filter.startswith(SHARED):
             if not self.mqtt.shared:
                 return Decision(False, "mqtt.shared: subscriptions may not be shared")
@@ -210,20 +210,22 @@ class Rights:
         return found
 
     def enters_amqp(self, host: str) -> Decision:
-        """Return whether the client may enter a virtual host of AMQP 0-9-1."""
+        """Decide if the client may enter a virtual host of AMQP 0-9-1."""
         found = self.amqp_grants(host)
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Return whether `configure`, `write` or `read` is given on an exchange or a queue."""
+        """Decide if the client has `configure`, `write` or `read` on an exchange or a queue."""
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
                 return Decision(True, f"{grant.rule}.{permission}")
         return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Return whether `permission` is given on a topic exchange with a routing key. None stands for every
-        key; a request to an authorizer has `#` for it."""
+        """Decide if the client has a permission on a topic exchange with a routing key.
+
+        A key of None means every key; a request to an authorizer then has `#` as the key.
+        """
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")
@@ -248,12 +250,12 @@ class Rights:
         return found
 
     def enters_fast(self, host: str) -> Decision:
-        """Return whether the client may enter a virtual host of AMQP/Fast."""
+        """Decide if the client may enter a virtual host of AMQP/Fast."""
         found = self.fast_grants(host)
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Return whether `right` is given on a destination, or on all (`whole`) that begin with `name`.
+        """Decide if the client has `right` on a destination, or on all (`whole`) that begin with `name`.
 
         The rights are `read`, `browse`, `write` and `create`, and `talk` for a peer.
         """
@@ -268,7 +270,7 @@ class Rights:
         )
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Return whether any right is given on a destination, or on some whose names begin with `name`."""
+        """Decide if the client has any right on a destination, or on some that begin with `name`."""
         for grant in self.fast_grants(host):
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
@@ -277,7 +279,7 @@ class Rights:
         return Decision(False, NOTHING)
 
     def fast_out_of_band(self, host: str) -> Decision:
-        """Return whether a channel may use the shared folder."""
+        """Decide if a channel of the client may use the shared folder."""
         for grant in self.fast_grants(host):
             if grant.out_of_band:
                 return Decision(True, f"{grant.rule}.out_of_band")

@@ -66,8 +66,11 @@ def denied_filter(text: str, variables: Variables) -> str:
 
 
 def expression(text: str, variables: Variables) -> Regex | None:
-    """Return a regular expression, or None if it is empty (it matches nothing, as in RabbitMQ), a value is
-    missing, or it is too large with the values put in."""
+    """Return the compiled regular expression of `text` with its placeholders filled in, or None.
+
+    The result is None if `text` is empty (it matches nothing, as in RabbitMQ), a value is missing, or the
+    expression is invalid or too large with the values filled in.
+    """
     try:
         filled = fill(text, variables, quote) if text else None
         return None if filled is None else Regex(filled)
