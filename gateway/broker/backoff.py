@@ -67,6 +67,6 @@ class Backoff:
                     self.window = UNLIMITED
 
     def wait(self, attempts: int) -> float:
-        """Return how many seconds to wait after so many attempts, with jitter."""
+        """Return the seconds to wait after the attempt with this number, with jitter."""
         doublings = min(attempts - 1, DOUBLINGS_MAX)
         return min(self._secs_min * (1 << doublings), self._secs_max) * (0.5 + self._jitter() / 2)

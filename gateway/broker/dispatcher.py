@@ -785,7 +785,8 @@ class Dispatcher:
         """Record the outcome of a message without a target.
 
         `publish` returned False for it, or was not called. `received` is its time of arrival in loop-clock
-        seconds."""
+        seconds.
+        """
 
 
 def tell_rejected(route: Route, outcome: Outcome) -> None:

@@ -216,8 +216,11 @@ class RecipientRecorder:
 
 
 def _without_content(message: Message) -> Message:
-    """Return the message with the size of its body alone and without properties. A client whose publishes are
-    refused could write to the journal whatever it likes otherwise, without any right to publish."""
+    """Return a copy of the message without properties, and with only the size of its body.
+
+    Otherwise a client without the right to publish could write any content to the journal by messages that
+    are refused.
+    """
     return Message(
         message.address,
         Withheld(len(message.body)),

@@ -27,11 +27,11 @@ class MatchingSteps:
         self._of_users: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the steps of a user's definitions; None for those of the configuration."""
+        """Return the steps of a user's definitions; a `user` of None is the configuration."""
         return self._of_users.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, steps: int) -> str:
-        """Return the option that forbids a user's definition of so many steps, or "" if it is allowed.
+        """Return the option that forbids a user's definition of `steps` steps, or "" if it is allowed.
 
         A definition without steps is always allowed.
         """

@@ -1,9 +1,10 @@
-"""Back-pressure: what is full pauses its sources, and resumes them when it has space.
+"""Back-pressure: full queues and a full store pause their sources, and resume them when they have space.
 
-What our own disk refuses is `Held` by a source that cannot inform its sender: a link, or a client of an older
-MQTT. If such messages were requeued at a remote broker, or tried again later, they would come behind those
-that were accepted meanwhile. What arrives from then on is therefore not sent either: all of it waits, as much
-as the sender sends without an acknowledgement, and goes in order of arrival.
+A message that the gateway's own disk refuses is `Held` by a source that cannot inform its sender: a link, or
+a client with an older version of MQTT. If such messages were requeued at a remote broker, or retried later,
+they would follow messages that were accepted meanwhile. Messages that arrive after them are therefore not
+sent either: all of them wait, as many as the sender sends without an acknowledgement, and are sent in order
+of arrival.
 """
 
 from __future__ import annotations

@@ -177,8 +177,10 @@ class PriorityQueue(Queue):
             return False
 
     def withdraw(self, first: int, count: int) -> list[Message]:
-        """Remove those of `count` messages, which the disk did not take, that no consumer has got yet. Return
-        them."""
+        """Remove and return messages that could not be stored, unless a consumer has received them.
+
+        They are among the `count` messages from position `first` on.
+        """
         if not self._sorted:
             return super().withdraw(first, count)
         withdrawn: list[Message] = []

@@ -44,7 +44,7 @@ class Consumer(Protocol):
     """Consumer of a queue's messages."""
 
     def room(self) -> int:
-        """Return how many messages it accepts now; 0 without credit or if its stream is congested."""
+        """Return how many messages the consumer accepts now: 0 without credit, or with a congested stream."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Accept `messages`, the first of which has `position`, the next one more, and so on.
@@ -82,8 +82,10 @@ class Storage(Protocol):
         """Return the positions of messages that were never handed out."""
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk alone, and write those that must be written. Return those
-        that are queued: all, unless the disk takes none now."""
+        """Queue the messages, in memory or only on disk, and store those that must survive a restart.
+
+        Return the queued messages: all of them, unless the store is read-only now.
+        """
 
     def delivered(self, position: int) -> tuple[bool, int]:
         """Return True if a recovered message may have been delivered, and the end of such positions."""
@@ -308,8 +310,10 @@ class Queue:
         self._ready.extend(messages)
 
     def withdraw(self, first: int, count: int) -> list[Message]:
-        """Remove those of `count` messages, which the disk did not take, that no consumer has got yet. Return
-        them."""
+        """Remove and return messages that could not be stored, unless a consumer has received them.
+
+        They are among the `count` messages from position `first` on.
+        """
         ready = self._ready
         withdrawn: list[Message] = []
         for place in range(max(first - self._first, 0), first + count - self._first):
@@ -369,7 +373,7 @@ class Queue:
     def set_aside(
         self, consumer: Consumer | None, position: int, message: Message, redelivered: bool
     ) -> None:
-        """Set aside a message that this consumer cannot receive; None stands for a `get`."""
+        """Set aside a message that this consumer cannot receive; None means a `get`."""
         offered = self._offered
         aside = (
             UnfitMessage(message, redelivered) if offered is None or offered[0] != position else offered[1]
@@ -409,7 +413,8 @@ class Queue:
     def take_aside(self, fits: Callable[[Message], bool]) -> tuple[int, Message, bool] | None:
         """Remove and return the first set-aside message that fits, or None.
 
-        The result is (position, message, redelivered)."""
+        The result is (position, message, redelivered).
+        """
         if self.gate.shut or not self._aside:
             return None
         self._drop_expired_aside()
@@ -579,8 +584,10 @@ class Queue:
             self._hand_out(consumer, 1)
 
     def _pop(self, count: int) -> tuple[int, list[Message]]:
-        """Remove at most `count` fresh messages. Return the first's position, and those before an expired
-        one."""
+        """Remove at most `count` fresh messages. Return those before the next expired one.
+
+        The result is the position of the first returned message, and the messages.
+        """
         ready = self._ready
         if count >= len(ready):
             messages = list(ready)
@@ -611,10 +618,10 @@ class Queue:
         return octets
 
     def _without_expired(self, messages: list[Message]) -> tuple[int, list[Message]]:
-        """Drop the expired ones at the start. Return position and messages up to the next expired one; what
-        follows that is put back for the next round.
+        """Drop the expired messages at the start. Return the messages before the next expired one.
 
-        Positions of what is returned must be consecutive.
+        The result is the position of the first returned message, and the messages. Messages after the next
+        expired one are put back for the next round, because the returned positions must be consecutive.
         """
         utc = clock.utc()
         kept: list[Message] = []

@@ -66,7 +66,7 @@ class OneSink:
 
     @property
     def retained(self) -> None:
-        """None, because nothing is retained here."""
+        """Sink of retained messages: None, because nothing is retained here."""
 
 
 class Branch:
@@ -206,7 +206,7 @@ class RoutingEntry:
 class AnswerEntry(RoutingEntry):
     """Entry of a return address, whose one branch leads to `requester` (None if there is none).
 
-    `lost` says why a message to it reaches no requester.
+    `lost` is the reason why a message to it reaches no requester.
     """
 
     __slots__ = ("lost", "requester")
@@ -235,6 +235,11 @@ class LargeRoute(ResolvedRoute):
         self._octets_max = octets_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the message of the inner route with its body in memory, or why it does not cross.
+
+        A message larger than `octets_max` bytes is refused as TOO_LARGE. A body that cannot be read from disk
+        releases the message.
+        """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed

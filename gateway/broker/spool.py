@@ -227,7 +227,7 @@ class Spool:
         return self.shares.total
 
     def check_room(self, octets: int, user: str = "", owner: str | None = None) -> None:
-        """Raise SpoolFull if so many more bytes exceed the total or the user's share.
+        """Raise SpoolFull if `octets` more bytes would exceed the total or the user's share.
 
         `owner` is the digest of the user, if it is known.
         """

@@ -216,8 +216,10 @@ class QueueStorage(PagedLog):
         return True, ranges[at + 1][0] if at + 1 < len(ranges) else self.recovered
 
     def stored_before(self, position: int) -> Iterator[list[Message]]:
-        """Return what the process before this one has stored from `position` on, in pieces. The store must
-        not have been started: it answers at once then."""
+        """Yield the messages that an earlier process stored from `position` on, in pieces.
+
+        The store must not have been started yet, because until then it reads synchronously.
+        """
         found: list[Stored] = []
         while True:
             self._store.read_from(
@@ -234,8 +236,10 @@ class QueueStorage(PagedLog):
     # In.
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
-        """Queue the messages, in memory or on disk alone, and write those that must be written. Return those
-        that are queued: all, unless the disk takes none now."""
+        """Queue the messages, in memory or only on disk, and store those that must survive a restart.
+
+        Return the queued messages: all of them, unless the store is read-only now.
+        """
         queue = self._queue
         alone = bool(self) or self._memory_full() or part.recipient.stored_first
         if not self._store.healthy:
@@ -260,8 +264,10 @@ class QueueStorage(PagedLog):
         return messages
 
     def _take_unwritten(self, part: SubBatch, messages: list[Message], alone: bool) -> list[Message]:
-        """The disk takes nothing now: neither does the queue, but for what is transient and fits into memory.
-        To queue the others until they are refused would deliver them first.
+        """Queue only transient messages that fit into memory, because the store is read-only now.
+
+        The store refuses the others. If these were queued until then, they would be delivered first. Return
+        the queued messages.
         """
         taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         queued = [messages[at] for at in taken]

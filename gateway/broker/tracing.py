@@ -39,6 +39,7 @@ class TracedRoute(ResolvedRoute):
         self._trace = trace
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return what the inner route returns, and add the crossing to the message's trace."""
         begun = self._trace.now_ns()
         crossed = self._inner.cross(message)
         if crossed is None:

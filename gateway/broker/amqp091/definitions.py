@@ -193,8 +193,11 @@ class Definitions(HostRecords):
         return lasting
 
     def bindings(self) -> list[tuple[str, str, str, str, Headers, dict[str, Any]]]:
-        """Return source exchange, kind (QUEUE or EXCHANGE) and name of the destination, key and arguments of
-        each binding, and `user` if it was recorded: None is the configuration."""
+        """Return the stored bindings as tuples of source, kind, destination, key, arguments and record.
+
+        The kind is QUEUE or EXCHANGE, the type of the destination. The record holds `user` if it was stored;
+        its value None means that the configuration made the binding.
+        """
         found = []
         for words, given in self._records(BINDING):
             with set_aside(BINDING, words):

@@ -256,7 +256,10 @@ class VirtualHost:
 
     @property
     def retained(self) -> None:
-        """None, because AMQP retains nothing; the header that marks retained messages is passed on."""
+        """Sink of retained messages: None, because AMQP 0-9-1 retains nothing.
+
+        The header that marks retained messages is passed on.
+        """
 
     def _route(self, address: Address, message: Message | None) -> tuple[Sink, ...]:
         return tuple(self.route_keys(address.scope, (address.name,), message))
@@ -577,8 +580,10 @@ class VirtualHost:
         *,
         user: str | None = "",
     ) -> None:
-        """Bind a queue or exchange to the exchange `source`. The binding is the user's; None: the
-        configuration's, which has no share."""
+        """Bind a queue or exchange to the exchange `source`, for `user`.
+
+        The binding counts in the user's share. A `user` of None is the configuration, which has no share.
+        """
         exchange = self.bindable(source)
         arguments = as_table(arguments)
         if exchange.matches_headers:

@@ -52,7 +52,7 @@ class Asked:
         self.left = STEPS_MAX
 
     def check(self, steps: int) -> None:
-        """Check that a single operation may take so many steps. Raises TooManySteps if not."""
+        """Check that a single operation may take `steps` steps. Raises TooManySteps if not."""
         if steps > STEPS_MAX or self.left < 0:
             raise TooManySteps
 
@@ -83,7 +83,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class SelectorRefused(GatewayError):
-    """Text that is not a valid selector; the message says where and why."""
+    """Text that is not a valid selector; the error text gives the position and the reason."""
 
 
 class _Term(NamedTuple):

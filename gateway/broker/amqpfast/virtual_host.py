@@ -197,7 +197,10 @@ class FastHost:
 
     @property
     def retained(self) -> None:
-        """None: AMQP/Fast retains no messages. The header that asks for it is passed on."""
+        """Sink of retained messages: None, because AMQP/Fast retains nothing.
+
+        The header that marks retained messages is passed on.
+        """
 
     # Names.
 

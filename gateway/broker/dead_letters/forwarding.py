@@ -1,7 +1,7 @@
 """Forwarding of a copy of every dead letter to an address, with headers that give the reason.
 
 A copy never causes another one: its outcome is only counted, it never becomes a dead letter, and a message
-that has our header already (a route returned the copy, and it failed again) is not forwarded.
+that has such a header already (a route returned the copy, and it failed again) is not forwarded.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ class DurableSession(Session):
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
 
     def forget_owed(self, topic_filter: str) -> None:
+        """Delete the record that retained messages of this filter are still to be sent."""
         if self.owed.pop(topic_filter, None) is not None:
             self._records.delete_owed(self.client_id, topic_filter)
 

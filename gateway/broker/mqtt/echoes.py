@@ -1,22 +1,22 @@
 """Detection of messages that return to the gateway that sent them, for versions of MQTT without hop counts.
 
-Two gateways that are joined both ways by links in MQTT 3.x would pass a message around forever: what is sent
-through one link is received through the other as if it were new. Each such link therefore remembers for
-ECHO_SECS what it has sent, by topic and body. An equal message from another sender within that time may be an
-echo.
+Two gateways that are joined both ways by links in MQTT 3.x would forward a message to each other forever: a
+message that is sent through one link is received through the other as if it were new. Each such link
+therefore remembers for ECHO_SECS which messages it has sent, by topic and body. An equal message from another
+sender within that time may be an echo.
 
-It is certainly one, and gets the maximum hop count, if the remote broker has not acknowledged what we sent,
-because it waits for our acknowledgement. No circle of confirmed messages therefore goes round twice, which
-would fill both windows with messages that wait for each other. An unconfirmed message, or one confirmed by a
-broker in between, is accepted and goes round again, until the same sender has returned it QUICK_MAX times
-within QUICK_SECS each. That sender is then proven to be the other end of a circle, and for PROVEN_SECS
-everything that it returns is an echo. Slower circles end, too: every ROUNDS_PER_HOP rounds count as a hop,
-and `limits.hops_max` ends all of them, with the texts and counters of hops.
+It is certainly an echo, and gets the maximum hop count, if the remote broker has not acknowledged the sent
+message, because that broker waits for the gateway's acknowledgement. No loop forwards a confirmed message
+twice, therefore, which would fill both windows with messages that wait for each other. An unconfirmed
+message, or one confirmed by a broker in between, is accepted and forwarded again, until the same sender has
+returned it QUICK_MAX times within QUICK_SECS each. That sender is then proven to be the other end of a loop,
+and for PROVEN_SECS every message that it returns is an echo. Slower loops end, too: every ROUNDS_PER_HOP
+rounds count as a hop, and `limits.hops_max` ends all of them, with the texts and counters of hops.
 
-Two clients may publish equal messages within ten seconds without a circle. They are only mistaken for one if
-the second does so before the first is confirmed, or several times a second, or in turns without end. A sender
-that repeats itself is never mistaken, because an echo comes from another sender than the original. At most as
-many messages as were sent can be echoes.
+Two clients may publish equal messages within ten seconds without a loop. The second message is only mistaken
+for an echo if it is published before the first is confirmed, or several times a second, or if the two clients
+take turns without end. A sender that repeats itself is never mistaken, because an echo arrives from another
+sender than the original. At most as many messages as were sent can be echoes.
 """
 
 from __future__ import annotations

@@ -91,8 +91,11 @@ class ReceivedIds:
 
 @dataclass
 class _Taken:
-    """State of a received id. `settled` is True once writing it is over, whatever the result; `refused` is
-    True once a target has refused the message, which is tried again."""
+    """State of a received packet id.
+
+    `settled` is True once the write of the id is over, whatever its result. `refused` is True once a target
+    has refused the message, which is retried.
+    """
 
     position: int = NONE
     settled: bool = False

@@ -675,7 +675,7 @@ class Session:
         self._expect_expired()
 
     def _expect_expired(self) -> None:
-        """Have all that waits checked for expired messages soon, if it is much: nobody has noted which."""
+        """Schedule a check of all waiting messages, if there are many, because expiry times are not noted."""
         if len(self):
             self._soonest = LONG_AGO
             self._plan_purge()

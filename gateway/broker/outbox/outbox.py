@@ -12,7 +12,7 @@ One user has no more than a share of each limit (`limits.user_share`): its furth
 a policy that removes the oldest they are refused only when the outbox is full and messages of other users
 wait in it, which would be removed.
 
-An outbox whose route has gone from the mappings keeps what it holds, until the route returns.
+An outbox whose route is removed from the mapping files keeps its messages until the route returns.
 """
 
 from __future__ import annotations

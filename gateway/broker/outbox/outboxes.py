@@ -40,8 +40,12 @@ class Outboxes:
         clock: Callable[[], Monotonic] = clock.now,
         utc: Callable[[], WallTime] = clock.utc,
     ) -> None:
-        """`memory_...`: of one outbox; what exceeds them waits on disk alone. `left` hears what leaves it.
-        `quotas` has the share of one user in each outbox; without it one user may have all."""
+        """Create the outboxes of a store, without any target or route.
+
+        `memory_messages_max` and `memory_octets_max` (bytes) limit the part of one outbox in memory; messages
+        beyond them are only on disk. `left` is called for messages that leave an outbox. `quotas` has the
+        share of one user in each outbox; without it one user may fill them.
+        """
         self._store = store
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_octets_max)
@@ -103,7 +107,7 @@ class Outboxes:
         return self._boxes[f"{route.target_endpoint}/{route.name}"]
 
     def link_up(self, link: str) -> None:
-        """Send messages to a link that has come up."""
+        """Send messages to a link that is up now."""
         for outbox in list(self):
             if outbox.link == link:
                 outbox.tick()
