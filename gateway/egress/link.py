@@ -127,7 +127,7 @@ class LinkSession(Protocol):
 
     @property
     def retained(self) -> None:
-        """None: the remote broker retains messages with the flag."""
+        """Sink of retained messages: None, because the remote broker retains those with the flag."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Set what to subscribe to and which targets must exist, when the mapping has changed.

@@ -43,6 +43,7 @@ class Source:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Service and name of the destination, by which the link finds the source."""
         return self.service, self.name
 
 
