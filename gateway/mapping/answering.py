@@ -58,4 +58,5 @@ class CodedAnswer(AmendingRoute):
     __slots__ = ()
 
     def amended(self, stated: Properties) -> Properties:
+        """Return the properties with the correlation decoded from base64."""
         return replace(stated, correlation=restored(stated.correlation))

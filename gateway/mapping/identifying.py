@@ -26,4 +26,5 @@ class IdentifyingRoute(AmendingRoute):
         self._ids = ids
 
     def amended(self, stated: Properties) -> Properties:
+        """Return the properties with the next message id, or unchanged if they have one."""
         return stated if stated.message_id else replace(stated, message_id=next(self._ids))

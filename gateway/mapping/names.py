@@ -108,6 +108,7 @@ class Percent:
         self._fewer = fewer
 
     def __call__(self, level: str) -> str:
+        """Return the translation of one level of a name."""
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:

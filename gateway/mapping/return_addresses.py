@@ -48,7 +48,10 @@ class Return(NamedTuple):
 
 
 class ReturnAddresses:
-    """Builder and parser of return addresses. Whoever has `key` can build them too. `worlds`: see Router."""
+    """Builder and parser of return addresses.
+
+    `key` is the secret of their digests: any program that has it can build them, too. `worlds`: see Router.
+    """
 
     def __init__(self, key: bytes, worlds: Mapping[str, str]) -> None:
         self._key = key

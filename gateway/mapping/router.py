@@ -37,7 +37,8 @@ Built = TypeVar("Built")
 class Located(Protocol):
     """A function that calls `build` and adds the position in the file, `inner`, to a MappingError of it."""
 
-    def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built: ...
+    def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
+        """Return the result of `build`. Raises its MappingError with the position `inner` added."""
 
 
 class Skipped(NamedTuple):

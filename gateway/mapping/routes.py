@@ -481,6 +481,7 @@ class PlainRoute(ResolvedRoute):
         return message.hops < self._hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the message with the target address, or HOPS_EXCEEDED after too many routes."""
         route = self.route
         if message.hops >= self._hops_max:
             route.failed += 1
@@ -521,6 +522,7 @@ class ShapedRoute(ResolvedRoute):
 
     @property
     def bare_plain(self) -> bool:
+        """True if the shape affects nothing but reply addresses."""
         return self._shape.only_replies
 
     def certain(self, message: Message) -> bool:
@@ -534,6 +536,10 @@ class ShapedRoute(ResolvedRoute):
         return form is not None and form[0] is self.route
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the message with the target address and the shape applied, or why it is refused.
+
+        It is refused after too many routes, or if its properties are malformed.
+        """
         route = self.route
         hops = message.hops
         if hops >= self._hops_max:
@@ -586,6 +592,7 @@ class AmendingRoute(ResolvedRoute):
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the message of the inner route with amended properties, or why it does not cross."""
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
@@ -615,6 +622,7 @@ class UnheardRoute(ResolvedRoute):
         return True
 
     def cross(self, message: Message) -> None:
+        """Count the message as matched and return None: no subscriber would receive it."""
         self.route.matched += 1
 
 
@@ -628,6 +636,7 @@ class RefusedRoute(ResolvedRoute):
         self.outcome = outcome
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Count the message as failed and return the outcome that refuses it."""
         self.route.failed += 1
         return self.outcome
 
@@ -644,6 +653,7 @@ class ConditionalRoute(ResolvedRoute):
         self._fixed = fixed
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the result of the inner route if `when` is true for the message, otherwise None."""
         if self._condition.holds(message, self._fixed, self.route):
             return self.inner.cross(message)
         return None
@@ -674,4 +684,5 @@ class SenderRoute(ResolvedRoute):
         return found
 
     def cross(self, message: Message) -> Message | Outcome | None:
+        """Return the result of the resolved route of the message's sender."""
         return self.for_sender(message.sender).cross(message)
