@@ -126,8 +126,10 @@ class Leases:
 
 
 class SeenRow(NamedTuple):
-    """Row of `seen`: an identifier claimed by `replica`, or accepted until `until` (UTC seconds) if `replica`
-    is empty.
+    """Row of `seen`: an identifier of a route that a replica has claimed, or that was accepted.
+
+    `replica` is the one that has claimed it. If it is empty the identifier was accepted, and is stored until
+    `until` (UTC seconds).
     """
 
     route: str

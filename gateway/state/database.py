@@ -44,8 +44,9 @@ class LostError(StoreError):
 
 
 class AbortedError(LostError):
-    """Error of a transaction that the database has aborted in favour of another one; the connection still
-    works.
+    """Error of a transaction that the database has aborted in favour of another one.
+
+    The connection can still be used.
     """
 
 
@@ -68,9 +69,7 @@ class Database(ABC):
 
     @abstractmethod
     def begin(self, number: int) -> None:
-        """Begin the transaction of the group with this number, which is the number of the last group plus
-        one.
-        """
+        """Begin the transaction of the group `number`: the number of the last group plus one."""
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Rows]:
@@ -86,8 +85,9 @@ class Database(ABC):
 
     @abstractmethod
     def match(self, wanted: MatchRetained) -> Rows:
-        """Return topic, message, expiry (seconds from now) and user of retained messages that match an MQTT
-        filter.
+        """Return rows of the retained messages that match the MQTT filter in `wanted`.
+
+        A row has topic, message, expiry (in seconds from now) and user.
         """
 
     @abstractmethod

@@ -139,8 +139,10 @@ class Query(Generic[T]):
 
     @property
     def subject(self) -> object:
-        """Subject of the operations behind which the query runs, by an index; None if it follows none and may
-        take long.
+        """Subject of the operations after which the query must run, or None.
+
+        A query with a subject is fast, because it uses an index. One without a subject follows no
+        operation, and may take long.
         """
         return None
 
@@ -377,8 +379,9 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindOwned(Query[list[Owned]]):
-    """Query of the sessions whose clients are connected to `replica`: at most `limit` after the key `after`,
-    in order.
+    """Query of the sessions whose clients are connected to `replica`, in the order of their keys.
+
+    The result has at most `limit` sessions, and begins after the key `after`.
     """
 
     replica: str
@@ -403,8 +406,9 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindAbsent(Query[list[Absent]]):
-    """Query of the sessions whose clients are not connected to any replica: at most `limit` after the key
-    `after`, in order.
+    """Query of the sessions whose clients are connected to no replica, in the order of their keys.
+
+    The result has at most `limit` sessions, and begins after the key `after`.
     """
 
     after: SessionKey
@@ -420,9 +424,7 @@ class UserSessions(NamedTuple):
 
 
 class SessionCounts(NamedTuple):
-    """Number of all sessions, and by user the sessions whose clients are not connected to the replica that
-    has queried them.
-    """
+    """Number of all sessions, and by user those whose clients are not connected to the querying replica."""
 
     total: int
     elsewhere: dict[str, UserSessions]
@@ -430,8 +432,9 @@ class SessionCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeighSessions(Query[SessionCounts]):
-    """Query of the number of sessions of all domains, and of what users have that are not connected to
-    `replica`.
+    """Query of the number of sessions of all domains, and of users' sessions that are elsewhere.
+
+    These are the sessions whose clients are not connected to `replica`.
     """
 
     replica: str
@@ -560,11 +563,11 @@ class Retention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retain(Operation[Retention]):
-    """Retain a message for a topic, for `lifetime_secs` if given. A `message` of None or b"" removes the
-    retained one.
+    """Retain a message for a topic; a `message` of None or b"" removes the retained one.
 
-    `user` sent the message, `weight` is its size in bytes as limits count it. The message is stored if the
-    growth fits into `room`, or in any case if `room` is None.
+    The message expires after `lifetime_secs`, or never if that is None. `user` sent the message, `weight` is
+    its size in bytes as limits count it. The message is stored if the growth fits into `room`, or in any case
+    if `room` is None.
     """
 
     topic: str

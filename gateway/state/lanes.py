@@ -1,8 +1,8 @@
-"""Threads that commit operations in groups: a lane is a thread with its connection and its waiting
-operations.
+"""Threads that commit operations on the shared state in groups.
 
-Operations with equal subjects go to the same lane, so their order is kept; lanes commit concurrently. All
-operations that arrive while a lane commits are its next group.
+A lane is such a thread with its connection and its waiting operations. Operations with equal subjects go to
+the same lane, so their order is kept; lanes commit concurrently. All operations that arrive while a lane
+commits are its next group.
 
 Each group of a lane has a number, which the group itself stores. When the connection is lost during a commit
 the lane reconnects, waits for what the lost connection may still be doing, and reads the number: so it knows
@@ -310,6 +310,7 @@ class LanedStore(StateStore):
         self._on_notice: Callable[[Notice], None]
 
     def start(self, call_soon: CallSoon, on_notice: Callable[[Notice], None]) -> None:
+        """Start a thread for each lane, and one for the listener if there is one."""
         self._call_soon, self._on_notice = call_soon, on_notice
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"state-{number}", lane.run) for number, lane in enumerate(self._all)
@@ -321,6 +322,10 @@ class LanedStore(StateStore):
             thread.start()
 
     def stop(self) -> None:
+        """Commit the submitted operations and end the threads.
+
+        Connections are interrupted if this takes too long. Operations without a reply are then UNAVAILABLE.
+        """
         for lane in self._all:
             lane.items.put(None)
         if self._listener is not None:
@@ -339,9 +344,15 @@ class LanedStore(StateStore):
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
+        """Queue an operation for the lane of its subject; `done` gets the reply."""
         self._put(self._lanes[hash(operation.subject) % len(self._lanes)], operation, done)
 
     def query(self, query: Query[T], done: Callable[[Reply[T]], None]) -> None:
+        """Queue a query; `done` gets the reply.
+
+        A query with a subject runs in the lane of that subject, after its operations. The others run in a
+        reader, if there is one; reports have a reader of their own.
+        """
         subject, lanes, readers = query.subject, self._lanes, self._readers
         if subject is not None:
             lane = lanes[hash(subject) % len(lanes)]
@@ -363,10 +374,12 @@ class LanedStore(StateStore):
         lane.items.put(item)
 
     def listen(self, replica: str) -> None:
+        """Receive the notices for this replica, if notices arrive over a connection."""
         if self._listener is not None:
             self._listener.listen(replica)
 
     def tick(self) -> None:
+        """Reply UNAVAILABLE to items that wait too long, and interrupt stuck connections."""
         self._give_up(lambda lane: clock.monotonic() - lane.patience_secs)
         if any(one.busy_secs() >= STUCK_TIMES * one.patience_secs for one in self._all):
             self._interrupt([one for one in self._all if one.busy_secs() >= one.patience_secs])
@@ -392,6 +405,7 @@ class LanedStore(StateStore):
 
     @property
     def health(self) -> Health:
+        """Error of the first failing or slow lane, and the number of pending items."""
         failure = next((lane.failure for lane in self._all if lane.failure), "")
         if not failure and (slow := [one for one in self._all if one.busy_secs() >= one.patience_secs]):
             failure = f"the database has not answered for {slow[0].busy_secs():.0f} s"

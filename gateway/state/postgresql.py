@@ -114,8 +114,9 @@ LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
 class Wire:
-    """Socket of a connection, which another thread may end: the waiting thread gets an error of a lost
-    connection.
+    """Socket of a database connection, which another thread may end.
+
+    The thread that waits for the database then gets the error of a lost connection.
     """
 
     def __init__(self) -> None:
@@ -165,6 +166,7 @@ class PostgreSQLDatabase(Database):
         return self._connection
 
     def connect(self) -> int:
+        """Connect, end what this lane's earlier connection left running, and return the group number."""
         self.close()
         self._server.prepare(self._wire)
         with _translated(None):
@@ -178,10 +180,15 @@ class PostgreSQLDatabase(Database):
         return int(row[0])
 
     def begin(self, number: int) -> None:
+        """Note the number of the next group; its transaction begins with the first statements."""
         self._number = number
         self._is_begun = False
 
     def run(self, calls: Sequence[Call]) -> list[Rows]:
+        """Run the statements in one round trip and return the rows of each.
+
+        Raises LostError also if another connection uses this lane.
+        """
         connection = self._open
         with _translated(connection):
             with connection.pipeline():
@@ -199,19 +206,21 @@ class PostgreSQLDatabase(Database):
         return connection.execute(NEXT_GROUP, (str(self._number), self._lane), prepare=True)
 
     def commit(self) -> None:
+        """Commit the transaction."""
         with _translated(None):
             self._open.execute("COMMIT")
 
     def rollback(self) -> None:
+        """Roll the transaction back."""
         with _translated(None):
             self._open.execute("ROLLBACK")
 
     def match(self, wanted: MatchRetained) -> Rows:
-        """Return topic, message, expiry (seconds from now) and user of retained messages that match an MQTT
-        filter.
+        """Return rows of the retained messages that match the MQTT filter in `wanted`.
 
-        A filter without `+` is a range of topics. Otherwise the index on levels finds few matching topics
-        fast; of many, the next ones in order are found fast by the range.
+        A row has topic, message, expiry (in seconds from now) and user. A filter without `+` is a range of
+        topics. Otherwise the index on levels finds few matching topics fast; of many, the next ones in order
+        are found fast by the range.
         """
         topic_filter, after = wanted.topic_filter, wanted.after
         demand = demand_of(topic_filter)
@@ -254,9 +263,11 @@ class PostgreSQLDatabase(Database):
         self.run([call])
 
     def interrupt(self) -> None:
+        """End the connection, so that the pending call of its thread raises LostError."""
         self._wire.end()
 
     def close(self) -> None:
+        """Close the connection and its socket."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -496,8 +507,9 @@ class NoticeListener:
 
 
 class PostgreSQLState(LanedStore):
-    """State in a schema of a PostgreSQL database, which may be created later: `health` reports why it is
-    missing.
+    """State in a schema of a PostgreSQL database.
+
+    The schema may be created later; `health` reports why it is missing.
     """
 
     def __init__(self, server: Server, *, lanes: int = LANES, patience_secs: float = 5.0) -> None:

@@ -313,12 +313,11 @@ class Sessions:
         return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier)
 
     def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> tuple[tuple[int, bytes], ...]:
-        """Process the wills of a session that is opened again. Return epochs and messages of the claimed
-        ones.
+        """Process the wills of a session that is opened again. Return those that are claimed.
 
-        A delayed will that is not due is void if the session is resumed; any other one is claimed by the
-        replica that opens the session (MQTT 5: 3.1.3.2.2), unless its client was never accepted, as far as is
-        known.
+        The result has the epoch and the message of each. A delayed will that is not due is void if the
+        session is resumed; any other one is claimed by the replica that opens the session (MQTT 5:
+        3.1.3.2.2), unless its client was never accepted, as far as is known.
         """
         claimed = []
         for will in [one for one in self._wills.rows.values() if one[:2] == row.key and not one.claimed]:
@@ -425,8 +424,9 @@ class Sessions:
             self._queues.put(QueueRow(queue, now + CLAIM_SECS))
 
     def _orphan(self, row: SessionRow, now: float) -> None:
-        """End the connection of a session whose owner is dead: its client counts as lost now, and the owner
-        is fenced.
+        """End the connection of a session because the replica that owns it is dead.
+
+        The client counts as lost from now on, and the owner is fenced.
         """
         will = self._wills.rows.get((*row.key, row.epoch))
         if will is not None:

@@ -49,6 +49,7 @@ class SQLiteDatabase(Database):
         self._connection: sqlite3.Connection | None = None
 
     def connect(self) -> int:
+        """Open the file again, and return the number of the last group that was committed."""
         self.close()
         try:
             self._connection = connection = _open(self._path, self._clock)
@@ -65,6 +66,7 @@ class SQLiteDatabase(Database):
         return self._connection
 
     def begin(self, number: int) -> None:
+        """Begin the transaction of a group. Raises LostError also if another process uses the file."""
         try:
             self._open.execute("BEGIN IMMEDIATE")
             if not self._open.execute(NEXT_GROUP, (number, LANE, number)).rowcount:
@@ -73,6 +75,7 @@ class SQLiteDatabase(Database):
             raise LostError(str(error)) from error
 
     def run(self, calls: Sequence[Call]) -> list[Rows]:
+        """Run the statements in order and return the rows of each."""
         try:
             return [self._call(call) for call in calls]
         except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
@@ -95,18 +98,21 @@ class SQLiteDatabase(Database):
         return []
 
     def commit(self) -> None:
+        """Commit the transaction."""
         try:
             self._open.commit()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
     def rollback(self) -> None:
+        """Roll the transaction back."""
         try:
             self._open.rollback()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
     def match(self, wanted: MatchRetained) -> Rows:
+        """Return rows of the retained messages that match the MQTT filter in `wanted`."""
         demand = demand_of(wanted.topic_filter)
         levels = json.dumps([demand.levels, demand.least])
         try:
@@ -122,12 +128,14 @@ class SQLiteDatabase(Database):
             self._on_notice(Notice(noted.event, noted.key))
 
     def interrupt(self) -> None:
+        """Interrupt the pending call, if there is one."""
         connection = self._connection
         if connection is not None:
             with suppress(sqlite3.Error):  # it was closed meanwhile
                 connection.interrupt()
 
     def close(self) -> None:
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

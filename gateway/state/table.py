@@ -46,10 +46,10 @@ class Table(Generic[R]):
     # Reading.
 
     def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[Call]:
-        """Return the statements that lock rows, in the order of their keys; the rows of the last one are for
-        `take`.
+        """Return the statements that lock the rows of `keys`, in the order of the keys.
 
-        Rows of `creating`, which must be among `keys`, are created if they are missing.
+        The rows that the last statement returns are for `take`. Rows of `creating`, which must be among
+        `keys`, are created if they are missing.
         """
         calls = []
         key_names = self._names[: self._keys]
