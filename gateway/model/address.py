@@ -9,8 +9,10 @@ from __future__ import annotations
 
 
 class Address:
-    """Destination `name` within `scope`: a topic (MQTT, which has no scopes); a routing key and its exchange,
-    or a queue and "" (AMQP 0-9-1); a destination and its service type (AMQP/Fast).
+    """Destination of messages in one protocol: `name` within `scope`.
+
+    MQTT: the name is a topic, and there are no scopes. AMQP 0-9-1: a routing key within an exchange, or a
+    queue with the scope "". AMQP/Fast: a destination within a service type.
     """
 
     __slots__ = ("name", "protocol", "scope", "wire")

@@ -32,14 +32,16 @@ class Source(Protocol):
     def settle(
         self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
-        """Acknowledge or refuse `receipts`. `refused` maps a position in `receipts` to an outcome that is not
-        ACCEPTED; None means that all were accepted. `received` is the batch's time of arrival in loop-clock
-        seconds.
+        """Acknowledge or refuse the messages of `receipts`.
+
+        `refused` maps a position in `receipts` to an outcome that is not ACCEPTED; None means that all were
+        accepted. `received` is the batch's time of arrival in loop-clock seconds.
         """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Stop reading from these senders, because a sink is full. Return the functions that
-        resume reading.
+        """Stop reading from these senders, because a sink is full.
+
+        Return the functions that resume reading.
         """
 
 
@@ -54,8 +56,9 @@ class Recorder(Protocol):
     """Observer that records the outcomes of messages."""
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record that `messages` of `part`, in `slots` of its batch, were settled with `outcome`. Never
-        raises.
+        """Record that `messages` of `part` were settled with `outcome`. Never raises.
+
+        `slots` are the positions of the messages in the part's batch.
         """
 
 
@@ -80,8 +83,10 @@ class Recipient:
 
     @property
     def stored_first(self) -> bool:
-        """True if a message that must survive a crash is delivered only once it is on disk. If False, it may
-        be delivered while it is being written; if the process then dies, its sender sends it again.
+        """True if a message that must survive a crash is delivered only once it is on disk.
+
+        If False, it may be delivered while it is being written; if the process then dies, its sender sends it
+        again.
         """
         return False
 
@@ -89,8 +94,9 @@ class Recipient:
         """Note that `count` messages have been handed to the sink."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record the outcome of `messages` of `part`, which are in `slots`, and settle them in the batch, at
-        once or later. Called when the sink has settled them.
+        """Record the outcome of messages of `part`, and settle them in the batch, at once or later.
+
+        Called when the sink has settled `messages`; `slots` are their positions in the batch.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -140,8 +146,10 @@ class Batch:
         return slot
 
     def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
-        """Add a message for its recipients, to each in the form that `placed` has for it. Return its slot.
-        The caller settles it for `refused` more recipients, which did not accept it.
+        """Add a message for its recipients. Return its slot.
+
+        `placed` has the recipients, each with the form of the message for it. The caller settles the message
+        for `refused` more recipients, which did not accept it.
         """
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
@@ -164,14 +172,16 @@ class Batch:
         self._open.append(1)
 
     def onward(self, source: Source) -> Batch:
-        """Return a batch for messages that the sink of a part of this one forwards; `source` receives their
-        outcomes.
+        """Return a batch for messages that a sink forwards from a part of this batch.
+
+        `source` receives their outcomes.
         """
         return Batch(source, self.received)
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message that is in slot `origin` of the batch from which this one was derived. Return its
-        slot.
+        """Add a message from the batch from which this one was derived. Return its slot.
+
+        `origin` is the message's slot in that batch.
         """
         return self.add(receipt, placed)
 
@@ -201,8 +211,10 @@ class Batch:
                     contained("batch", another)
 
     def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
-        """Settle the messages in `slots` for one recipient, and notify the source of those that all have
-        settled. Raises AssertionError if a message is settled more often than it has recipients.
+        """Settle the messages in `slots` for one recipient.
+
+        The source is notified of those that all recipients have settled. Raises AssertionError if a message
+        is settled more often than it has recipients.
         """
         left = self._open
         if outcome is not ACCEPTED:
@@ -220,9 +232,11 @@ class Batch:
             self._tell(done)
 
     def released_by(self, slots: list[int], route: str) -> None:
-        """Note that `route` has released the messages in `slots`, for a source that retries them. Before the
-        source gets the outcome, `undone` is called with the receipt and the names of all such routes. With ""
-        as the route, no single route is responsible: all of them are retried and `undone` is not called.
+        """Note that `route` has released the messages in `slots`, for a source that retries them.
+
+        Before the source gets the outcome, `undone` is called with the receipt and the names of all such
+        routes. With "" as the route, no single route is responsible: all of them are retried and `undone` is
+        not called.
         """
         if self.undone is not None:
             for slot in slots:
@@ -283,9 +297,7 @@ class SubBatch:
         self.recipient.settle(self, self.messages, self.slots, outcome)
 
     def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
-        """Settle the messages at `positions` of this part with `outcome`; those settled before
-        are skipped.
-        """
+        """Settle the messages at `positions` of this part with `outcome`, unless they are settled already."""
         settled = self._settled
         if settled is _EVERY:
             return

@@ -21,16 +21,18 @@ class Beats:
         self._looked = 0.0
 
     def agree(self, interval: float, now: float) -> None:
-        """Start the schedule: the peer expects output within each `interval` seconds; 0 means no heartbeats.
-        `now` is in loop-clock seconds.
+        """Start the schedule: the peer expects output within each `interval` seconds.
+
+        An interval of 0 means no heartbeats. `now` is in loop-clock seconds.
         """
         self._interval = interval
         self._looked = now
         self.at = now + interval / 2
 
     def due(self, now: float) -> bool:
-        """Return True if a heartbeat must be sent now, which is then counted as sent. `now` is in loop-clock
-        seconds.
+        """Return True if a heartbeat must be sent now, which is then counted as sent.
+
+        `now` is in loop-clock seconds.
         """
         since, self._looked = self._looked, now
         if self.spoke:

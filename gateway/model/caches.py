@@ -21,8 +21,9 @@ KEPT_OF: Final = 8
 
 
 def make_room(cache: dict[K, V], most: int) -> None:
-    """Evict the oldest entries of a full cache so that one more can be added: at most `most` entries remain
-    then.
+    """Evict the oldest entries of a full cache, so that it has at most `most` entries after the next one.
+
+    A cache with fewer than `most` entries is left unchanged.
     """
     if len(cache) >= most:
         for key in list(islice(cache, max(len(cache) - most + 1, most // PART))):

@@ -63,8 +63,9 @@ class FrameCount(NamedTuple):
 
 
 class Dialect:
-    """Description of one protocol for the rest of the gateway. Features that a subclass does not define are
-    absent.
+    """Description of one protocol for the rest of the gateway.
+
+    Features that a subclass does not define are absent.
     """
 
     name: ClassVar[str]
@@ -183,8 +184,7 @@ class Dialect:
         return self.property_set(octets)
 
     def message_id(self, octets: bytes) -> str | None:
-        """Return the message id in the properties that the protocol encoded as `octets`, or None if there is
-        none.
+        """Return the message id in properties that the protocol encoded as `octets`, or None.
 
         Raises RemoteProtocolError if they are malformed; an implementation may parse only a part of them.
         """
@@ -195,9 +195,7 @@ class Dialect:
         return ()
 
     def returned(self, address: Address) -> str | None:
-        """Return the part of a return address after `return_prefix`, or None if `address` is not a return
-        address.
-        """
+        """Return the part of a return address after `return_prefix`, or None for any other address."""
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
@@ -210,15 +208,17 @@ class Dialect:
         return ""
 
     def parse(self, text: str) -> Address:
-        """Parse the output of `show` and return the address; without a scope, it is in the default scope.
-        Raises NameRefused.
+        """Parse the output of `show` and return the address. Raises NameRefused.
+
+        If the text has no scope, the address is in the default scope.
         """
         scope, name = self.split(text)
         return self.address(self.scope_default if scope is None else scope, name)
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Return the scope and name in `text`, even if the protocol has no such address. The scope is None if
-        the text has none.
+        """Return the scope and name in `text`, even if the protocol has no such address.
+
+        The scope is None if the text has none.
         """
         if self.scope_word is None:
             return "", text
@@ -243,8 +243,9 @@ class Dialect:
         return words | {self.name_word: address.name}
 
     def published(self, stated: Mapping[str, str | None]) -> tuple[Address, str]:
-        """Return the address in a publisher's words, and the queue that the message was consumed from if both
-        are given, otherwise "". Raises NameRefused.
+        """Return the address in a publisher's words, and the queue that the message was consumed from.
+
+        The queue is "" unless both an address and a queue are given. Raises NameRefused.
         """
         scope = stated.get(self.scope_word) if self.scope_word else None
         name = stated.get(self.name_word)

@@ -7,8 +7,10 @@ from typing import Literal, NamedTuple
 
 
 class Loss(NamedTuple):
-    """Part of a message that cannot be expressed: `subject` under `condition`, and what is done instead
-    (`policy`): it is written elsewhere (encode), with less meaning (downgrade), or omitted (drop).
+    """Part of a message that a protocol cannot express: `subject` under `condition`.
+
+    `policy` is the replacement: the part is written elsewhere (encode), with less meaning (downgrade), or
+    omitted (drop).
     """
 
     name: str

@@ -3,7 +3,7 @@
 The weight of a message, `octets`, is the size in bytes of its body and properties, plus MESSAGE_OCTETS for
 the objects of an empty one. Every limit and metric in bytes of stored messages counts weights. Messages that
 share a property set each count all of it, because any of them may be the last that holds it. A body on disk
-counts with its size, since it occupies that much space somewhere.
+counts with its size, since it occupies that much disk space.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ MESSAGE_OCTETS: Final = 256
 
 
 class Sender(NamedTuple):
-    """Connection that brought a message in, and the number of its channel (0: it has none); one object per
-    channel, shared by its messages. The channel is known in this process only, and is not stored.
+    """Connection from which a message was received, and the number of its channel (0: it has none).
+
+    Each channel has one object, which its messages share. The channel is known in this process only, and is
+    not stored.
     """
 
     endpoint: str

@@ -1,5 +1,6 @@
-"""Outcomes of messages, as reported to their sources. Verdicts are ordered by severity: the worst one wins
-when a message has several recipients.
+"""Outcomes of messages, as reported to their sources.
+
+Verdicts are ordered by severity: the worst one wins when a message has several recipients.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ class Verdict(IntEnum):
 
 
 class Reason(Enum):
-    """Reason why a message was not accepted; each protocol maps these to its own codes.
-    Also a metric label.
+    """Reason why a message was not accepted; its value is also a metric label.
+
+    Each protocol maps the reasons to its own codes.
     """
 
     NONE = "none"

@@ -24,8 +24,9 @@ from gateway.errors import ProtocolError, RemoteProtocolError
 
 
 class ValueType(Enum):
-    """Type of a header value, preserved so that it survives a round trip. The members are
-    AMQP's field types.
+    """Type of a header value, preserved so that it survives a round trip.
+
+    The members are AMQP's field types.
     """
 
     VOID = "void"
@@ -117,8 +118,9 @@ def is_unicode(text: Any) -> bool:
 
 
 def fits(value: Value, depth: int = 0) -> bool:
-    """Return True if the content of a value has its type; False also if it is nested deeper
-    than NESTING_MAX.
+    """Return True if the content of a value has its type.
+
+    Return False also if it is nested deeper than NESTING_MAX.
     """
     kind, content = value
     limits = RANGES.get(kind)

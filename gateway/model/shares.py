@@ -1,6 +1,6 @@
 """Limits on a resource that all users share: how many items each user has, and how many bytes these occupy.
 
-`UserShares` counts items and tells if one more would exceed a limit: the total or that of its user.
+`UserShares` counts items and reports if one more would exceed a limit: the total or that of its user.
 `UserEntries` are entries that newer ones replace, such as dead letters: when there are too many, the oldest
 entry of a user who has more than an equal part is removed, so that no user displaces the entries of others.
 """
@@ -44,8 +44,9 @@ class UserShares:
         share_option: str = "limits.user_share",
         applies: Callable[[], bool] = always,
     ) -> None:
-        """Set the limits. `user_share` is the fraction of both limits that one user may have while `applies`
-        returns True.
+        """Set the limits in number and bytes, and the names of the options that set them.
+
+        `user_share` is the fraction of both limits that one user may have while `applies` returns True.
         """
         self.what = what
         self._user_share = user_share
@@ -72,8 +73,9 @@ class UserShares:
         return self._counts.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return the option that forbids `count` more items of `octets` bytes in total, with its value, or ""
-        if they fit. Count a refusal.
+        """Return the option that forbids more items, with its value, and count a refusal.
+
+        Return "" if `count` more items of `octets` bytes in total fit.
         """
         limit = self.limit_of(user, octets, count)
         if limit:
@@ -81,18 +83,19 @@ class UserShares:
         return limit
 
     def limit_of(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return the option that forbids `count` more items of `octets` bytes in total, with its value, or
-        "". Count no refusal.
+        """Return the option that forbids more items, with its value, without counting a refusal.
+
+        Return "" if `count` more items of `octets` bytes in total fit.
         """
         if limit := self.limit_of_all(octets, count):
             return limit
         return self.limit_of_user(user, octets, count)
 
     def limit_of_user(self, user: str | None, octets: int, count: int = 1) -> str:
-        """Return the option that forbids the user `count` more items of `octets` bytes in total, with its
-        value.
+        """Return the option that forbids the user more items, with its value.
 
-        Return "" if they fit into the user's share. The usage of other users is not considered.
+        Return "" if `count` more items of `octets` bytes in total fit into the user's share. The usage of
+        other users is not considered.
         """
         if not self._applies():
             return ""
@@ -103,8 +106,9 @@ class UserShares:
         return ""
 
     def limit_of_all(self, octets: int, count: int = 1) -> str:
-        """Return the option that forbids any user `count` more items of `octets` bytes in total, with its
-        value, or "".
+        """Return the option that forbids more items of any user, with its value.
+
+        Return "" if `count` more items of `octets` bytes in total fit.
         """
         if self.total + octets > self.octets_max:
             return f"{self._octets_option} ({self.octets_max})"
@@ -134,8 +138,9 @@ class UserShares:
         self.last_limit = limit
 
     def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
-        """Return True if these messages fit, in total and for their senders' users, in addition to `count`
-        others of `octets` bytes in total that are not counted yet.
+        """Return True if these messages fit, in total and into the shares of their senders' users.
+
+        They must fit in addition to `count` other items of `octets` bytes in total that are not counted yet.
         """
         weights = weights_by_user(messages)
         all_count, all_octets = self.count + count, self.total + octets
@@ -244,8 +249,9 @@ class UserEntries(Generic[K]):
             self.discard(key)
 
     def crowded_out(self, user: str) -> K | None:
-        """Return the entry to remove because `user` has added one, or None if all fit. The entry is counted
-        in `shares.pushed_out`; the caller removes it.
+        """Return the entry to remove because `user` has added one, or None if all fit.
+
+        The entry is counted in `shares.pushed_out`; the caller removes it.
         """
         shares = self.shares
         if not self._entries or not shares.is_exceeded:
@@ -267,7 +273,9 @@ def weights_by_user(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
 
 
 def _part(total: int, share: float) -> int:
-    """Return `share` of `total` as an integer: at least 1, but less than `total` if `share` is below 1 and
-    `total` above 1. Return 0 for a total of 0.
+    """Return the fraction `share` of `total` as an integer.
+
+    It is at least 1, but less than `total` if `share` is below 1 and `total` above 1. It is 0 for a total of
+    0.
     """
     return max(min(int(total * share), total - (share < 1.0)), min(total, 1))

@@ -16,8 +16,9 @@ class OpenBody(Protocol):
     """Body that is open for reading as long as this object exists."""
 
     def send(self, descriptor: int, at: int, count: int) -> int:
-        """Send `count` bytes from offset `at` to the socket `descriptor`. Return the number of bytes that the
-        socket accepted. Raises OSError.
+        """Send `count` bytes from offset `at` to the socket `descriptor`. Raises OSError.
+
+        Return the number of bytes that the socket accepted.
         """
 
 
@@ -59,6 +60,7 @@ class Spooled(bytes):
     size: int
 
     def __new__(cls, file: BodyFile, size: int) -> Spooled:
+        """Create a body of `size` bytes in `file`, without reading the file."""
         made = super().__new__(cls)
         made.file = file
         made.size = size
@@ -81,8 +83,9 @@ class Spooled(bytes):
         return self.file.read(at, count)
 
     def octets(self) -> bytes:
-        """Read the whole body into memory and return it. Raises OSError, also if the file is shorter than it
-        was.
+        """Read the whole body into memory and return it.
+
+        Raises OSError, also if the file is shorter than it was.
         """
         found = self.read(0, self.size)
         if len(found) != self.size:
@@ -105,6 +108,7 @@ class PassedOver(bytes):
     size: int
 
     def __new__(cls, size: int) -> PassedOver:
+        """Create the placeholder of a body of `size` bytes."""
         made = super().__new__(cls)
         made.size = size
         return made
@@ -114,6 +118,7 @@ class Withheld(Spooled):
     """Placeholder for a message body of which only the size is disclosed."""
 
     def __new__(cls, size: int) -> Withheld:
+        """Create the placeholder of a body of `size` bytes; it has no file."""
         made = bytes.__new__(cls)
         made.size = size
         return made
@@ -157,10 +162,10 @@ class SpooledPiece:
         return self._count
 
     def send(self, descriptor: int, skip: int) -> int:
-        """Send the bytes after the first `skip` ones to the socket `descriptor`. Return the number of bytes
-        that it accepted.
+        """Send the bytes after the first `skip` ones to the socket `descriptor`.
 
-        Raises OSError, also if the file is shorter than it was.
+        Return the number of bytes that the socket accepted. Raises OSError, also if the file is shorter than
+        it was.
         """
         taken = self._opened.send(descriptor, self._at + skip, self._count - skip)
         if not taken:
@@ -168,8 +173,9 @@ class SpooledPiece:
         return taken
 
     def octets(self) -> bytes:
-        """Read the piece into memory and return it. Raises OSError, also if the file is shorter
-        than it was.
+        """Read the piece into memory and return it.
+
+        Raises OSError, also if the file is shorter than it was.
         """
         found = self._file.read(self._at, self._count)
         if len(found) != self._count:
@@ -192,8 +198,9 @@ def is_large(body: Body) -> bool:
 
 
 def part_of(body: Body, at: int, count: int) -> Piece:
-    """Return `count` bytes of a body from offset `at`, still on disk if the body is; fewer at the end. Raises
-    OSError.
+    """Return `count` bytes of a body from offset `at`, fewer at the end. Raises OSError.
+
+    The piece is still on disk if the body is.
     """
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))
