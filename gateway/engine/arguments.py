@@ -16,8 +16,9 @@ NEVER: Final = 0x7FFF_FFFF
 
 
 def type_arguments(settings: RabbitEngine) -> Headers:
-    """Return the arguments for a queue of the configured type; a quorum queue gets a delivery limit that is
-    never reached.
+    """Return the arguments for a queue of the configured type.
+
+    A quorum queue gets a delivery limit that is never reached.
     """
     kind = ("x-queue-type", string(settings.queue_type))
     if settings.queue_type == "classic":

@@ -14,11 +14,11 @@ from gateway.engine.names import binding_of
 
 
 class Bindings:
-    """Binding keys with the number of subscriptions that need each, and the keys that the broker has
-    confirmed.
+    """Binding keys with the number of subscriptions that need each, and the set of confirmed keys.
 
-    Filters that begin with `$SYS` are served by this replica alone and get no binding. Neither do filters
-    that match no topic that fits into a routing key.
+    A key is confirmed once the broker has replied to its queue.bind. Filters that begin with `$SYS` are
+    served by this replica alone and get no binding. Neither do filters that match no topic that fits into a
+    routing key.
     """
 
     def __init__(self) -> None:

@@ -315,11 +315,11 @@ class ClientSession(Session):
         self.prefetch = self._prefetch_for(self.prefetch)
 
     def _prefetch_for(self, receive_maximum: int) -> int:
-        """Return the prefetch of the queue: room for the receive maximum, requeued messages and some between
-        them.
+        """Return the prefetch count of the session's queue for this Receive Maximum.
 
-        A client that acknowledges nothing and moves from replica to replica causes more requeued messages
-        each time, so there is a limit.
+        It has capacity for the Receive Maximum, for the requeued messages, and for some between them. A
+        client that acknowledges nothing and moves from replica to replica causes more requeued messages each
+        time, so there is a limit.
         """
         if self._given_back is None:
             return max(receive_maximum, 1)
@@ -327,8 +327,9 @@ class ClientSession(Session):
         return min(max(receive_maximum, self._given_back.count) + SPARE, most)
 
     def prints(self, given_back: Iterable[Content]) -> tuple[int, ...]:
-        """Return the fingerprints of the messages that the next owner must expect, after `given_back` was
-        requeued.
+        """Return the fingerprints of the messages that the next owner of the session must expect.
+
+        They include the messages `given_back`, which have just been requeued.
         """
         before = self._given_back
         return tuple(map(print_of, given_back)) if before is None else before.prints(given_back)
@@ -433,8 +434,9 @@ class ClientSession(Session):
         return True
 
     def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
-        """Attach a redelivery to its packet id, which is in flight here or was at an earlier owner, and
-        resend it if needed.
+        """Attach a redelivered message to its packet id, and resend it if needed.
+
+        The packet id is in flight here, or was in flight at an earlier owner of the session.
         """
         if packet_id in self.released:
             delivery.settle()
@@ -450,10 +452,9 @@ class ClientSession(Session):
             self._engine.pump(self)
 
     def _close_left(self) -> None:
-        """Send PUBREL for messages that an earlier owner had sent and that were not redelivered: they have
-        expired.
+        """Send PUBREL for messages of an earlier owner that were not redelivered, because they expired.
 
-        The client may have them.
+        The earlier owner had sent them, so the client may have them.
         """
         for packet_id in list(self._reserved):
             if packet_id not in self.in_flight and packet_id not in self.released:
@@ -527,8 +528,9 @@ class ClientSession(Session):
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
-        """Return the number of a retained message that was sent by a walk, because it may arrive live as
-        well.
+        """Return the number of a retained message that a walk has sent, or None.
+
+        The number is needed because the message may arrive live as well.
         """
         return None if self.walked is None else self.walked.number_of(message)
 

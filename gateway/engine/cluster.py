@@ -1,9 +1,9 @@
-"""Common base of the engine's connections to the cluster, which publish with confirms, declare, and consume
-queues.
+"""Common base of the engine's connections to the cluster.
 
-A request that the broker denies ends the connection with the broker's reason, and the link reconnects. Each
-connection has a channel for declarations, whose replies arrive in the order of the requests, one to publish,
-and those on which queues are consumed (consumers.py).
+Such a connection publishes with confirms, declares, and consumes queues. A request that the broker denies
+ends the connection with the broker's reason, and the link reconnects. Each connection has a channel for
+declarations, whose replies arrive in the order of the requests, one to publish, and those on which queues are
+consumed (consumers.py).
 
 All bytes of a wake-up are parsed before the first of their events is processed, so the connection or a
 channel may have ended since. Of the events before that, only publisher confirms and returns still count.

@@ -50,15 +50,18 @@ class ClusterClock:
 
     @property
     def correction(self) -> float:
-        """Seconds to subtract from times of `clock.utc` to get the cluster's; 0.0 while the error is within
-        SKEW_MAX_SECS.
+        """Seconds to subtract from times of `clock.utc` to get the cluster's time.
+
+        The value is 0.0 while the error is within SKEW_MAX_SECS.
         """
         ahead = clock.utc() - self.utc() if self._is_known else 0.0
         return ahead if abs(ahead) - (self._high - self._low) / 2 > SKEW_MAX_SECS else 0.0
 
     def answer(self, seconds: int, asked_at: Monotonic, now: Monotonic) -> None:
-        """Use a reply: the cluster's time was `seconds` (whole seconds UTC) at some moment from `asked_at` to
-        `now`.
+        """Process the reply to a time query.
+
+        The cluster's time was `seconds` (whole seconds UTC) at some moment from `asked_at` to `now`, which
+        are in loop-clock seconds.
         """
         low, high = seconds - float(now), seconds + 1 - float(asked_at)
         if self._is_known and max(low, self._low) <= min(high, self._high):

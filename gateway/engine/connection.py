@@ -121,8 +121,10 @@ class EngineConnection(ClusterConnection):
     # Interface for the link.
 
     def tick(self, now: float) -> None:
-        """Run the timer: heartbeats, the handshake's deadline, a new publishing channel in place of a
-        refusing one, and the time query.
+        """Run the connection's timer; `now` is in loop-clock seconds.
+
+        The timer sends heartbeats, enforces the handshake's deadline, replaces a publishing channel on which
+        the broker refuses messages, and sends the time query.
         """
         if not self._in_time(now):
             return
@@ -137,9 +139,7 @@ class EngineConnection(ClusterConnection):
     # Interface for the session.
 
     def dealt_with(self) -> None:
-        """Acknowledge all messages of the replica's queues that have arrived, because they have been handed
-        out.
-        """
+        """Acknowledge all arrived messages of the replica's queues, because they have been delivered."""
         if self._arrived:
             self._done.update(self._arrived)
             self._arrived.clear()
@@ -185,8 +185,9 @@ class EngineConnection(ClusterConnection):
         self._asked.append(done if last is None else _both(last, done))
 
     def shut_down(self) -> None:
-        """Close the connection because the gateway stops or the link pauses; delete the replica's queue if it
-        has no bindings.
+        """Close the connection because the gateway stops or the link pauses.
+
+        The replica's queue is deleted if it has no bindings.
         """
         if self._answering and not len(self._session.bindings):
             self.ask(m.QueueDelete(self._session.queue))
@@ -267,8 +268,9 @@ class EngineConnection(ClusterConnection):
             session.came_up()
 
     def _ask_time(self) -> None:
-        """Publish the message whose dead-letter history reports the time; an earlier query without reply is
-        abandoned.
+        """Query the cluster's time by publishing a message whose dead-letter history reports it.
+
+        An earlier query without a reply is abandoned.
         """
         self._asked_time = clock.now()
         self._ask_time_at = self._asked_time + TIME_SECS

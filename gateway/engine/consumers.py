@@ -148,7 +148,7 @@ class Consumer:
             self._consumers.give_back(self.channel, [tag])
 
     def over(self) -> None:
-        """Report that its queue is free, with the requeued contents."""
+        """Call `then` with the requeued contents, because the queue is free now."""
         if self.then is not None:
             self.then(self.given_back)
 
@@ -242,10 +242,9 @@ class Consumers:
         return channel in self._channels
 
     def closed(self, channel: int, text: str) -> bool:
-        """Handle that the broker has closed a channel, because the oldest check failed: the queue is missing
-        or still in use.
+        """Process that the broker has closed the channel of the checks. Return False for another channel.
 
-        Return False if the channel is another one.
+        The oldest check has failed: its queue is missing or still in use.
         """
         if channel != self._checking or not self._checks:
             return False
@@ -357,8 +356,9 @@ class Consumers:
             self._check(consumer)
 
     def end(self, target: Target, then: Freed | None) -> None:
-        """Stop consuming the queue of a target; `then` is called with the requeued contents when the queue is
-        free.
+        """Stop consuming the queue of a target.
+
+        `then` is called with the requeued contents when the queue is free.
         """
         consumer = self._consumers.get(target)
         if consumer is None:
@@ -430,8 +430,9 @@ class Consumers:
         self._send_removals()
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Done) -> None:
-        """Bind a queue that is not consumed here to a key, or unbind it. Call `done` then, or if the queue is
-        missing.
+        """Bind a queue that is not consumed here to a key, or unbind it if `bound` is False.
+
+        `done` is called when the broker has confirmed it, or if the queue is missing.
         """
         self._removals.append(Removal(_binding(queue, self._exchange, key, bound), done))
         self._send_removals()

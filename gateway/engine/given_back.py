@@ -30,8 +30,9 @@ def print_of(content: Content) -> int:
 
 
 class GivenBack:
-    """Fingerprints of requeued messages in their order, and the messages that have arrived while they are
-    awaited.
+    """Fingerprints of requeued messages in their order, with a buffer for messages that arrive meanwhile.
+
+    Messages are buffered until all requeued ones have arrived.
     """
 
     __slots__ = ("_held", "_left", "_places", "_prints")
@@ -86,8 +87,9 @@ class GivenBack:
         return (*self._prints, *others)
 
     def in_order(self) -> list[Held]:
-        """Return all buffered messages: first the requeued ones in their old order, then the others as they
-        arrived.
+        """Return all buffered messages in their order.
+
+        The requeued ones are first, in their old order; the others follow in the order of arrival.
         """
         return [held for _, held in sorted(self._held, key=_place)]
 

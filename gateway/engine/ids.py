@@ -67,8 +67,9 @@ class SharedIds(Deduplication):
         return SharedGuard(self, end)
 
     def tick(self) -> None:
-        """Forget identifiers that are older than their window, and repeat operations that failed while the
-        database was away.
+        """Forget identifiers that are older than their window, and repeat failed operations.
+
+        Operations fail while the database is away.
         """
         super().tick()
         self._repeats.tick()
@@ -87,8 +88,9 @@ class SharedIds(Deduplication):
         self._state.submit(ClaimIds(route, _raw(ids), incarnation), claimed)
 
     def accept(self, route: str, ids: list[str], window_secs: float, then: Callable[[], None]) -> None:
-        """Store identifiers of messages that the target has; `then` is called when they are committed,
-        possibly much later.
+        """Store identifiers of messages that the target of a route has accepted.
+
+        They are stored for `window_secs`. `then` is called when they are committed, possibly much later.
         """
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
         self._repeats.submit(operation, lambda reply: then())

@@ -166,8 +166,9 @@ class SharedLetters:
                 contained("batch", error)
 
     def is_one(self, id: str) -> bool:
-        """Return True if the id has the form of a shared dead letter's id, whether the dead letter exists or
-        not.
+        """Return True if the id has the form of a shared dead letter's id.
+
+        The dead letter need not exist.
         """
         return len(id) > PREFIX_CHARS and id[PREFIX_CHARS] == "-"
 
@@ -183,8 +184,9 @@ class SharedLetters:
         self._list([], count, route, found)
 
     def ids(self, route: str | None, then: Callable[[list[tuple[WallTime, str]]], None]) -> None:
-        """Call `then` with the times and ids of all dead letters of a route (None: of all routes), oldest
-        first.
+        """Query the dead letters of a route (None: of all routes).
+
+        `then` is called with the time and id of each, oldest first.
         """
 
         def found(letters: list[DeadLetter]) -> None:
@@ -285,8 +287,10 @@ class SharedLetters:
     # Interface for the shared state.
 
     def tick(self, now: Monotonic) -> None:
-        """Repeat operations that failed while the database was away, renew claims, and read the usage of each
-        user.
+        """Run the timer; `now` is in loop-clock seconds.
+
+        The timer repeats operations that failed while the database was away, renews claims, and reads the
+        usage of each user.
         """
         self._repeats.tick()
         unsubmitted, self._unsubmitted = self._unsubmitted, {}

@@ -512,8 +512,9 @@ class EngineNamespace(MqttNamespace):
         self._arrived[arrival.opening.client] = arrival
 
     def refused(self, opening: Opening, user: str) -> None:
-        """Record that the requested session is that of another `user`; the client is denied when it is
-        checked next.
+        """Record that the requested session belongs to another user.
+
+        `user` is that user. The client is denied when it is checked next.
         """
         self._refused[opening.client] = opening, user
         opening.answer()
@@ -537,7 +538,9 @@ class EngineNamespace(MqttNamespace):
         self.tally.queue_full += not expired
 
     def sweep(self, consumers: Consumers, now: float) -> None:
-        """Run the timer, once per second: shared subscriptions, walks, and clients that left before they were
+        """Run the timer, once per second; `now` is in loop-clock seconds.
+
+        The timer serves shared subscriptions and walks, and removes clients that left before they were
         accepted.
         """
         self._sweep_shares(consumers, now)

@@ -1,13 +1,13 @@
-"""Shares of users in an outbox on the cluster, where no replica sees the messages of the others.
+"""Shares of users in an outbox on the cluster, where no replica sees the messages of other replicas.
 
-A replica knows how many messages wait in the queue, as counted every few seconds, and what its own clients
-have put there. It forgets the oldest of these when fewer messages wait than have been put: they have left.
-As long as less waits than one user may have (`limits.user_share`), everything is accepted. The rest is a
-reserve for those who have little: a user gets a quarter of it at most at each replica, and nothing if it has
-put more than that. So whoever has filled the outbox is refused at the replicas that it used, and at three
-others it leaves a part of the reserve.
+A replica knows how many messages are in the queue, from a count every few seconds, and which messages its own
+clients have added. It forgets the oldest of these when the queue has fewer messages than were added, because
+they have left. As long as the queue has less than the share of one user (`limits.user_share`), everything is
+accepted. The rest of the limit is a reserve for users with few messages: at each replica a user gets at most
+a quarter of it, and nothing if it has added more than that. So a user who has filled the outbox is refused at
+the replicas that it used, and at three others it leaves a part of the reserve.
 
-Sizes of messages from other replicas are not known; they are taken for as large as those put here.
+The sizes of messages from other replicas are unknown; they are assumed to be as large as those added here.
 """
 
 from __future__ import annotations

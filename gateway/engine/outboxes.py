@@ -257,8 +257,9 @@ class SharedOutboxes(AmqpLinkSession):
             self._left(route, messages, left_as(word, outcome), clock.now())
 
     def dropped(self, queue: str, body: bytes) -> None:
-        """Report to the journal a message that the cluster has dropped from an outbox queue; other queues are
-        ignored.
+        """Report to the journal a message that the cluster has dropped from an outbox queue.
+
+        Messages of other queues are ignored.
         """
         if self._left is None or not queue.startswith(self._prefix):
             return
@@ -340,8 +341,9 @@ class SharedOutboxes(AmqpLinkSession):
             self.withdraw()
 
     def withdraw(self) -> None:
-        """Release the messages that the link has not sent; they are delivered from the queue again, here or
-        elsewhere.
+        """Release the messages that the link has not sent.
+
+        The cluster delivers them from the queue again, to this replica or another one.
         """
         self._delivers.give_up(self._is_ours, DOWN)
 
@@ -365,8 +367,9 @@ class SharedOutboxes(AmqpLinkSession):
     # Interface for the connection.
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
-        """Return where messages of a queue go: those of a route to the link, removed ones to the dead
-        letters.
+        """Return the entry that routes the messages of a queue.
+
+        Messages of a route's outbox are routed to the link, removed ones to the dead letters.
         """
         address = amqp_address(*decode_address(wire))
         if queue.startswith(self._given_up):
@@ -405,8 +408,9 @@ class OutboxConsumer(AmqpLinkConsumer):
 
     @property
     def done(self) -> bool:
-        """True if all messages in hand are confirmed or, when leaving, released, so that the channel can be
-        closed.
+        """True if no message of the consumer is pending, so that its channel can be closed.
+
+        All messages in hand are then confirmed or, if the consumer is leaving, released.
         """
         settled = len(self._confirmed) + (len(self._later) if self._leaves else 0)
         return self.outstanding <= settled
@@ -473,9 +477,7 @@ class OutboxConnection(AmqpLinkConnection):
             self._count()
 
     def hand_back(self, prefix: str) -> None:
-        """Requeue the messages in hand of all queues whose names begin with `prefix`, and consume these no
-        longer.
-        """
+        """Stop consuming all queues whose names begin with `prefix`, and requeue their messages in hand."""
         for number, consumer in self._outbox_consumers():
             if consumer.declaration.name.startswith(prefix):
                 consumer.acknowledge_all()

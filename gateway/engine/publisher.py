@@ -1,8 +1,8 @@
-"""Publisher of a replica's MQTT messages to the cluster, which confirms them before their senders are
-acknowledged.
+"""Publisher of a replica's MQTT messages to the cluster.
 
-Messages with RETAIN are stored in the database first (retaining.py). At QoS 2 a message gets a number, by
-which subscribers' replicas recognize duplicates.
+Senders are acknowledged once the cluster has confirmed their messages. Messages with RETAIN are stored in the
+database first (retaining.py). At QoS 2 a message gets a number, by which subscribers' replicas recognize
+duplicates.
 """
 
 from __future__ import annotations

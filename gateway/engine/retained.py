@@ -153,12 +153,11 @@ class SharedRetained(LocalRetained):
     # Writing.
 
     def retain(self, message: Message, octets: bytes, done: Done, *, is_sure: bool = False) -> None:
-        """Retain `message`, with `octets` as its bytes in the database; a message without body clears its
-        topic.
+        """Retain `message` for its topic; a message without a body clears the topic.
 
-        `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves
-        that open. One message of a topic may be on its way at a time. `is_sure`: refuse it if there is no
-        capacity, without reading the figures again.
+        `octets` are the message's bytes in the database. `done` is called with ACCEPTED when it is committed,
+        or with the reason why it is not; AWAY leaves that open. One message of a topic may be on its way at a
+        time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
         """
         topic, user = message.address.name, _storable(message.sender.user)
         if not len(message.body):

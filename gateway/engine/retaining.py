@@ -84,8 +84,10 @@ class Retaining:
         return client_of(message) in self._queues
 
     def add(self, part: SubBatch, at: int, stored: bytes | None) -> None:
-        """Queue a message of a part: with its bytes for the database, or None if it only waits for earlier
-        messages.
+        """Queue the message at position `at` of a part.
+
+        `stored` has its bytes for the database, or is None if it only waits for earlier messages. The message
+        is settled with WAITING_FULL if the queue is full.
         """
         octets = part.messages[at].octets
         if self._messages >= self.messages_max or self._octets + octets > self.octets_max:

@@ -382,8 +382,9 @@ class EngineSession(OneSink):
     # Bindings, and clients that wait for them.
 
     def bind(self, levels: list[str]) -> None:
-        """Count a subscription of this replica's clients, given its filter's levels, and bind its key if it
-        is the first.
+        """Count a subscription of this replica's clients, and bind its key if it is the first one.
+
+        `levels` are the levels of the subscription's filter.
         """
         key = self.bindings.add(levels)
         if key is not None and self._connection is not None:
@@ -462,8 +463,9 @@ class EngineSession(OneSink):
             self._connection.delete_queue(queue, done)
 
     def set_binding(self, queue: str, key: str, bound: bool, done: Callable[[], None]) -> None:
-        """Bind the queue of an absent client's session to a key, or unbind it. Without a connection `done`
-        is not called.
+        """Bind the queue of an absent client's session to a key, or unbind it if `bound` is False.
+
+        Without a connection `done` is not called.
         """
         if self._connection is not None:
             self._connection.set_binding(queue, key, bound, done)
@@ -482,8 +484,9 @@ class EngineSession(OneSink):
         self.sessions.release_all(sessions, partial(done, ACCEPTED))
 
     def share(self, shared: SharedQueue, *, on: bool) -> None:
-        """Start or stop consuming a shared subscription's queue, because this replica has members of it or
-        none any more.
+        """Start or stop consuming a shared subscription's queue.
+
+        `on` is True if this replica has members of the subscription.
         """
         if self._connection is not None and self._up:
             if on:

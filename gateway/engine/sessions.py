@@ -114,8 +114,9 @@ class Clients(Protocol):
         """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
 
     def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
-        """Publish the due will of a client that is not connected here, and call `settle_will` when it is
-        accepted.
+        """Publish the due will of a client that is not connected here.
+
+        `settle_will` is called when the will is accepted.
         """
 
 
@@ -312,7 +313,7 @@ class SharedSessions:
         """Open the session of a client that connects, and turn away one that opens the same session.
 
         While another user opens the session, a client that may only have its own waits: it may be refused,
-        and then nobody has to make way for it.
+        and then no other client is turned away for it.
         """
         client, coming = opening.client, opening.coming
         before = self._openings.get(client)
@@ -404,8 +405,9 @@ class SharedSessions:
                 self.clients.publish_left(key, epoch, message)
 
     def serve(self, session: ClientSession) -> None:
-        """Store that a client with a will is accepted: its CONNACK waits for that, and the will is in force
-        from then on.
+        """Store that a client with a will is accepted.
+
+        The CONNACK waits for that, and the will is in force from then on.
         """
         self.change(session).served = True
         self._unserved.add(session)
@@ -516,7 +518,7 @@ class SharedSessions:
             del self._writers[session]
 
     def _settled(self, session: ClientSession, verdict: Verdict) -> None:
-        """A change was stored, or was not."""
+        """Process the result of storing a change of a session: `verdict` is DONE if it is stored."""
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
@@ -571,10 +573,10 @@ class SharedSessions:
             self.clients.publish_claimed(key, epoch, publish)
 
     def _check_queue(self, key: SessionKey, queue: str) -> None:
-        """Delete the queue of a session that is not this replica's any more, if the database does not know
-        the queue.
+        """Delete a queue that the database does not have for its session.
 
-        After a restore from a backup no other replica would delete it.
+        Called for a session that this replica no longer owns. After a restore from a backup no other replica
+        would delete it.
         """
 
         def seen(reply: Reply[SessionView | None]) -> None:
@@ -793,8 +795,10 @@ class SharedSessions:
         self._queues.delete(queue, partial(self._repeats.submit, ForgetQueue(queue), lambda reply: None))
 
     def tick(self, now: Monotonic) -> None:
-        """Repeat operations that failed while the database was away, and query changes whose notices may be
-        lost.
+        """Run the timer; `now` is in loop-clock seconds.
+
+        The timer repeats operations that failed while the database was away, and queries changes whose
+        notices may be lost.
         """
         self._repeats.tick()
         is_away = bool(self._state.health.failure)

@@ -38,8 +38,9 @@ ONCE: Final = 2  # value of `assurance`
 
 
 class Walked:
-    """Messages that walks have sent to one client at QoS 2, and topics with live messages since the walks
-    began.
+    """Record of the retained messages that walks have sent to one client at QoS 2.
+
+    It also has the topics with live messages since the walks began.
     """
 
     def __init__(self) -> None:
