@@ -78,19 +78,23 @@ class AmqpDialect(Dialect):
             ) from None
 
     def read_address(self, wire: bytes) -> Address:
+        """Return the address of an encoded exchange and routing key, each a short string."""
         end = 1 + wire[0]
         return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
 
     def property_set(self, octets: bytes) -> PropertySet:
+        """Return the property set of an encoded property list; most of it is decoded on demand."""
         found = content_properties(octets)
         with suppress(RemoteProtocolError):  # the error is raised again when the properties are read
             essentials(found)  # also finds out what can be read without decoding
         return found
 
     def message_id(self, octets: bytes) -> str | None:
+        """Return the message id in an encoded property list, or None, without decoding all of it."""
         return message_id_in(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
+        """Return the names of the losses when a message of another protocol is translated to AMQP 0-9-1."""
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
@@ -101,6 +105,7 @@ class AmqpDialect(Dialect):
         return None if address.scope else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
+        """Return why these words do not name a queue or an exchange, or "" if they do."""
         if "queue" in given and len(given) > 1:
             return "queue stands without exchange and key"
         return "" if "queue" in given or "exchange" in given else "give exchange or queue"

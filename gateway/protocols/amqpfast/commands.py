@@ -84,6 +84,8 @@ def command(name: str, kind: int, direction: int, fragment: bool = False) -> Cal
 
 @command("connection.challenge", 10, TO_CLIENT)
 class ConnectionChallenge(Command):
+    """Server's protocol version and login mechanisms, with their challenges (3.2.3)."""
+
     version: Octet = 1
     mechanisms: ShortStr = ""
     challenges: Table = ()
@@ -91,12 +93,19 @@ class ConnectionChallenge(Command):
 
 @command("connection.response", 11, TO_SERVER)
 class ConnectionResponse(Command):
+    """Client's choice of a mechanism, with its responses (3.2.4)."""
+
     mechanism: ShortStr = ""
     responses: Table = ()
 
 
 @command("connection.tune", 12, BOTH)
 class ConnectionTune(Command):
+    """Limits of the connection: the server's offer, then the client's choice within it (3.2.5).
+
+    `frame_max` is in bytes and `heartbeat` in seconds.
+    """
+
     frame_max: Long = 0
     channel_max: Short = 0
     handle_max: Short = 0
@@ -106,6 +115,8 @@ class ConnectionTune(Command):
 
 @command("connection.open", 13, TO_SERVER)
 class ConnectionOpen(Command):
+    """Request to enter a virtual host, with the client-name that owns durable subscriptions (3.2.6)."""
+
     tag: Short = 0
     virtual_path: ShortStr = "/"
     client_name: ShortStr = ""
@@ -114,11 +125,15 @@ class ConnectionOpen(Command):
 
 @command("connection.ping", 14, BOTH)
 class ConnectionPing(Command):
+    """Heartbeat of either side; `respond` requests a PING in return (3.2.7)."""
+
     respond: Bit = False
 
 
 @command("connection.reply", 18, TO_CLIENT)
 class ConnectionReply(Command):
+    """Response to the OPEN of the connection with this tag (3.2.8)."""
+
     tag: Short = 0
     reply_code: Short = 200
     reply_text: ShortStr = ""
@@ -126,12 +141,19 @@ class ConnectionReply(Command):
 
 @command("connection.close", 19, BOTH)
 class ConnectionClose(Command):
+    """Request to close the connection, or the response to one, with a reply code (3.2.9)."""
+
     reply_code: Short = 200
     reply_text: ShortStr = ""
 
 
 @command("channel.open", 20, TO_SERVER)
 class ChannelOpen(ChannelCommand):
+    """Request to open a channel, optionally with transactions or restartable transfers (3.3.2).
+
+    `out_of_band` names where both sides store bodies that are not sent over the connection.
+    """
+
     channel_id: Short = 0
     tag: Short = 0
     transacted: Bit = False
@@ -142,6 +164,8 @@ class ChannelOpen(ChannelCommand):
 
 @command("channel.ack", 21, TO_SERVER)
 class ChannelAck(ChannelCommand):
+    """Acknowledgement of all outstanding messages of a channel up to `message_number` (3.3.3)."""
+
     channel_id: Short = 0
     tag: Short = 0
     message_number: Long = 0
@@ -149,6 +173,8 @@ class ChannelAck(ChannelCommand):
 
 @command("channel.commit", 22, TO_SERVER)
 class ChannelCommit(ChannelCommand):
+    """Request to commit the current transaction of a channel (3.3.4)."""
+
     channel_id: Short = 0
     tag: Short = 0
     options: Table = ()
@@ -156,6 +182,8 @@ class ChannelCommit(ChannelCommand):
 
 @command("channel.rollback", 23, TO_SERVER)
 class ChannelRollback(ChannelCommand):
+    """Request to roll back the current transaction of a channel (3.3.5)."""
+
     channel_id: Short = 0
     tag: Short = 0
     options: Table = ()
@@ -163,6 +191,8 @@ class ChannelRollback(ChannelCommand):
 
 @command("channel.reply", 28, TO_CLIENT)
 class ChannelReply(ChannelCommand):
+    """Response to the channel command with this tag (3.3.6)."""
+
     channel_id: Short = 0
     tag: Short = 0
     reply_code: Short = 200
@@ -171,6 +201,8 @@ class ChannelReply(ChannelCommand):
 
 @command("channel.close", 29, BOTH)
 class ChannelClose(ChannelCommand):
+    """Request to close a channel, or the response to one, with a reply code (3.3.7)."""
+
     channel_id: Short = 0
     reply_code: Short = 200
     reply_text: ShortStr = ""
@@ -178,6 +210,11 @@ class ChannelClose(ChannelCommand):
 
 @command("handle.open", 30, TO_SERVER)
 class HandleOpen(HandleCommand):
+    """Request to open a handle on a destination of a service type, for the given uses (3.5.2).
+
+    `dest_name` is the destination or the beginning of its name.
+    """
+
     channel_id: Short = 0
     handle_id: Short = 0
     service_type: Short = 1
@@ -194,6 +231,11 @@ class HandleOpen(HandleCommand):
 
 @command("handle.send", 31, TO_SERVER, fragment=True)
 class HandleSend(HandleCommand):
+    """Message from a client, or a fragment of it; `partial` is True for all fragments but the last (3.5.3).
+
+    The name of the destination is that of the handle followed by `dest_name`.
+    """
+
     handle_id: Short = 0
     tag: Short = 0
     fragment_size: Long = 0
@@ -206,6 +248,11 @@ class HandleSend(HandleCommand):
 
 @command("handle.consume", 32, TO_SERVER)
 class HandleConsume(HandleCommand):
+    """Request to consume a destination, or all that begin with a name (3.5.4).
+
+    `prefetch` limits the unacknowledged messages. `identifier` makes the subscription of a topic durable.
+    """
+
     handle_id: Short = 0
     tag: Short = 0
     prefetch: Short = 0
@@ -219,6 +266,8 @@ class HandleConsume(HandleCommand):
 
 @command("handle.cancel", 33, TO_SERVER)
 class HandleCancel(HandleCommand):
+    """Request to end a durable subscription (3.5.5)."""
+
     handle_id: Short = 0
     tag: Short = 0
     dest_name: ShortStr = ""
@@ -227,6 +276,8 @@ class HandleCancel(HandleCommand):
 
 @command("handle.flow", 34, TO_SERVER)
 class HandleFlow(HandleCommand):
+    """Request to stop the deliveries of a handle, or to resume them (3.5.6)."""
+
     handle_id: Short = 0
     tag: Short = 0
     flow_pause: Bit = False
@@ -234,6 +285,8 @@ class HandleFlow(HandleCommand):
 
 @command("handle.unget", 35, TO_SERVER)
 class HandleUnget(HandleCommand):
+    """Return of a delivered message to its queue, for another consumer if there is one (3.5.7)."""
+
     handle_id: Short = 0
     tag: Short = 0
     message_number: Long = 0
@@ -241,6 +294,8 @@ class HandleUnget(HandleCommand):
 
 @command("handle.query", 36, TO_SERVER)
 class HandleQuery(HandleCommand):
+    """Request for the numbers of the messages above `message_number` (3.5.8)."""
+
     handle_id: Short = 0
     message_number: Long = 0
     dest_name: ShortStr = ""
@@ -250,6 +305,8 @@ class HandleQuery(HandleCommand):
 
 @command("handle.browse", 37, TO_SERVER)
 class HandleBrowse(HandleCommand):
+    """Request for one message by its number, which is not consumed by that (3.5.9)."""
+
     handle_id: Short = 0
     tag: Short = 0
     message_number: Long = 0
@@ -257,12 +314,19 @@ class HandleBrowse(HandleCommand):
 
 @command("handle.created", 40, TO_CLIENT)
 class HandleCreated(HandleCommand):
+    """Name of a temporary destination that the server has created (3.5.10)."""
+
     handle_id: Short = 0
     dest_name: ShortStr = ""
 
 
 @command("handle.notify", 41, TO_CLIENT, fragment=True)
 class HandleNotify(HandleCommand):
+    """Message from a server, or a fragment of it (3.5.11).
+
+    `delivered` is True if the client has to acknowledge it; otherwise it was only browsed.
+    """
+
     handle_id: Short = 0
     message_number: Long = 0
     fragment_size: Long = 0
@@ -277,6 +341,8 @@ class HandleNotify(HandleCommand):
 
 @command("handle.index", 42, TO_CLIENT)
 class HandleIndex(HandleCommand):
+    """Response to QUERY: the list of message numbers and of ranges of them (3.5.12)."""
+
     handle_id: Short = 0
     message_number: Long = 0
     message_list: LongStr = b""
@@ -284,6 +350,11 @@ class HandleIndex(HandleCommand):
 
 @command("handle.prepare", 43, BOTH, fragment=True)
 class HandlePrepare(HandleCommand):
+    """Announcement of a message whose transfer can be resumed after a lost connection (3.5.13).
+
+    The fragment has its head and may have the beginning of its body.
+    """
+
     handle_id: Short = 0
     fragment_size: Long = 0
     content_hash: ShortOctets = b""
@@ -291,12 +362,16 @@ class HandlePrepare(HandleCommand):
 
 @command("handle.ready", 44, BOTH)
 class HandleReady(HandleCommand):
+    """Response to PREPARE: the number of body bytes that the receiver already has (3.5.14)."""
+
     handle_id: Short = 0
     message_size: Long = 0
 
 
 @command("handle.reply", 48, TO_CLIENT)
 class HandleReply(HandleCommand):
+    """Response to the handle command with this tag (3.5.15)."""
+
     handle_id: Short = 0
     tag: Short = 0
     reply_code: Short = 200
@@ -305,6 +380,8 @@ class HandleReply(HandleCommand):
 
 @command("handle.close", 49, BOTH)
 class HandleClose(HandleCommand):
+    """Request to close a handle, or the response to one, with a reply code (3.5.16)."""
+
     handle_id: Short = 0
     reply_code: Short = 200
     reply_text: ShortStr = ""

@@ -78,13 +78,16 @@ class FastDialect(Dialect):
         return fast_address(scope, name)
 
     def read_address(self, wire: bytes) -> Address:
+        """Return the address of an encoded service type and destination."""
         service, _, name = wire.decode().partition(":")
         return Address("amqpfast", service, name, wire)
 
     def property_set(self, octets: bytes) -> PropertySet:
+        """Return the property set of an encoded message head, decoded on demand."""
         return head_properties(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
+        """Return the names of the losses when a message of another protocol is translated to AMQP/Fast."""
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
@@ -95,6 +98,7 @@ class FastDialect(Dialect):
         return None if address.scope == "peer" else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
+        """Return why these words do not name a destination for a route, or "" if they do."""
         if given.get("service") == "peer":
             return PEERS_STAY
         return "" if "destination" in given else "service needs destination"

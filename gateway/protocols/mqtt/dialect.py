@@ -77,21 +77,27 @@ class MqttDialect(Dialect):
         return made
 
     def read_address(self, wire: bytes) -> Address:
+        """Return the address of a topic that is encoded as UTF-8."""
         return topic_address(wire.decode(), wire)
 
     def property_set(self, octets: bytes) -> PropertySet:
+        """Return the property set of an encoded PUBLISH property list. Raises an error if it is malformed."""
         return publish_essentials(octets)
 
     def unread_set(self, octets: bytes) -> PropertySet:
+        """Return the property set of a stored PUBLISH property list, without caching it."""
         return unread_list(octets)
 
     def message_id(self, octets: bytes) -> str | None:
+        """Return the message id in an encoded PUBLISH property list, or None."""
         return message_id_in(octets)
 
     def losses(self, message: Message) -> tuple[str, ...]:
+        """Return the names of the losses when a message of another protocol is translated to MQTT."""
         return losses(message)
 
     def never(self, first: str) -> str:
+        """Return why no topic begins with the level `first`, which is so for $share only, or ""."""
         if first != "$share":
             return ""
         return "no topic begins with $share; the group of a link is links.NAME.share"

@@ -161,12 +161,15 @@ class Reader:
         return self.take(self.end - self.at)
 
     def octet(self) -> int:
+        """Read one byte as an integer."""
         return self.take(1)[0]
 
     def word(self) -> int:
+        """Read a big-endian 16-bit integer."""
         return int.from_bytes(self.take(2), "big")
 
     def long(self) -> int:
+        """Read a big-endian 32-bit integer."""
         return int.from_bytes(self.take(4), "big")
 
     def dialect_word(self) -> int:
@@ -192,9 +195,11 @@ class Reader:
         return value
 
     def binary(self) -> bytes:
+        """Read bytes that follow their 16-bit length (5: 1.5.6)."""
         return self.take(self.word())
 
     def text(self) -> str:
+        """Read a UTF-8 string that follows its 16-bit length (5: 1.5.4). Raises 0x81 if it is malformed."""
         return decode_text(self.binary())
 
     def pair(self) -> tuple[str, str]:
