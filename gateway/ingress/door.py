@@ -64,8 +64,10 @@ class Door(Generic[Holder]):
         return len(self.guests) >= self._most and self.in_the_way(now) is None
 
     def refusal(self, place: str, now: float) -> str:
-        """Return the name of the limit that prevents another connection from this address; "" if none
-        does."""
+        """Return the name of the limit that prevents another connection from this address.
+
+        Return "" if no limit does. `now` is in loop-clock seconds.
+        """
         if self.full(now):
             return "connections_max"
         counted = self._address_said or place != LOOPBACK
@@ -98,8 +100,10 @@ class Door(Generic[Holder]):
         return not counted or self._users[user] < self._per_user
 
     def named(self, guest: Holder, user: str) -> None:
-        """Record the user of an authenticated connection; repeated calls and removed connections are
-        ignored."""
+        """Record the user of an authenticated connection.
+
+        Repeated calls and removed connections are ignored.
+        """
         place, known = self.guests.get(guest, ("", user))
         if known is not None:
             return  # removed, or named before

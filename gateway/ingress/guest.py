@@ -103,8 +103,10 @@ class Guest:
 
     @abstractmethod
     def hold(self) -> Callable[[], None] | None:
-        """Stop reading, for lack of memory. Return the function that resumes it; None if reading must go
-        on."""
+        """Stop reading, for lack of memory, and return the function that resumes it.
+
+        Return None if reading must go on.
+        """
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
         """Hold the publishes of a channel. Return the function that releases them, or None if they go on.
@@ -153,8 +155,10 @@ class Guest:
         """Set why the store is read-only; an empty string means that it is writable again."""
 
     def told_of_memory(self, short: bool) -> None:
-        """Notify the client that memory is short, or no longer is. By default it only notices that reading
-        stops."""
+        """Notify the client that memory is short, or no longer is.
+
+        By default the client gets no notification, and only notices that the gateway stops reading.
+        """
 
     @property
     def begun(self) -> int:

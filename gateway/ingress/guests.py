@@ -82,8 +82,10 @@ class Guests:
         log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
 
     def no_place(self, stream: Stream) -> bool:
-        """Return True if a connection from a shared port exceeds a limit here; it is then closed and
-        logged."""
+        """Close a connection from a shared port, and log it, if the connection exceeds a limit here.
+
+        Return True in that case.
+        """
         word = self._door.refusal(place_of(stream.remote), clock.now())
         if word:
             self.refused(word, stream.remote)
@@ -141,8 +143,10 @@ class Guests:
         return Rate(octets, messages, clock.now()) if octets or messages else None
 
     def hurry(self, connection: Guest, interval: float) -> None:
-        """Give a connection more frequent ticks if the client expects bytes every `interval` seconds; 0 is
-        never."""
+        """Give a connection more frequent ticks if its client expects bytes every `interval` seconds.
+
+        An interval of 0 means that the client expects none.
+        """
         if 0 < interval < SHORT_INTERVAL_SECS:
             self.hurried.add(connection)
 

@@ -58,8 +58,10 @@ class Login:
             self.stream.hold()
 
     def look(self) -> None:
-        """Abort the connection if the client has disconnected already, before the login takes a place in a
-        queue."""
+        """Abort the connection if the client has disconnected already.
+
+        The check is made before the login takes a place in a queue.
+        """
         if self._held or self.over:
             return
         try:

@@ -122,8 +122,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def _recheck(self) -> None:
-        """Close channels that use what the client may no longer use. Raises Pending if a check has to
-        wait."""
+        """Close channels that use what the client may no longer use.
+
+        Raises Pending if a check has to wait.
+        """
 
     @property
     def virtual_host(self) -> str:
@@ -157,8 +159,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._refuse_access(permission, what, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a permission for a routing key of a topic exchange; None stands for all keys. Raises Refused
-        403."""
+        """Check a permission for a routing key of a topic exchange; None stands for all keys.
+
+        Raises Refused 403.
+        """
         rights = self.rights
         if rights.unlimited:
             return
@@ -305,8 +309,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:
-        """Refuse the login: with 403 if the client has the capability for that, else by closing the
-        stream."""
+        """Refuse the login.
+
+        The client gets reply code 403 if it has the capability for that; otherwise its stream is closed.
+        """
         self._entrance.stats.refused.add("access_refused")
         self._entrance.report(self.stream.remote, why)
         if not self._hears_denial:

@@ -131,8 +131,10 @@ class AmqpGuest(AmqpNewcomer):
 
     @abstractmethod
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the confirm, the return or the transaction's result of a message; `outcome` None means
-        accepted."""
+        """Send the result of a published message to the client.
+
+        The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
+        """
 
     @abstractmethod
     def answered(self, count: int) -> None:
@@ -210,8 +212,10 @@ class AmqpConsumer:
     def _rows_that_came_back(
         self, position: int, messages: list[Message], redelivered: bool, utc: float
     ) -> list[DeliverRow]:
-        """Return the deliveries of a quorum queue, with the number of earlier deliveries where there were
-        any."""
+        """Return the deliveries of a quorum queue, with the number of earlier deliveries of each.
+
+        A message that was not delivered before gets no such number.
+        """
         queue, deliveries = self.queue, self.queue.deliveries
         assert deliveries is not None
         return [
@@ -222,8 +226,10 @@ class AmqpConsumer:
     def _deliver_singly(
         self, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Deliver one by one after an encoding error; turn the single message that fails into a dead
-        letter."""
+        """Deliver messages one by one after an encoding error.
+
+        The single message that fails becomes a dead letter.
+        """
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
                 self.deliver(self.queue, at, [message], redelivered)
@@ -396,10 +402,9 @@ class AmqpChannel:
         return bool(taken) or (multiple and tag == 0)
 
     def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
-        """Remove one unacknowledged delivery, or all up to `tag` (0: all). Return them in order, with their
-        tags.
+        """Remove one unacknowledged delivery, or all up to `tag`, and return them with their tags.
 
-        Return an empty list if the tag is unknown.
+        A multiple `tag` of 0 means all. The result is in order of delivery, and empty if the tag is unknown.
         """
         unacknowledged = self.unacknowledged
         if not multiple:
@@ -422,11 +427,10 @@ class AmqpChannel:
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
 
     def settle(self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
-        """Settle removed deliveries in their queues: acknowledge (`requeue` None), requeue (True) or reject
-        (False).
+        """Settle removed deliveries in their queues: acknowledge, requeue or reject them.
 
-        Add to `touched` what the caller has to dispatch then: first the lines for shared credit, then the
-        queues.
+        `requeue` None acknowledges, True requeues and False rejects. Add to `touched` what the caller has to
+        dispatch then: first the lines for shared credit, then the queues.
         """
         octets = 0
         for line in (self.connection.line, self.line):
@@ -563,8 +567,11 @@ class AmqpChannel:
             self.connection.machine.nack(self.number, number)
 
     def tell_confirms(self) -> None:
-        """Send the collected confirms: one `multiple` ack below the first unconfirmed publish, single acks
-        above it."""
+        """Send the collected confirms to the publisher.
+
+        One `multiple` ack is sent for those below the first unconfirmed publish, and single acks for those
+        above it.
+        """
         settled = self.settled
         if not settled:
             return
@@ -604,8 +611,10 @@ class Routed:
         return None
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """Return the earlier sinks; a queue is looked up by its name, and left out if no queue has the name
-        now."""
+        """Return the sinks chosen earlier.
+
+        A queue is looked up by its name, and left out if no queue has the name now.
+        """
         queues = self._host.queues
         found = (queues.get(one.name) if isinstance(one, AmqpQueue) else one for one in self._sinks)
         return tuple(one for one in found if one is not None)

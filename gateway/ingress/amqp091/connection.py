@@ -132,8 +132,10 @@ class AmqpConnection(ActingGuest):
                 self.check_topic(permission, exchange, key)
 
     def _recheck(self) -> None:
-        """Close channels whose consumers or transaction use what the client may no longer use. Raises
-        Pending."""
+        """Close channels whose consumers or transaction use what the client may no longer use.
+
+        Raises Pending if a check has to wait.
+        """
         for channel in list(self.channels.values()):
             try:
                 for consumer in channel.consumers.values():
@@ -263,8 +265,7 @@ class AmqpConnection(ActingGuest):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones first, then those of `events` that need not
-        wait."""
+        """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
         due = waiting.take_released()
         for event in events:
@@ -330,8 +331,10 @@ class AmqpConnection(ActingGuest):
         return self.waiting.has(event.channel)
 
     def _blocks(self, number: int, *, publishes: bool) -> bool:
-        """Return True if an event of a channel has to wait, because it publishes or because earlier events
-        wait."""
+        """Return True if an event of a channel has to wait.
+
+        An event waits because it publishes, or because earlier events of the channel wait.
+        """
         waiting = self.waiting
         channel = self.channels.get(number)
         if channel is not None and channel.transaction is not None:
@@ -553,8 +556,10 @@ class AmqpConnection(ActingGuest):
         return left
 
     def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | Refused) -> None:
-        """Close the channel of a message that may not be published, and record the message if it was
-        refused."""
+        """Close the channel of a message that may not be published.
+
+        A message that was refused, rather than malformed, is recorded.
+        """
         number, octets, raw, body = content
         if isinstance(refusal, Refused):
             method = decode_publish(octets)
@@ -584,8 +589,10 @@ class AmqpConnection(ActingGuest):
     def _keep_for_commit(
         self, channel: AmqpChannel, entry: RoutingEntry, message: Message, content: Content | None
     ) -> None:
-        """Add a message to the channel's transaction; close the channel if that exceeds the transaction's
-        limits."""
+        """Add a message to the channel's transaction.
+
+        The channel is closed if that exceeds the transaction's limits.
+        """
         assert channel.transaction is not None
         limits = self._ingress.limits
         try:
@@ -639,8 +646,10 @@ class AmqpConnection(ActingGuest):
         return found
 
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
-        """Send the confirm, the return or the transaction's result of a message; `outcome` None means
-        accepted."""
+        """Send the result of a published message to the client.
+
+        The result is a confirm, a return, or the result of the transaction. `outcome` None means accepted.
+        """
         channel, confirm, content = receipt
         self.answered(1)
         if content is not None:
@@ -688,8 +697,9 @@ class AmqpConnection(ActingGuest):
     # Acknowledgements.
 
     def _take_acks(self, acks: list[tuple[int, int, bool]]) -> None:
-        """Process basic.acks in order: tuples of channel, delivery tag, multiple. An unknown tag closes its
-        channel.
+        """Process basic.acks in order: tuples of channel, delivery tag and multiple flag.
+
+        An unknown tag closes its channel.
 
         A client sends one ack per delivery, so runs of single acks on one channel are settled together:
         per-message work here is a third of the cost of a delivery. The queues dispatch after the last ack.

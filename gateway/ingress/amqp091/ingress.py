@@ -47,8 +47,10 @@ class AmqpIngress(AmqpSource):
         return self.hosts[0]
 
     def requester(self, reply_to: str) -> Address | None:
-        """Return the address of a reply-to, which is a key of the default exchange; None if it is no valid
-        name."""
+        """Return the address of a reply-to, or None if it is no valid name.
+
+        A reply-to is a routing key of the default exchange.
+        """
         try:
             return AMQP091.address("", reply_to)
         except NameRefused:
@@ -97,10 +99,10 @@ class AmqpIngress(AmqpSource):
         return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
 
     def entries_of(self, rights: Rights, host: VirtualHost) -> dict[bytes, PublishTarget]:
-        """Return the cache from encoded basic.publish methods to their targets, for these rights and this
-        host.
+        """Return the cache of publish targets for these rights and this host.
 
-        The whole cache is emptied first if routing has changed since the last call.
+        Its keys are encoded basic.publish methods. The whole cache is emptied first if routing has changed
+        since the last call.
         """
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation

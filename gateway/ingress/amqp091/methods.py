@@ -318,10 +318,10 @@ class ActingGuest(AmqpGuest):
         self.stream.queued += len(message.body)
 
     def _take_sound(self, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
-        """Return position, message, redelivered flag and encoded properties of the next message that can be
-        sent.
+        """Remove the next message that can be sent to the client from a queue, and return it.
 
-        Return None if there is none. Messages that do not fit the client's frames are set aside for other
+        The result has the position, the message, the redelivered flag and the encoded properties. Return None
+        if there is no such message. Messages that do not fit the client's frames are set aside for other
         consumers; others that cannot be sent become dead letters.
         """
         utc = clock.utc()

@@ -102,8 +102,10 @@ class FastGuest(HandshakingGuest[ServerConnection]):
 
     @abstractmethod
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on a destination, or (`whole`) on all whose names begin with `name`. Raises Refused
-        403."""
+        """Check a right on a destination, or (`whole`) on all whose names begin with `name`.
+
+        Raises Refused 403.
+        """
 
     @abstractmethod
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
@@ -363,8 +365,10 @@ class FastChannel:
         return taken
 
     def unget(self, handle: FastHandle, number: int) -> bool:
-        """Requeue one message that the client of `handle` rejects. Return False if it is not outstanding
-        there."""
+        """Requeue one message that the client of `handle` rejects.
+
+        Return False if the message is not outstanding on the handle.
+        """
         at = self._find(number)
         if at < 0:
             return False
@@ -476,10 +480,9 @@ class FastChannel:
         return -1
 
     def drop(self, number: int, *, aside: bool = False) -> None:
-        """Remove a message, just delivered under `number`, that cannot be encoded for the client, and settle
-        it.
+        """Remove and settle a message, just delivered under `number`, that the client cannot get.
 
-        `aside` True: leave it to other consumers.
+        The message cannot be encoded for this client. `aside` True leaves it to other consumers.
         """
         last = self._deliveries.pop()
         for part in (last.split(number - last.number), last.split(1), last):
@@ -593,8 +596,10 @@ class FastChannel:
                 queue.dispatch()
 
     def close(self) -> None:
-        """Requeue everything unacknowledged, because the channel is closed; its handles are closed
-        already."""
+        """Requeue everything unacknowledged, because the channel is closed.
+
+        The channel's handles are closed already.
+        """
         self._drop_sent()
         self.incoming = None
         self.streams.clear()
@@ -632,10 +637,10 @@ def name_octets(address: Address) -> bytes:
 
 
 def notifier_of(handle: FastHandle, *, delivered: bool = True) -> Notifier | None:
-    """Return the encoder for a handle's messages; None if the protocol machine knows that the handle is
-    closed.
+    """Return the encoder for a handle's messages, or None if the handle is closed.
 
-    The machine may have read further than the events processed so far.
+    The protocol machine knows about the close before the connection does, since it may have read further than
+    the events processed so far.
     """
     try:
         return Notifier(handle.channel.connection.machine, handle.number, delivered=delivered)
@@ -702,8 +707,11 @@ class FastConsumer:
         return self in self.handle.consumers and not self.paused and self._may_speak()
 
     def _may_speak(self) -> bool:
-        """Return False if the machine knows the handle to be closed, or an outgoing stream blocks the
-        channel."""
+        """Return True if the handle can send now.
+
+        Return False if the protocol machine knows the handle to be closed, or if an outgoing stream blocks
+        the channel.
+        """
         try:
             return self._notifier is not None and self._notifier.usable
         except LocalProtocolError:  # an outgoing stream is in progress on the channel (3.5.3.1)
@@ -736,8 +744,10 @@ class FastConsumer:
     def _deliver_singly(
         self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
     ) -> None:
-        """Deliver one by one after an encoding error; turn the single message that fails into a dead
-        letter."""
+        """Deliver messages one by one after an encoding error.
+
+        The single message that fails becomes a dead letter.
+        """
         if len(messages) > 1:
             for at, message in enumerate(messages, position):
                 self.deliver(queue, at, [message], redelivered)
@@ -788,8 +798,11 @@ class FastConsumer:
     def _deliver_in_line(
         self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow]
     ) -> None:
-        """Queue messages on the channel one after the other, since one is large or a large one is in
-        progress."""
+        """Queue messages on the channel one after the other.
+
+        The caller needs this order because one of the messages is large, or because a large message is in
+        progress.
+        """
         channel = self.handle.channel
         connection = channel.connection
         if not self._fit(rows):
@@ -871,8 +884,10 @@ class FastConsumer:
 
 
 class Index:
-    """Identifiers under which a handle's QUERYs have listed messages. They are not message numbers
-    (3.5.8)."""
+    """Identifiers under which a handle's QUERYs have listed messages.
+
+    An identifier is not a message number (3.5.8).
+    """
 
     def __init__(self, first: int) -> None:
         self._next = first
@@ -880,10 +895,10 @@ class Index:
         self._places: dict[int, tuple[PriorityQueue, int]] = {}
 
     def enter(self, found: Iterable[tuple[PriorityQueue, int]], above: int) -> tuple[list[int], bool]:
-        """Return the identifiers of these messages above `above`, in ascending order, and True if there are
-        more.
+        """Return the identifiers above `above` of these messages, and True if there are more.
 
-        Messages that were not listed before get identifiers. The result has at most LISTED_MAX entries.
+        The identifiers are in ascending order, at most LISTED_MAX of them. Messages that were not listed
+        before get identifiers.
         """
         listed: list[int] = []
         more = False

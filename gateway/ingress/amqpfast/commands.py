@@ -112,8 +112,10 @@ class ActingGuest(FastGuest):
             self.check("create", service, name)
 
     def _handle_open(self, command: m.HandleOpen) -> None:
-        """Open a handle, with a new temporary destination if requested; refuse it for a forbidden or invalid
-        name."""
+        """Open a handle, and create a temporary destination for it if the command requests one.
+
+        The handle is refused if its name is forbidden or invalid.
+        """
         self.reopen_handle(command.handle_id)
         channel = self.channels.get(command.channel_id)
         if channel is None:
@@ -181,8 +183,10 @@ class ActingGuest(FastGuest):
         consumer: FastConsumer,
         selects: Selects | None,
     ) -> None:
-        """Consume the queues that the command names. Raises Refused 403 for another client's temporary
-        queue."""
+        """Consume the queues that the command names.
+
+        Raises Refused 403 for another client's temporary queue.
+        """
         if command.identifier:
             raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
         found = self.host.find(

@@ -171,8 +171,10 @@ class FastConnection(ActingGuest):
         return self._current_rights.of(self.principal, self.client_name)
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
-        """Check a right on a destination, or (`whole`) on all whose names begin with `name`. Raises Refused
-        403."""
+        """Check a right on a destination, or (`whole`) on all whose names begin with `name`.
+
+        Raises Refused 403.
+        """
         rights = self.rights
         if not rights.unlimited:
             self.demand(rights.fast(self.host.name, right, service, name, whole=whole), right, service, name)
@@ -389,9 +391,9 @@ class FastConnection(ActingGuest):
         self.stream.end(LOW_ON_MEMORY.text)
 
     def tick(self, now: float) -> None:
-        """Process timeouts: heartbeats, closes without response, the pause after a failed negotiation, the
-        handshake.
+        """Process the timeouts of the connection.
 
+        They are the handshake, heartbeats, closes without response, and the pause after a failed negotiation.
         `now` is in loop-clock seconds.
         """
         machine = self.machine
@@ -464,8 +466,7 @@ class FastConnection(ActingGuest):
         self.stream.mark()
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones first, then those of `events` that need not
-        wait."""
+        """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
         due = waiting.take_released()
         opened: dict[int, int] = {}  # channel numbers of the handles that these events open
@@ -549,14 +550,18 @@ class FastConnection(ActingGuest):
         return channel if channel is not None and self._blocks(channel, publishes=publishes) else None
 
     def _blocks(self, channel: FastChannel, *, publishes: bool) -> bool:
-        """Return True if an event of a channel has to wait, because it publishes or because earlier events
-        wait."""
+        """Return True if an event of a channel has to wait.
+
+        An event waits because it publishes, or because earlier events of the channel wait.
+        """
         waiting = self.waiting
         return waiting.blocks(channel.number) if publishes else waiting.has(channel.number)
 
     def _refuse_waiting(self) -> None:
-        """Close with 506 the channels at their limit of waiting publishes (2.2.8.8), so that reading can
-        resume."""
+        """Close with 506 the channels at their limit of waiting publishes (2.2.8.8).
+
+        Reading of the client can resume then.
+        """
         for number in self.waiting.full():
             if self.waiting.is_held_alone(number):
                 self.close_channel(self.channels[number], ReplyCode.INSUFFICIENT_RESOURCES, FULL.text)
@@ -654,8 +659,11 @@ class FastConnection(ActingGuest):
                 self._acked(tagged)
 
     def _acked(self, tagged: list[tuple[FastChannel, int]]) -> None:
-        """Reply to acknowledgements after the write; after a failed one, messages may be redelivered after a
-        crash."""
+        """Reply to acknowledgements after the store's write.
+
+        The client gets the replies after a failed write, too: its messages may then be redelivered after a
+        crash.
+        """
         for channel, tag in tagged:
             if not channel.silent:
                 self.machine.reply_channel(channel.number, tag)
@@ -742,8 +750,10 @@ class FastConnection(ActingGuest):
             self._left_channels[channel.number] = channel
 
     def _forget_waiting(self, channel: FastChannel, handle: int | None) -> None:
-        """Drop the held events of a closed channel or of one of its handles, and count its messages as
-        refused."""
+        """Drop the held events of a closed channel, or of one of its handles.
+
+        Their messages are counted as refused.
+        """
         if self.channels.get(channel.number) is not channel:
             return
         lost = 0

@@ -179,8 +179,10 @@ class IncomingTransfers:
         stream.expect(incoming.body_size)
 
     def write(self) -> None:
-        """Write the bytes received in this wake-up to their files; close the channels of those for which the
-        spool is full."""
+        """Write the bytes received in this wake-up to their files.
+
+        The channels of those messages for which the spool is full are closed.
+        """
         unwritten = list(self.unwritten)
         self.unwritten.clear()
         for incoming in unwritten:

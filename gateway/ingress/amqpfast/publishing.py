@@ -179,10 +179,10 @@ class Publisher:
         name: bytes,
         partial: Partial | None = None,
     ) -> None:
-        """Publish a message whose destinations are not cached, that belongs to a transaction, or that goes to
-        peers.
+        """Publish a message whose destinations are not cached.
 
-        Close the handle or channel if it is refused. Raises Pending.
+        It may belong to a transaction, or go to peers. The handle or channel is closed if the message is
+        refused. Raises Pending if a check has to wait.
         """
         connection = self._connection
         partials = self._ingress.partials
@@ -308,10 +308,9 @@ class Publisher:
         return handle.entries[name]
 
     def check_destination(self, handle: FastHandle, name: bytes) -> None:
-        """Check permissions when the first fragment of a message arrives. Raises Pending if a check has to
-        wait.
+        """Check permissions when the first fragment of a message arrives.
 
-        Refusals are reported when the message is complete.
+        Raises Pending if a check has to wait. Refusals are reported when the message is complete.
         """
         rights = self._connection.rights
         if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
@@ -361,8 +360,10 @@ class Publisher:
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:
-        """Forward a fragment of a stream to the handle's peers; close the handle or channel if one refuses
-        it."""
+        """Forward a fragment of a stream to the handle's peers.
+
+        The handle or channel is closed if a peer refuses the fragment.
+        """
         connection = self._connection
         try:
             if handle.channel.transacted:
@@ -424,8 +425,10 @@ class Publisher:
         name: bytes,
         partial: Partial | None,
     ) -> None:
-        """Publish a complete message when a pending decision is available; later input of the client
-        waits."""
+        """Publish a complete message when a pending decision is available.
+
+        Later input of the client waits until then.
+        """
         connection, ingress = self._connection, self._ingress
 
         def send_or_release() -> None:
@@ -456,8 +459,10 @@ class Publisher:
         self._held_back(handle, tag)
 
     def _held_back(self, handle: FastHandle, tag: int) -> None:
-        """Reply to a message of the transaction, or close the channel if the transaction exceeds its
-        limits."""
+        """Reply to a message of the transaction.
+
+        The channel is closed instead if the transaction exceeds its limits.
+        """
         channel = handle.channel
         limits = self._ingress.limits
         if channel.is_restrained:
@@ -541,8 +546,10 @@ class Publisher:
         return entries
 
     def _make_calls(self, calls: list[Call]) -> None:
-        """Call the peers of a committed transaction, except on handles closed since, which could not receive
-        responses."""
+        """Call the peers of a committed transaction.
+
+        Handles closed since then are left out, since they could not receive responses.
+        """
         connection = self._connection
         for call in calls:
             if connection.handles.get(call.handle.number) is not call.handle:
@@ -576,8 +583,10 @@ class Publisher:
         connection.stream.mark()
 
     def replied(self, count: int) -> None:
-        """Count `count` messages with a tag as settled; release held publishes when half the limit is
-        reached."""
+        """Count `count` messages with a tag as settled.
+
+        Held publishes are released when the number of unsettled ones has fallen to half of its limit.
+        """
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
             let_publish, self._let_publish = self._let_publish, None

@@ -34,8 +34,10 @@ FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def agreed(text: str, folder: Path) -> Path | None:
-    """Return the folder that an out-of-band string names; None if it is neither `folder` nor directly in
-    it."""
+    """Return the folder that an out-of-band string names.
+
+    Return None if that is neither `folder` nor directly in it.
+    """
     path = text.removeprefix(SCHEME)
     base = str(folder.absolute())
     if path == base:
@@ -61,10 +63,10 @@ class SharedFolder:
 
     @contextmanager
     def reading(self, name: str, size: int) -> Iterator[int]:
-        """Open a file of exactly `size` bytes, yield its descriptor, and remove the file unless an error is
-        raised.
+        """Open a file of exactly `size` bytes, yield its descriptor, then remove the file.
 
-        Raises OSError if the file is missing, has another size, or is not a plain file with one link.
+        The file stays if the caller raises an error. Raises OSError if the file is missing, has another size,
+        or is not a plain file with one link.
         """
         folder = os.open(self.path, FOLDER)
         try:

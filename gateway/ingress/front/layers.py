@@ -54,8 +54,10 @@ class Front(NamedTuple):
 
 
 def front_of(name: str, given: Listener) -> Front:
-    """Return the configured layers of the listener `name`. Raises ConfigurationError for unusable
-    certificates."""
+    """Return the configured layers of the listener `name`.
+
+    Raises ConfigurationError for unusable certificates.
+    """
     tls = given.tls
     web = given if isinstance(given, WebListener) else None
     return Front(

@@ -63,8 +63,10 @@ def shared_listeners(
 
 
 def recognise(octets: bytes) -> str:
-    """Return the protocol that begins with `octets`, `tls`, `http` or `unknown`; "" if more bytes are
-    needed."""
+    """Return the name of the protocol whose first bytes are `octets`.
+
+    The result is a protocol of DIALECTS, `tls`, `http` or `unknown`; or "" if more bytes are needed.
+    """
     known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
     for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
         if octets.startswith(begin):

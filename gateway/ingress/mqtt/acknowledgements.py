@@ -41,8 +41,10 @@ class Answers:
         self._after(partial(self._committed, kind, packet_ids))
 
     def _committed(self, kind: PacketType, packet_ids: list[int], outcome: Outcome) -> None:
-        """Send the acknowledgements after a successful write; keep them for another attempt after a failed
-        one."""
+        """Send the acknowledgements after a successful write.
+
+        After a failed write they are kept for another attempt.
+        """
         if outcome is not ACCEPTED:
             self._unsaid.append((kind, packet_ids))
         elif self._machine.state is State.OPEN:
@@ -95,11 +97,10 @@ def _answer(
     packet_ids: list[int],
     known: Callable[[int], bool],
 ) -> None:
-    """Send the responses, or have them wait for the disk. `known` returns True if it knew the packet
-    identifier.
+    """Send responses to acknowledgements, or have them wait for the disk.
 
-    In MQTT 5 an unknown identifier gets reason code 0x92, in older versions the normal response (3.1.1:
-    4.3.3).
+    `known` returns True if it knew the packet identifier. In MQTT 5 an unknown identifier gets reason code
+    0x92, in older versions the normal response (3.1.1: 4.3.3).
     """
     waiting = []
     for packet_id in packet_ids:

@@ -398,8 +398,10 @@ class AdmittedGuest(MqttGuest):
         self.stream.mark()
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return the reason code and text why an authenticated client cannot have the requested session, or
-        None."""
+        """Return the reason code and text why an authenticated client cannot have its session.
+
+        Return None if it can.
+        """
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         client_id = packet.client_id
         known = namespace.sessions.get(client_id)
@@ -427,11 +429,10 @@ class AdmittedGuest(MqttGuest):
         return refused
 
     def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
-        """Return the reason code and text why the client may not use this client identifier or session, or
-        None.
+        """Return the reason code and text why a client may not use a client identifier or session.
 
-        Rules may bind identifiers to users. A session belongs to its user alone, since a user that resumed it
-        would receive what was subscribed to with another user's rights.
+        Return None if it may. Rules may bind identifiers to users. A session belongs to its user alone, since
+        a user that resumed it would receive what was subscribed to with another user's rights.
         """
         decision = rights.enters_mqtt()
         if not decision.allowed:

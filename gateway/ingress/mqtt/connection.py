@@ -237,8 +237,7 @@ class MqttConnection(AdmittedGuest):
             self._fail(error)
 
     def _without_waiting(self, events: list[Event]) -> list[Event]:
-        """Return the events to process now: released ones first, then those of `events` that need not
-        wait."""
+        """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
         due = waiting.take_released()
         if self._awaits_ids and len(due) > 1:
@@ -369,10 +368,9 @@ class MqttConnection(AdmittedGuest):
         return self.session is not None and bool(self.session.subscriptions or self.session.in_flight)
 
     def tick(self, now: float) -> None:
-        """Check the CONNECT timeout, the keep-alive and stalled deliveries, and retry refused messages that
-        are due.
+        """Process what is due: timeouts of CONNECT and keep-alive, stalled deliveries, and retries.
 
-        `now` is in loop-clock seconds.
+        Refused messages that are due are published again. `now` is in loop-clock seconds.
         """
         if self.session is None:
             if now >= self._deadline:
@@ -530,8 +528,10 @@ class MqttConnection(AdmittedGuest):
             let_publish()
 
     def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        """Record a QoS 2 message as accepted in the session; the session's current connection sends
-        PUBREC."""
+        """Record a QoS 2 message as accepted in the session.
+
+        The session's current connection sends PUBREC.
+        """
         session = self.session
         if session is None:
             return
@@ -636,8 +636,10 @@ class MqttConnection(AdmittedGuest):
     # Packets.
 
     def _perform(self, event: Event) -> bool:
-        """Execute a packet. Return False if it must be postponed, because a result is pending or a part is
-        left."""
+        """Execute a packet, and return False if it must be postponed.
+
+        A packet is postponed because a result is pending, or because a part of it is left.
+        """
         try:
             return self._control(event)
         except Pending as pending:
@@ -645,8 +647,10 @@ class MqttConnection(AdmittedGuest):
             return False
 
     def _control(self, event: Event) -> bool:
-        """Execute a packet other than PUBLISH. Return False if a part is left for another turn. Raises
-        Pending."""
+        """Execute a packet other than PUBLISH, and return False if a part is left for another turn.
+
+        Raises Pending if a check has to wait.
+        """
         if isinstance(event, Acks):
             assert self.session is not None
             if self._unreleased and event.kind is PacketType.PUBREL:
@@ -1051,8 +1055,10 @@ class MqttConnection(AdmittedGuest):
         rights: Rights,
         wanted: Subscription,
     ) -> Reason | None:
-        """Return why a filter of a SUBSCRIBE is refused, or None. Raises Pending if the permission check has
-        to wait."""
+        """Return why a filter of a SUBSCRIBE is refused, or None.
+
+        Raises Pending if the permission check has to wait.
+        """
         limits = self._ingress.limits
         decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
         size = len(wanted.filter.encode())
@@ -1088,10 +1094,10 @@ class MqttConnection(AdmittedGuest):
         return True
 
     def _disconnect(self, packet: Disconnect) -> None:
-        """Process DISCONNECT: drop the will unless requested, set the session expiry, end the stream (5:
-        3.14.2).
+        """Process DISCONNECT: drop the will, set the session expiry and end the stream (5: 3.14.2).
 
-        Raises RemoteProtocolError if a session that ends with its connection is to be prolonged.
+        The will stays if the reason code requests it. Raises RemoteProtocolError if a session that ends with
+        its connection is to be prolonged.
         """
         session = self.session
         if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:

@@ -256,8 +256,10 @@ class MqttIngress(ListenerSource):
             self.unclaimed(entry, message, receipt)
 
     def owe_retained(self, session: Session) -> None:
-        """Send a portion of the retained messages that a session is due; a task sends the rest as the client
-        reads."""
+        """Send a portion of the retained messages that a session is due.
+
+        A task sends the rest as the client reads.
+        """
         session.pull()
         if session.pulls:
             self._owing[session] = None
@@ -266,8 +268,10 @@ class MqttIngress(ListenerSource):
                 self.tasks.start_soon(self._send_retained)
 
     async def _send_retained(self) -> None:
-        """Send portions of retained messages to each session in turn, and serve others between two of
-        them."""
+        """Send portions of retained messages to each session in turn.
+
+        Other tasks run between two portions.
+        """
         while self._owing:
             moved = False
             for session in list(self._owing):
@@ -282,8 +286,10 @@ class MqttIngress(ListenerSource):
         self._sending = False
 
     def _pull(self, session: Session) -> bool:
-        """Send a portion to one session. Return True if there was one, or if it was dropped because of an
-        error."""
+        """Send a portion of the due retained messages to one session.
+
+        Return True if there was a portion, or if it was dropped because of an error.
+        """
         try:
             if not session.pull():
                 return False
@@ -531,15 +537,19 @@ class SentWill:
         self._key = ""
 
     def keep(self) -> None:
-        """Store a record of the will, so that it is published again if this process ends before it is
-        settled."""
+        """Store a record of the will.
+
+        The will is published again if this process ends before it is settled.
+        """
         namespace, sender = self._ingress.namespace, self.message.sender
         self._key = namespace.new_will_key(sender.client)
         namespace.keep_will(self._key, self._will, sender)
 
     def settled(self, outcome: Outcome | None) -> None:
-        """Delete the record of an accepted will (`outcome` None); publish a refused one again or dead-letter
-        it."""
+        """Delete the record of an accepted will (`outcome` None), or process its refusal.
+
+        A refused will is published again or becomes a dead letter.
+        """
         if outcome is None:
             self._forget()
             return

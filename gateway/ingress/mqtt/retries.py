@@ -32,8 +32,10 @@ class Retries:
 
     @property
     def waiting(self) -> Held[Any] | None:
-        """Messages held until the disk recovers, which later messages must queue behind; None if there are
-        none."""
+        """Messages held until the disk recovers; None if there are none.
+
+        Later messages must queue behind them.
+        """
         return self.held if self.held.on else None
 
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:

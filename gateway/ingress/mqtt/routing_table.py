@@ -82,8 +82,10 @@ class RoutingTable:
         self._through.clear()
 
     def _forget(self, filters: list[list[str]]) -> None:
-        """Remove the topics that the filters (lists of levels) may match, and those led back into the topic
-        tree."""
+        """Remove the topics that the filters may match from the tables.
+
+        A filter is a list of levels. Topics that were led back into the topic tree are removed, too.
+        """
         for entries in self._tables.values():
             for topic in self._through:
                 entries.pop(topic, None)
