@@ -46,8 +46,9 @@ class Backlog:
                 waiting.append(bytearray(piece))
 
     def write(self, sock: socket.socket) -> int:
-        """Write until the socket accepts no more or TURN_OCTETS_MAX bytes are written. Return the number of
-        bytes that the socket accepted. Raises OSError.
+        """Write until the socket accepts no more or TURN_OCTETS_MAX bytes are written.
+
+        Return the number of bytes that the socket accepted. Raises OSError.
         """
         before = self.octets
         while self._pieces and before - self.octets < TURN_OCTETS_MAX:

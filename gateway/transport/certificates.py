@@ -1,5 +1,6 @@
-"""TLS contexts for listeners, reloaded when their files change, so that certificates can be renewed while the
-gateway runs.
+"""TLS contexts for listeners, reloaded when their files change.
+
+Certificates can thus be renewed while the gateway runs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ log = structlog.get_logger(limited=True)
 
 
 def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
-    """Load a certificate and its key into `context`. Raises OSError, which explains the mismatch where the
-    two files do not fit together.
+    """Load a certificate and its key into `context`.
+
+    Raises OSError, which explains the mismatch where the two files do not fit together.
     """
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
@@ -59,7 +61,8 @@ def _why(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str | None:
 
 
 def load_revocations(context: ssl.SSLContext, crl_file: Path) -> None:
-    """Check the certificates that peers present against the certificate revocation lists in `crl_file`.
+    """Have `context` check the peers' certificates against the revocation lists in `crl_file`.
+
     Raises OSError if the file holds anything else: OpenSSL would trust a certificate in it as an authority.
     """
     octets = crl_file.read_bytes()
@@ -80,11 +83,11 @@ def server_context(
     crl_file: Path | None = None,
     optional: bool = False,
 ) -> Callable[[], ssl.SSLContext]:
-    """Return a function that returns the TLS context for the next connection of listener `name`. With
-    `optional` clients need not present a certificate. `crl_file` holds lists of revoked client certificates.
+    """Return a function that returns the TLS context for the next connection of listener `name`.
 
-    Raises ConfigurationError if the files cannot be used at the start; later, the last good context stays in
-    use.
+    With `optional` clients need not present a certificate. `crl_file` holds lists of revoked client
+    certificates. Raises ConfigurationError if the files cannot be used at the start; later, the last good
+    context stays in use.
     """
 
     def build() -> ssl.SSLContext:

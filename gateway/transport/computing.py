@@ -18,8 +18,9 @@ SWITCH_SECS: Final = 0.000_2
 
 
 class _Interval:
-    """Context manager that shortens the interpreter's switch interval, which all threads share, while any use
-    of it is active.
+    """Context manager that shortens the interpreter's switch interval.
+
+    All threads share that interval. It is short while any use of this context manager is active.
     """
 
     def __init__(self) -> None:

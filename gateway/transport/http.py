@@ -1,7 +1,7 @@
-"""The part of HTTP/1.1 that a port of another protocol needs: read the head of one request, respond and
-close.
+"""The part of HTTP/1.1 that a port of another protocol needs.
 
-h11 parses the head once it is complete. Request bodies are never read.
+Such a port reads the head of one request, responds and closes. h11 parses the head once it is complete.
+Request bodies are never read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Request(NamedTuple):
     rest: bytes
 
     def tokens(self, name: str) -> list[str]:
-        """Return the elements of a comma-separated header in their order; an empty list if the header is
-        missing.
+        """Return the elements of a comma-separated header in their order.
+
+        Return an empty list if the header is missing.
         """
         return [piece.strip() for piece in self.headers.get(name, "").split(",") if piece.strip()]
 
@@ -50,8 +51,9 @@ class Refusal(Exception):
 
 
 def parse_request(data: bytes) -> Request | None:
-    """Return the request at the beginning of `data`, or None if its head is incomplete. Raises Refusal if the
-    head is malformed or larger than HEAD_OCTETS_MAX bytes.
+    """Return the request at the beginning of `data`, or None if its head is incomplete.
+
+    Raises Refusal if the head is malformed or larger than HEAD_OCTETS_MAX bytes.
     """
     if not b"A" <= data[:1] <= b"Z":
         raise Refusal(400, "this is not HTTP")
@@ -84,8 +86,9 @@ def response(
     with_body: bool = True,
     kind: str = "text/plain; charset=utf-8",
 ) -> bytes:
-    """Return a complete response, after which the connection closes. `with_body` False omits the body, for
-    HEAD.
+    """Return a complete response, after which the connection closes.
+
+    `with_body` False omits the body, for HEAD.
     """
     body = text.encode()
     lines = [

@@ -115,8 +115,9 @@ class Poller:
         self._closed = False
 
     def watch(self, stream: Stream) -> None:
-        """Register `stream`, or follow changes of its `reading` and `writing`. Abort it if this poller is
-        closed.
+        """Register `stream`, or follow changes of its `reading` and `writing`.
+
+        Abort the stream if this poller is closed.
         """
         if self._closed:  # its last output waited for the disk until the gateway stopped
             stream.abort(STOPPED)
@@ -151,14 +152,16 @@ class Poller:
         self._slow.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
-        """Abort `stream`, which has ended, if its peer does not read the remaining output within LEAVE_SWEEPS
-        sweeps.
+        """Abort `stream`, which has ended, if its peer does not read the remaining output.
+
+        The peer has LEAVE_SWEEPS sweeps for that.
         """
         self._ended[stream] = LEAVE_SWEEPS
 
     def linger(self, stream: Stream) -> None:
-        """Abort `stream`, which has written all its output, if its peer does not close within LINGER_SWEEPS
-        sweeps.
+        """Abort `stream`, which has written all its output, if its peer does not close.
+
+        The peer has LINGER_SWEEPS sweeps for that.
         """
         self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
@@ -255,9 +258,10 @@ class Poller:
         self.turn(now, self._left or self._ready.poll(0))
 
     def turn(self, now: float, ready: Ready) -> None:
-        """Serve each stream of the `ready` descriptors once, of the slow ones only some, for about TURN_SECS.
-        If the last turn has left some, serve these instead: the others will be reported again. `now` is in
-        loop-clock seconds.
+        """Serve each stream of the `ready` descriptors once, for about TURN_SECS.
+
+        Of the slow streams only some are served. If the last turn has left some, these are served instead:
+        the others will be reported again. `now` is in loop-clock seconds.
         """
         octets = served = 0
         last: Stream | None = None
@@ -356,8 +360,9 @@ class Poller:
             self._writes.took_long(stream, seconds)
 
     def _end_turn(self, began: float, only: Stream | None) -> None:
-        """Route the collected batch and write the output. The time counts for stream `only` if just one was
-        read.
+        """Route the collected batch and write the output.
+
+        The time counts for stream `only` if just one was read.
         """
         try:
             self._turn_done()

@@ -36,8 +36,9 @@ SHOWN: Final = 0x02 | 0x04  # client presented a certificate, now or earlier in 
 
 
 class Secured(NamedTuple):
-    """Client certificate that the balancer reports as presented and verified. `octets` is the certificate
-    itself (DER), which few balancers send; "" and b"" mean that there is none.
+    """Client certificate that the balancer reports as presented and verified.
+
+    `octets` is the certificate itself (DER), which few balancers send; "" and b"" mean that there is none.
     """
 
     common_name: str = ""
@@ -45,8 +46,10 @@ class Secured(NamedTuple):
 
 
 class ProxyHeader(NamedTuple):
-    """Content of a header: the client's `address` and `port` ("" and 0 if not given), the size `octets` of
-    the header in bytes, and the client's TLS data (None if not given).
+    """Content of a PROXY header.
+
+    `address` and `port` are the client's ("" and 0 if not given), `octets` is the size of the header in
+    bytes, and `secured` is the client's TLS data (None if not given).
     """
 
     address: str
@@ -56,8 +59,9 @@ class ProxyHeader(NamedTuple):
 
 
 def parse_header(data: bytes) -> ProxyHeader | None:
-    """Return the header at the beginning of `data`, or None if more bytes are needed. Raises
-    RemoteProtocolError if `data` does not begin with a valid header.
+    """Return the header at the beginning of `data`, or None if more bytes are needed.
+
+    Raises RemoteProtocolError if `data` does not begin with a valid header.
     """
     if data[:1] == b"P":
         return _line(data)
@@ -101,8 +105,10 @@ def _secured(tail: bytes) -> Secured | None:
 
 
 def _values(tail: bytes) -> dict[int, bytes]:
-    """Return the TLVs by type, up to the first incomplete one: padding may follow. Raises RemoteProtocolError
-    if a TLV that the gateway relies on occurs twice, because it would be ambiguous.
+    """Return the TLVs by type, up to the first incomplete one: padding may follow.
+
+    Raises RemoteProtocolError if a TLV that the gateway relies on occurs twice, because it would be
+    ambiguous.
     """
     found: dict[int, bytes] = {}
     at = 0
@@ -119,8 +125,9 @@ def _values(tail: bytes) -> dict[int, bytes]:
 
 
 def _line(data: bytes) -> ProxyHeader | None:
-    """Return the header of version 1 at the beginning of `data`, or None if it is incomplete. Raises
-    RemoteProtocolError.
+    """Return the header of version 1 at the beginning of `data`, or None if it is incomplete.
+
+    Raises RemoteProtocolError if the header is malformed.
     """
     line, found, _ = data[:LINE_OCTETS_MAX].partition(b"\r\n")
     if line[: len(LINE_BEGINS)] != LINE_BEGINS[: len(line)]:

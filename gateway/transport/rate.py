@@ -13,8 +13,9 @@ KEPT_SECS: Final = 1.0
 
 
 class Rate:
-    """Token bucket of one connection, in bytes and messages per second; 0 means no limit. The owner of the
-    stream adds the messages that it counts to `messages`.
+    """Token bucket of one connection, in bytes and messages per second; 0 means no limit.
+
+    The owner of the stream adds the messages that it counts to `messages`.
     """
 
     __slots__ = ("_at", "_messages_left", "_octets_left", "messages", "messages_per_sec", "octets_per_sec")
@@ -28,8 +29,9 @@ class Rate:
         self._at = now
 
     def charge(self, octets: int, now: float) -> float:
-        """Charge `octets` bytes and the counted `messages`; set `messages` to 0. Return for how many seconds
-        nothing more may be read. `now` is in loop-clock seconds.
+        """Charge `octets` bytes and the counted `messages`, and set `messages` to 0.
+
+        Return for how many seconds nothing more may be read. `now` is in loop-clock seconds.
         """
         passed = now - self._at
         self._at = now

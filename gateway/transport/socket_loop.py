@@ -83,9 +83,10 @@ class SocketLoop:
     """
 
     def __init__(self, runner: Any, trio_descriptor: int, steps: Steps) -> None:
-        """Create the loop of the running Trio loop `runner`, whose epoll object has the descriptor
-        `trio_descriptor`. Raises OSError if the process has no descriptors left, AttributeError if Trio has
-        changed.
+        """Create the socket loop of the running Trio loop `runner`.
+
+        `trio_descriptor` is the descriptor of Trio's epoll object. Raises OSError if the process has no
+        descriptors left, AttributeError if Trio has changed.
         """
         self._runnable: deque[object] = runner.runq
         self._next_deadline: Callable[[], float] = runner.deadlines.next_deadline
@@ -212,8 +213,10 @@ LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("soc
 
 
 def attach_socket_loop(steps: Steps) -> SocketLoop | None:
-    """Attach a socket loop to the running Trio loop, for pollers that start from now on; one that is attached
-    already is shared. Return None where it cannot work. Call `detach_socket_loop` at the end.
+    """Attach a socket loop to the running Trio loop, for pollers that start from now on.
+
+    A loop that is attached already is shared. Return None where a socket loop cannot work. Call
+    `detach_socket_loop` at the end.
     """
     attached = LOOP.get()
     if attached is not None:

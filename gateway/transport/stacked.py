@@ -28,8 +28,9 @@ class Stacked:
         return self._outer.certificate or self.inner.certificate
 
     def receive(self, data: bytes) -> bytes:
-        """Pass bytes from the socket through both layers; with b"", data that the inner one holds comes
-        first. Return the bytes for the owner.
+        """Pass bytes from the socket through both layers, and return the bytes for the owner.
+
+        With b"", data that the inner layer holds comes first.
         """
         if not data and self.inner.unread:
             return self.inner.receive(b"")

@@ -42,8 +42,9 @@ class StreamOwner(Protocol):
     """Protocol connection that a stream feeds."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process the bytes `data`, or b"" after `Stream.again`. An exception ends only this connection.
-        `now` is in loop-clock seconds.
+        """Process the bytes `data`, or b"" after `Stream.again`.
+
+        An exception ends only this connection. `now` is in loop-clock seconds.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
@@ -54,6 +55,49 @@ class StreamOwner(Protocol):
 
     def lost(self, reason: str) -> None:
         """Clean up after the end of the connection for `reason`. Called once."""
+
+
+class Ending(NamedTuple):
+    """Reason why no more bytes pass a layer.
+
+    `broke` and `refused` are short labels for counters: the peer broke a rule of the layer, or the client was
+    refused. Both are empty if the peer closed normally.
+    """
+
+    text: str
+    broke: str = ""
+    refused: str = ""
+
+
+class Filter(Protocol):
+    """Layer that converts between the socket's bytes and the peer's (TLS, WebSocket)."""
+
+    @property
+    def ended(self) -> Ending | None:
+        """Reason why nothing more will be received, or None.
+
+        Output that `send` still returns must be written.
+        """
+
+    @property
+    def unread(self) -> bool:
+        """True if `receive` with b"" would return more data, which is left for another turn."""
+
+    @property
+    def certificate(self) -> bytes:
+        """Peer's verified certificate (DER); b"" if it has presented none."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Convert bytes from the socket and return those for the owner, up to whatever sets `ended`."""
+
+    def send(self, data: bytes) -> bytes:
+        """Return the bytes for the socket: `data` converted, and the layer's own output.
+
+        With b"" as `data`, the result is only the layer's own output.
+        """
+
+    def finish(self) -> bytes:
+        """Return the bytes that close the layer."""
 
 
 class Watcher(Protocol):
@@ -76,9 +120,10 @@ class Watcher(Protocol):
 
 
 class OctetCounts(Protocol):
-    """Counters of bytes read and written, one object for all streams of an endpoint. Counters per stream
-    would make each read and write load the integers of its own connection, from memory that is no longer in
-    the cache.
+    """Counters of bytes read and written, one object for all streams of an endpoint.
+
+    Counters per stream would make each read and write load the integers of its own connection, from memory
+    that is no longer in the cache.
     """
 
     octets_in: int
@@ -96,8 +141,9 @@ class Octets:
 
 
 class Watched:
-    """Byte counters of one stream, which also update the endpoint's counters `counts`. A stream uses them
-    only while something watches it, so that other streams pay nothing for it.
+    """Byte counters of one stream, which also update the endpoint's counters `counts`.
+
+    A stream uses them only while something watches it, so that other streams pay nothing for it.
     """
 
     __slots__ = ("counts", "read", "watchers", "written")
@@ -144,8 +190,10 @@ class WriteSet:
         wake_up_ends: Callable[[], None] | None = None,
         took_long: Callable[[Stream, float], None] | None = None,
     ) -> None:
-        """Set the hooks: `wake_up_ends` is called first in each flush; `took_long` is called with each stream
-        whose turn was long, and the seconds that it took.
+        """Set the hooks of the writer.
+
+        `wake_up_ends` is called first in each flush. `took_long` is called with each stream whose turn was
+        long, and the seconds that it took.
         """
         self._marked: list[Stream] = []
         self._wake_up_ends = wake_up_ends
@@ -158,8 +206,9 @@ class WriteSet:
             self._marked.append(stream)
 
     def flush(self) -> None:
-        """Write the output of each marked stream once, including streams that the writing marks (a closing
-        one).
+        """Write the output of each marked stream once.
+
+        Streams that this writing marks, such as a closing one, are included.
         """
         if self._wake_up_ends is not None:
             try:
@@ -293,8 +342,9 @@ class Stream:
 
     @property
     def listening(self) -> bool:
-        """True if all that the peer has sent is read and processed promptly. If False, its bytes may wait
-        here or in the socket, so its silence means nothing.
+        """True if all that the peer has sent is read and processed promptly.
+
+        If False, its bytes may wait here or in the socket, so its silence means nothing.
         """
         return self.reading and not self.unread
 
@@ -350,18 +400,18 @@ class Stream:
         self.again()
 
     def postponed(self) -> list[Any] | None:
-        """Remove and return the postponed events, or None. With events, the turn has no new bytes: nothing is
-        read before they are processed.
+        """Remove and return the postponed events, or None.
+
+        With events, the turn has no new bytes: nothing is read before they are processed.
         """
         events, self._postponed = self._postponed, None
         return events
 
     def spent(self) -> bool:
-        """Return True if this turn has used its time for slow work (DEAR_SECS), so that the rest must be
-        postponed.
+        """Return True if this turn has used its time for slow work (DEAR_SECS).
 
-        Call it before each piece of uncommon, slow work, such as the first use of an address. The first call
-        of a turn returns False and starts the time.
+        The rest of that work must then be postponed. Call it before each piece of uncommon, slow work, such
+        as the first use of an address. The first call of a turn returns False and starts the time.
         """
         now = clock.perf_counter()
         if not self.dear_until:
@@ -370,8 +420,9 @@ class Stream:
         return now >= self.dear_until
 
     def expect(self, octets: int) -> None:
-        """Set the read size for a message of `octets` bytes, some of which have been read; 0 means an unknown
-        size.
+        """Set the read size for a message of `octets` bytes, some of which have been read.
+
+        0 means an unknown size.
         """
         self.read_octets = LARGE_READ_OCTETS if octets >= LARGE_OCTETS_MIN else READ_OCTETS
 
@@ -390,8 +441,10 @@ class Stream:
             self._watcher.watch(self)
 
     def suspend(self) -> None:
-        """Hold the stream, and have its owner postpone decoded events, until `resume` has been called as
-        often: a command of the peer is pending, and later ones must stay behind it.
+        """Hold the stream until `resume` has been called as often as `suspend`.
+
+        The owner postpones decoded events meanwhile: a command of the peer is pending, and later ones must
+        stay behind it.
         """
         self._suspensions += 1
         self.hold()
@@ -407,8 +460,9 @@ class Stream:
         return self._suspensions > 0
 
     def hold_output(self) -> None:
-        """Write nothing until `release_output` has been called as often as `hold_output`: the owner's next
-        output depends on a pending result.
+        """Write nothing until `release_output` has been called as often as `hold_output`.
+
+        The owner's next output depends on a pending result.
         """
         self._output_holds += 1
 
@@ -419,7 +473,8 @@ class Stream:
             self.mark()
 
     def read(self, now: float) -> int:
-        """Take one turn: process what is left of the last read, otherwise read once, and feed the owner.
+        """Take one turn: process the rest of the last read or read once, and feed the owner.
+
         Return the number of bytes read. `now` is in loop-clock seconds.
         """
         self.dear_until = 0.0
@@ -449,12 +504,11 @@ class Stream:
         return size
 
     def hear_out(self, now: float) -> None:
-        """Read twice, because this stream is about to be ended by another part and its peer may have sent a
-        DISCONNECT.
+        """Read twice, because another part is about to end this stream.
 
-        The rest of a DISCONNECT that is sent in small packets waits at the peer (Nagle) until the first
-        packet is acknowledged. The kernel delays that by some 40 ms unless it is forced, which happens
-        between the two reads.
+        The peer may have sent a DISCONNECT. The rest of one that is sent in small packets waits at the peer
+        (Nagle) until the first packet is acknowledged. The kernel delays that by some 40 ms unless it is
+        forced, which happens between the two reads.
         """
         self._hear(now)
         if QUICK_ACK and not self.closed:
@@ -495,8 +549,10 @@ class Stream:
     def beside(
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
     ) -> Stream:
-        """Return another stream, read by the same poller, so that data from one leaves through the other in
-        the same wake-up. Call its `begin` once it has its owner.
+        """Return another stream that is read by the same poller.
+
+        Data from one stream then leaves through the other in the same wake-up. Call the new stream's `begin`
+        once it has its owner.
         """
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
@@ -553,9 +609,10 @@ class Stream:
         return sum(one.held for one in (self._backlog, self._before_layer) if one is not None)
 
     def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
-        """Pass `data` through the layer and return the bytes for the socket. Large output waits and follows
-        as the socket accepts what is before it: to read and encrypt all of it at once would take long, and
-        memory.
+        """Pass `data` through the layer and return the bytes for the socket.
+
+        Large output waits and follows as the socket accepts what is before it: to read and encrypt all of it
+        at once would take long, and memory.
         """
         if self._before_layer is None and not isinstance(data, bytes):
             self._before_layer = Backlog()
@@ -568,8 +625,9 @@ class Stream:
         return layer.send(b"")
 
     def _write_layered(self) -> bool:
-        """Pass waiting large output through the layer, for one turn, as far as the socket accepts it. Return
-        False if the stream has been aborted.
+        """Pass waiting large output through the layer, for one turn, as far as the socket accepts it.
+
+        Return False if the stream has been aborted.
         """
         waiting, layer = self._before_layer, self.layer
         assert waiting is not None
@@ -611,9 +669,10 @@ class Stream:
             self.owner.drained()
 
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
-        """Stop reading, write the remaining output, then close. With `peer_closes` the peer closes the socket
-        first, or some seconds pass: clients that read the end of the stream together with the last packet may
-        treat the connection as lost.
+        """Stop reading, write the remaining output, then close.
+
+        With `peer_closes` the peer closes the socket first, or some seconds pass: clients that read the end
+        of the stream together with the last packet may treat the connection as lost.
         """
         if self.ending or self.closed:
             return
@@ -637,8 +696,10 @@ class Stream:
         self.abort("internal error")
 
     def doom(self, error: Exception) -> None:
-        """Call `fail` when this wake-up ends, for a caller that meets the error while it serves other
-        connections. Until then the stream is congested: nothing more is delivered to it.
+        """Call `fail` when this wake-up ends.
+
+        Meant for a caller that meets the error while it serves other connections. Until then the stream is
+        congested: nothing more is delivered to it.
         """
         if self.doomed is None:
             self.doomed = error
@@ -657,8 +718,9 @@ class Stream:
             contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
-        """Write `data` and buffer what the socket does not accept. Return False if the stream has been
-        aborted.
+        """Write `data` and buffer what the socket does not accept.
+
+        Return False if the stream has been aborted.
         """
         try:
             sent = self.sock.send(data)
@@ -688,8 +750,10 @@ class Stream:
         return True
 
     def _shut(self) -> None:
-        """Shut down the sending side, then read and discard until the peer closes. To close while bytes of
-        the peer are unread would reset the connection, and the peer could lose the last output.
+        """Shut down the sending side, then read and discard until the peer closes.
+
+        To close while bytes of the peer are unread would reset the connection, and the peer could lose the
+        last output.
         """
         if not self._peer_closes:
             if self.layer is not None and not self._write(self.layer.finish()):

@@ -38,8 +38,9 @@ class Tasks:
 
 
 async def forever(where: Where, task: Callable[[], Awaitable[object]]) -> None:
-    """Run `task` until it returns; if it raises, report the error under `where` and restart it after
-    AGAIN_SECS.
+    """Run `task` until it returns, and restart it after each error.
+
+    An error is reported under `where`; the restart follows AGAIN_SECS later.
     """
     while True:
         try:

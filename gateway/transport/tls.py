@@ -12,8 +12,9 @@ RECORDS_MAX: Final = 512  # TLS records per turn: each may hold as little as one
 
 
 class TlsFilter:
-    """TLS layer of one connection. The handshake runs as bytes pass; data sent earlier is buffered until it
-    ends.
+    """TLS layer of one connection.
+
+    The handshake runs as bytes pass; data sent earlier is buffered until it ends.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class TlsFilter:
         self.ended: Ending | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt bytes from the socket and return the plain data. A failed handshake or bad record sets
-        `ended`; `send` then returns the alert for the peer.
+        """Decrypt bytes from the socket and return the plain data.
+
+        A failed handshake or bad record sets `ended`; `send` then returns the alert for the peer.
         """
         self._incoming.write(data)
         self.unread = False
@@ -52,8 +54,9 @@ class TlsFilter:
         return b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:
-        """Encrypt `data` once the handshake is done. Return the bytes for the socket, including those of the
-        handshake.
+        """Encrypt `data` once the handshake is done.
+
+        Return the bytes for the socket, including those of the handshake.
         """
         if self.ended is not None:
             return self._outgoing.read()

@@ -39,9 +39,10 @@ UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
 class _Frames:
-    """Common part of the server and client sides after the upgrade. A violation of the rules ends the
-    connection with the matching close code. A message of more than `message_octets_max` bytes is refused
-    (1009); None means no limit.
+    """Common part of the server and client sides after the upgrade.
+
+    A violation of the rules ends the connection with the matching close code. A message of more than
+    `message_octets_max` bytes is refused (1009); None means no limit.
     """
 
     def __init__(self, message_octets_max: int | None) -> None:
@@ -54,8 +55,10 @@ class _Frames:
         self._out = bytearray()
 
     def send(self, data: bytes) -> bytes:
-        """Return pending control frames, then `data` as one binary frame. Before the upgrade (an MQTT server
-        sends nothing before its client does) and after the end `data` is discarded.
+        """Return pending control frames, then `data` as one binary frame.
+
+        Before the upgrade (an MQTT server sends nothing before its client does) and after the end `data` is
+        discarded.
         """
         out = self._out
         if data and self._frames is not None and self.ended is None:
@@ -64,8 +67,9 @@ class _Frames:
         return bytes(out)
 
     def finish(self) -> bytes:
-        """Return the close frame, or b"" if the connection has ended already; the peer's close frame is not
-        awaited.
+        """Return the close frame, or b"" if the connection has ended already.
+
+        The peer's close frame is not awaited.
         """
         if self._frames is None or self.ended is not None:
             return b""
@@ -132,8 +136,9 @@ class WebSocketFilter(_Frames):
         self.from_foreign_page = False
 
     def receive(self, data: bytes) -> bytes:
-        """Process bytes from the socket and return the content of binary frames. Sets `ended` if the request
-        is refused.
+        """Process bytes from the socket and return the content of binary frames.
+
+        Sets `ended` if the request is refused.
         """
         if self.ended is not None:
             return b""
@@ -189,8 +194,10 @@ class WebSocketFilter(_Frames):
 
 
 def opened_by_foreign_page(layer: object) -> bool:
-    """Return True if the WebSocket in this layer was opened by a web page that the configuration does not
-    name and that is not of this machine.
+    """Return True if a web page that is neither configured nor local opened this WebSocket.
+
+    A page is configured if the listener's origins name it, and local if it is of this machine. `layer` is the
+    layer of the stream; other layers than a WebSocket return False.
     """
     inner = layer.inner if isinstance(layer, Stacked) else layer
     return isinstance(inner, WebSocketFilter) and inner.from_foreign_page
@@ -230,8 +237,9 @@ class WebSocketClient(_Frames):
         return self._content(self._frames, data)
 
     def send(self, data: bytes) -> bytes:
-        """Return `data` as one binary frame. Before the upgrade, buffer `data` and return the upgrade
-        request.
+        """Return `data` as one binary frame.
+
+        Before the upgrade, buffer `data` and return the upgrade request.
         """
         if self._frames is None:
             self._early += data
