@@ -1,9 +1,8 @@
-"""Audit log: which clients connected, were refused or disconnected, and which user did what. One line per
-event.
+"""Audit log: which clients connected, were refused or disconnected, and which user did what.
 
-Every event is in `EVENTS` with the facts that it may have; another event or fact is a programming error and
-raises. No fact is a password, a token or a body. Text that a peer chose is cut, made printable, and masked
-where it looks like a token, because people enter tokens as user names.
+Every event is one line. Every event is in `EVENTS` with the facts that it may have; another event or fact is
+a programming error and raises. No fact is a password, a token or a body. Text that a peer chose is cut, made
+printable, and masked where it looks like a token, because people enter tokens as user names.
 
 Peers can cause events at will, so at most `per_second_max` lines of one kind are written per second. Further
 ones are counted, and one line of that kind reports their number: in the next second that has such an event,
@@ -92,9 +91,10 @@ class Trail:
         several: Callable[[], bool] = bool,
         file: AuditFile | None = None,
     ) -> None:
-        """Set the limits. `user_share` is the fraction of the lines per second, and of the bytes of `file`,
-        that one user may have while `several` returns True. `per_second_max` 0 means no limit; `clock`
-        returns seconds.
+        """Set the limits of the audit log.
+
+        `user_share` is the fraction of the lines per second, and of the bytes of `file`, that one user may
+        have while `several` returns True. `per_second_max` 0 means no limit; `clock` returns seconds.
         """
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
@@ -109,8 +109,10 @@ class Trail:
         self._untold: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
-        """Write an event, or only count it beyond a limit. Raises ValueError for an event that is not in
-        `EVENTS`, or for a fact that the event does not have there.
+        """Write an event, or only count it beyond a limit.
+
+        Raises ValueError for an event that is not in `EVENTS`, or for a fact that the event does not have
+        there.
         """
         known = KNOWN.get(event)
         if known is None or not facts.keys() <= known:
@@ -153,8 +155,9 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return the holder whose share a line counts in: a user, or the address of a client that has no verified
-    user.
+    """Return the holder whose share a line counts in.
+
+    The holder is a user, or the address of a client that has no verified user; "" if the facts name neither.
     """
     user, remote = facts.get("user"), facts.get("remote")
     if user and event != "refused":
@@ -163,8 +166,9 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
 
 
 def legible(value: Fact) -> Fact:
-    """Return a fact as it may be written: text cut to FACT_MAX characters (a list to 32 items), printable,
-    and with tokens masked.
+    """Return a fact as it may be written to the audit log.
+
+    Text is cut to FACT_MAX characters (a list to 32 items) and made printable, and tokens in it are masked.
     """
     if isinstance(value, list):
         return [str(legible(one)) for one in value[:32]]
@@ -198,8 +202,9 @@ def _nowhere(event: str, facts: dict[str, Any]) -> None:
 
 
 class _OwnFile(RotatingFileHandler):
-    """Rotating file that only its owner may read. If the operator has given the file other permissions, later
-    files get these too.
+    """Rotating file that only its owner may read.
+
+    If the operator has given the file other permissions, later files get these too.
     """
 
     mode_bits = 0o600
@@ -215,8 +220,9 @@ class _OwnFile(RotatingFileHandler):
 
 
 class AuditFile:
-    """File of JSON lines, rotated at `bytes_max` bytes; the `files` earlier ones remain as `path.1` and so
-    on.
+    """File of JSON lines, rotated at `bytes_max` bytes.
+
+    The `files` earlier ones remain as `path.1` and so on.
     """
 
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
@@ -292,8 +298,9 @@ def configure_audit(
     user_share: float = 1.0,
     several: Callable[[], bool] = bool,
 ) -> None:
-    """Send events to the log, or to the file `path` if it is given; only count them if `enabled` is False.
-    Raises OSError if the file cannot be opened.
+    """Send events to the log, or to the file `path` if it is given.
+
+    With `enabled` False, events are only counted. Raises OSError if the file cannot be opened.
     """
     file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
     if _Current.file is not None:

@@ -1,10 +1,9 @@
-"""Counts of the last hour in steps of ten seconds, stored in rings, so that a chart has data as soon as it
-opens.
+"""Counts of the last hour in steps of ten seconds, stored in rings.
 
-Once a second the existing counters are read; nothing else is counted for this. A series is one counter: of
-the process, of a listener or link, or of a route. Each series takes the same memory with or without traffic,
-and their number is limited. A counter that restarts, as those of routes do when the mapping changes,
-continues from zero; one that has been absent for an hour is removed.
+A chart thus has data as soon as it opens. Once a second the existing counters are read; nothing else is
+counted for this. A series is one counter: of the process, of a listener or link, or of a route. Each series
+takes the same memory with or without traffic, and their number is limited. A counter that restarts, as those
+of routes do when the mapping changes, continues from zero; one that has been absent for an hour is removed.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 
 
 class Key(NamedTuple):
-    """Identifier of a counter: `kind` is process, listener, link or route; `what` is the quantity counted for
-    `name`.
+    """Identifier of a counter.
+
+    `kind` is process, listener, link or route; `what` is the quantity counted for `name`.
     """
 
     kind: str
@@ -40,8 +40,9 @@ class Key(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Rates (per second) of one counter: `now` over the last RECENT_SECS, `values` over each whole step, the
-    oldest first.
+    """Rates (per second) of one counter.
+
+    `now` is the rate over the last RECENT_SECS, `values` are those over each whole step, the oldest first.
     """
 
     key: Key
@@ -50,10 +51,10 @@ class Series(NamedTuple):
 
 
 class History:
-    """Recorder of the counters of `metrics`. `until` is the wall time (seconds) at which the last whole step
-    ended.
+    """Recorder of the counters of `metrics`.
 
-    `left_out` is the number of counters that exceed SERIES_MAX.
+    `until` is the wall time (seconds) at which the last whole step ended. `left_out` is the number of
+    counters that exceed SERIES_MAX.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -95,8 +96,9 @@ class History:
         self._recent.append((now, seen))
 
     def _go_to(self, step: int, began: float, seen: dict[Key, int]) -> None:
-        """Advance to `step`, which began at the wall time `began` (seconds), and clear the rings of the steps
-        passed.
+        """Advance to `step` and clear the rings of the steps passed.
+
+        `began` is the wall time (seconds) at which the step began.
         """
         if not self._recent:
             self._step = step

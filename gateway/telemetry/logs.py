@@ -28,11 +28,11 @@ FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 
 
 class Limiter:
-    """Structlog processor that passes the first limited events of each kind in a minute and counts the
-    others.
+    """Structlog processor that limits how many events of each kind are logged in a minute.
 
-    A kind is the text of an event; for events with a route, which only the configuration can name, it is the
-    text with route and reason. Only events with `limited` true are affected.
+    The first limited events of a kind pass, and the others are counted. A kind is the text of an event; for
+    events with a route, which only the configuration can name, it is the text with route and reason. Only
+    events with `limited` true are affected.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -58,8 +58,9 @@ class Limiter:
         raise structlog.DropEvent
 
     def due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
-        """Return log method, text and count of the events dropped in minutes that are over, or in all with
-        `everything`; reset these kinds.
+        """Return log method, text and count of the events dropped in minutes that are over.
+
+        With `everything`, all dropped events are included. The kinds returned are reset.
         """
         now = self._clock()
         over = {
@@ -73,8 +74,9 @@ class Limiter:
 
 
 def _legible(value: Any) -> Any:
-    """Return a fact that a peer may have chosen, cut to FACT_MAX characters and without
-    control characters.
+    """Return a fact that a peer may have chosen, as it may be logged.
+
+    Text is cut to FACT_MAX characters and has no control characters.
     """
     if not isinstance(value, str):
         return value
@@ -118,8 +120,9 @@ tell_with(_tell_contained)
 def configure_logs(
     level: str, form: LogFormat, stream: TextIO | None = None, *, worker: int | None = None
 ) -> None:
-    """Send all logs, also those of libraries, to `stream` (by default standard error). `level` is a name such
-    as `info`. With `worker`, every line has that number of this worker process.
+    """Send all logs, also those of libraries, to `stream` (by default standard error).
+
+    `level` is a name such as `info`. With `worker`, every line has that number of this worker process.
     """
     facts: dict[str, Any] = {} if worker is None else {"worker": worker}
     out = sys.stderr if stream is None else stream
@@ -162,8 +165,10 @@ class _Direct:
 
 
 def write_json(line: dict[str, Any]) -> bool:
-    """Write a complete line of level `info` directly, in a tenth of the time that the processors take. Return
-    False if the log is not JSON, or if its processors have been replaced.
+    """Write a complete line of level `info` directly.
+
+    That takes a tenth of the time that the processors take. Return False if the log is not JSON, or if its
+    processors have been replaced.
     """
     out = _Direct.stream
     if out is None or structlog.get_config()["processors"][0] is not limiter:

@@ -38,8 +38,10 @@ class MergedMetrics:
     def exposed(
         self, pages: Mapping[int, str], rows: Iterable[tuple[str, Sequence[str], float]], accept: str
     ) -> tuple[bytes, str]:
-        """Return the page and its content type. `pages` are by worker, in OPENMETRICS; `rows` are metrics of
-        WORKER_SERIES with their labels. Raises ValueError if a page is malformed.
+        """Return the page with the metrics of all workers, and its content type.
+
+        `pages` are by worker, in OPENMETRICS; `rows` are metrics of WORKER_SERIES with their labels. Raises
+        ValueError if a page is malformed.
         """
         text, labels = COUNTERS[ERRORS]
         errors = CounterMetricFamily(ERRORS, text, labels=labels)

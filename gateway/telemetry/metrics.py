@@ -326,7 +326,8 @@ class HttpCounts(Protocol):
     """HTTP server whose open connections are counted."""
 
     @property
-    def connections(self) -> Sized: ...
+    def connections(self) -> Sized:
+        """Open connections of the HTTP server."""
 
 
 class Metrics(Collector):
@@ -367,8 +368,9 @@ class Metrics(Collector):
         return stats
 
     def broker(self) -> dict[str, float]:
-        """Return the current values of the broker's gauges. Booleans become numbers, which a page can show
-        without words for them.
+        """Return the current values of the broker's gauges.
+
+        Booleans become numbers, which a page can show without words for them.
         """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
@@ -378,8 +380,9 @@ class Metrics(Collector):
         yield from self.links.values()
 
     def exposed(self, accept: str) -> tuple[bytes, str]:
-        """Return the response to /metrics and its content type, the best that the request's `Accept` header
-        names. Only OpenMetrics has exemplars.
+        """Return the response to /metrics and its content type.
+
+        The type is the best that the request's `Accept` header names. Only OpenMetrics has exemplars.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
@@ -510,8 +513,9 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
-        """Return the counters and gauges of the store and the journal by short names; a missing one is
-        omitted.
+        """Return the counters and gauges of the store and the journal by short names.
+
+        A part that does not exist is omitted.
         """
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
@@ -526,8 +530,9 @@ class Metrics(Collector):
         return found
 
     def latency_of(self, endpoint: str) -> Latency | None:
-        """Return the histogram of acknowledgement times (seconds) at an endpoint, or None if it does not
-        exist.
+        """Return the histogram of acknowledgement times (seconds) at an endpoint.
+
+        Return None if the endpoint does not exist.
         """
         found = self._endpoint(endpoint)
         return None if found is None else found.latency
@@ -567,9 +572,10 @@ class Rows(Collector):
 def detailed(
     rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
 ) -> tuple[bytes, str]:
-    """Return the response to /metrics/detailed, with series of queues and sessions, and its content type.
-    `rows` are metrics of QUEUE_SERIES and SESSION_SERIES with their labels, `left_out` are counts of omitted
-    ones by kind.
+    """Return the response to /metrics/detailed and its content type.
+
+    The response has the series of queues and sessions. `rows` are metrics of QUEUE_SERIES and SESSION_SERIES
+    with their labels, `left_out` are counts of omitted ones by kind.
     """
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):

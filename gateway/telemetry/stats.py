@@ -35,50 +35,87 @@ class RouteCounts(Protocol):
     """Counters of a route. `source` and `target_endpoint` are names of endpoints."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the route."""
+
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """Name of the endpoint that the route takes messages from."""
+
     @property
-    def target_endpoint(self) -> str: ...
+    def target_endpoint(self) -> str:
+        """Name of the endpoint that the route sends messages to."""
+
     @property
-    def matched(self) -> int: ...
+    def matched(self) -> int:
+        """Number of messages that crossed the route."""
+
     @property
-    def delivered(self) -> int: ...
+    def delivered(self) -> int:
+        """Number of messages that the target accepted."""
+
     @property
-    def failed(self) -> int: ...
+    def failed(self) -> int:
+        """Number of messages that the route or its target refused."""
+
     @property
-    def retried(self) -> int: ...
+    def retried(self) -> int:
+        """Number of attempts to deliver a message another time."""
+
     @property
-    def dropped(self) -> int: ...
+    def dropped(self) -> int:
+        """Number of messages that an outbox of the route dropped."""
+
     @property
-    def unparsable(self) -> int: ...
+    def unparsable(self) -> int:
+        """Number of messages whose body was no JSON although the route's `when` needs it."""
+
     @property
-    def undecided(self) -> int: ...
+    def undecided(self) -> int:
+        """Number of messages for which the route's `when` had no value."""
+
     @property
-    def reply_kept(self) -> int: ...
+    def reply_kept(self) -> int:
+        """Number of property sets whose reply address could not be translated."""
+
     @property
-    def lost(self) -> Mapping[str, int]: ...
+    def lost(self) -> Mapping[str, int]:
+        """Counts of properties that the target's protocol cannot express, by name."""
+
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Number of messages of the route without an outcome yet."""
+
     @property
-    def duplicates(self) -> int: ...
+    def duplicates(self) -> int:
+        """Number of repeats of earlier messages that the route did not pass on."""
 
 
 class OutboxCounts(Protocol):
-    """Counters of an outbox. `link` is the name of an endpoint, `route` that of a route;
-    None means unknown.
+    """Counters of an outbox.
+
+    `link` is the name of an endpoint, `route` that of a route; None means unknown.
     """
 
     @property
-    def link(self) -> str: ...
+    def link(self) -> str:
+        """Name of the link that the outbox waits for."""
+
     @property
-    def route(self) -> str: ...
+    def route(self) -> str:
+        """Name of the route that fills the outbox."""
+
     @property
-    def messages(self) -> int | None: ...
+    def messages(self) -> int | None:
+        """Number of messages in the outbox; of a shared one, those on the cluster."""
+
     @property
-    def octets(self) -> int | None: ...
+    def octets(self) -> int | None:
+        """Size of the outbox's messages in bytes."""
+
     @property
-    def oldest_secs(self) -> float | None: ...
+    def oldest_secs(self) -> float | None:
+        """Approximate age of the oldest message in seconds."""
 
 
 class LastError(NamedTuple):
@@ -107,6 +144,7 @@ class Reasons:
 
     @property
     def total(self) -> int:
+        """Sum of the counts of all reasons."""
         return sum(self.counts.values())
 
 
@@ -120,8 +158,10 @@ class Exemplar(NamedTuple):
 
 
 class Latency:
-    """Histogram of seconds over LATENCY_BUCKETS_SECS; `counts` has one more bucket for larger values.
-    `exemplars` has the latest traced message of each bucket, by bucket number.
+    """Histogram of seconds over LATENCY_BUCKETS_SECS.
+
+    `counts` has one more bucket for larger values. `exemplars` has the latest traced message of each bucket,
+    by bucket number.
     """
 
     __slots__ = ("counts", "exemplars", "sum_secs")
@@ -141,10 +181,10 @@ class Latency:
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
-        """Return the bound (seconds) of the bucket that holds the quantile `share` (0 to 1), or None if
-        nothing has been observed.
+        """Return the bound (seconds) of the bucket that holds the quantile `share` (0 to 1).
 
-        Values beyond the last bucket are reported as the last bound.
+        Return None if nothing has been observed. Values beyond the last bucket are reported as the last
+        bound.
         """
         wanted = share * sum(self.counts)
         if not wanted:
@@ -254,14 +294,17 @@ class EndpointStats:
         self.refuse(outcome, count)
 
     def nobody_wanted(self, seconds: float) -> None:
-        """Count a message from this endpoint that was accepted without a recipient, `seconds` after it was
-        read.
+        """Count a message from this endpoint that was accepted without a recipient.
+
+        `seconds` is the time since the message was read.
         """
         self.unwanted_messages += 1
         self.latency.observe(seconds, 1)
 
     def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
-        """Count a settled batch of `count` messages from this endpoint, `seconds` after its first one was
+        """Count a settled batch of `count` messages from this endpoint.
+
+        `refused` has the outcomes of the refused ones, and `seconds` is the time since the first message was
         read.
         """
         self.latency.observe(seconds, count)
@@ -277,8 +320,9 @@ class EndpointStats:
         return len(self._open)
 
     def settled(self) -> Iterator[tuple[str, str, int]]:
-        """Yield outcome, reason and count of all messages from this endpoint that have been acknowledged or
-        refused.
+        """Yield outcome, reason and count of all settled messages from this endpoint.
+
+        A settled message has been acknowledged or refused.
         """
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
@@ -310,9 +354,10 @@ class EndpointStats:
 
 
 class ListenerStats(EndpointStats):
-    """Counters of one listener. `refused` counts refused connections by reason, `logins` logins by outcome,
-    `answers_lost` messages to return addresses without a recipient by reason, and `denied` forbidden requests
-    of clients by action.
+    """Counters of one listener.
+
+    `refused` counts refused connections by reason, `logins` logins by outcome, `answers_lost` messages to
+    return addresses without a recipient by reason, and `denied` forbidden requests of clients by action.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -330,12 +375,12 @@ class ListenerStats(EndpointStats):
 
 
 class LinkStats(EndpointStats):
-    """Counters of one link. `in_flight` counts messages published and not yet confirmed, `failures`
-    connections by the reason why they ended.
+    """Counters of one link.
 
-    `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked` is True
-    while the broker accepts no publishes, `required` if the gateway is not ready without the link. `leads` is
-    True if this replica was elected to consume over the link; None means that there are no elections.
+    `in_flight` counts messages published and not yet confirmed, `failures` connections by the reason why they
+    ended. `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked`
+    is True while the broker accepts no publishes. `leads` is True if this replica was elected to consume over
+    the link; None means that there are no elections.
     """
 
     def __init__(
@@ -363,4 +408,5 @@ class LinkStats(EndpointStats):
 
     @property
     def reconnects(self) -> int:
+        """Number of connections after the first one."""
         return max(0, self.connects - 1)

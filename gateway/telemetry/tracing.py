@@ -76,9 +76,11 @@ class Tracing:
         latency_of_route: LatencyOf = lambda name: None,
         latency_of_endpoint: LatencyOf = lambda name: None,
     ) -> None:
-        """Start the exporter: `exporter`, or by default OTLP over HTTP to `url`, or without it to the
-        destination in the SDK's environment variables. `share` (0 to 1) is the fraction of messages without a
-        context to trace. All spans carry the names `service`, `version` and `replica`.
+        """Start the exporter of spans.
+
+        It is `exporter`, or by default OTLP over HTTP to `url`, or without it to the destination in the SDK's
+        environment variables. `share` (0 to 1) is the fraction of messages without a context to trace. All
+        spans carry the names `service`, `version` and `replica`.
         """
         self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
         self.latency_of_route = latency_of_route
@@ -128,8 +130,10 @@ class Tracing:
             return False
 
     def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
-        """Start and return the trace of a message that may carry a context or that is selected. Return None
-        if it has neither, if its context is not sampled, or if too many messages are traced.
+        """Start and return the trace of a message that may carry a context or that is selected.
+
+        Return None if the message has no context and is not selected, if its context is not sampled, or if
+        too many messages are traced.
         """
         parent: Context | None = None
         if self.carries(message.property_set):
@@ -213,8 +217,9 @@ class MessageTrace:
     def crossed(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """Record the result `crossed` of a route for this message. A resulting message gets the context to
-        carry on. Return `crossed`.
+        """Record the result `crossed` of a route for this message, and return `crossed`.
+
+        A resulting message gets the context to carry on.
         """
         now = self.now_ns()
         named = {"gateway.route": route}
@@ -300,8 +305,9 @@ class MessageTrace:
 
 
 class _Deliver:
-    """Delivery of a message that has crossed a route; `at` is the time of its settlement
-    (ns), None before.
+    """Delivery of a message that has crossed a route.
+
+    `at` is the time of its settlement (ns), None before.
     """
 
     def __init__(self, message: Message, route: str, span: Span) -> None:
@@ -313,8 +319,9 @@ class _Deliver:
 
 
 def _context_of(found: PropertySet) -> Context | None:
-    """Return the trace context in these properties, or None if there is none that is valid by the
-    specification.
+    """Return the trace context in these properties.
+
+    Return None if there is none that is valid by the specification.
     """
     try:
         headers = found.properties.headers

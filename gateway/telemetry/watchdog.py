@@ -38,8 +38,9 @@ class Cause(Protocol):
 
 
 class Watchdog:
-    """Instrument of Trio that measures the steps of all tasks, and those of the socket loop. `turns` is the
-    histogram of their durations.
+    """Instrument of Trio that measures the steps of all tasks, and those of the socket loop.
+
+    `turns` is the histogram of their durations.
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
