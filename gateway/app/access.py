@@ -35,8 +35,10 @@ CLOSE_SECS: Final = 1.0
 
 
 class Candidate(NamedTuple):
-    """Users as the configuration and the users file define them at present: `hashes` (with those of exports)
-    and `scram` keys by name, and `text`, the content of the users file."""
+    """Users as the configuration and the users file define them at present.
+
+    `hashes` (with those of exports) and `scram` keys are by name; `text` is the content of the users file.
+    """
 
     users: dict[str, User]
     hashes: dict[str, str]
@@ -52,18 +54,25 @@ class Replaced(NamedTuple):
 
 
 def access_of(settings: Settings) -> Access:
-    """Return the authentication of a configuration. Raises ConfigurationError for secrets that are unreadable
-    or invalid."""
+    """Return the authentication of a configuration.
+
+    Raises ConfigurationError for secrets that are unreadable or invalid.
+    """
     return Identities(settings).access
 
 
 class Identities:
-    """Back ends and users of one gateway. `users` always has the users in force, of the configuration and the
-    users file; the dictionary object itself never changes."""
+    """Back ends and users of one gateway.
+
+    `users` always has the users in force, of the configuration and the users file; the dictionary object
+    itself never changes.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        """Build the back ends and read the users. Raises ConfigurationError for unusable files and
-        secrets."""
+        """Build the back ends and read the users.
+
+        Raises ConfigurationError for unusable files and secrets.
+        """
         self._settings = settings
         self._path = settings.users_file()
         self._text = ""  # Content of the users file whose users are in force.
@@ -212,15 +221,19 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
 
 
 def imported(settings: Settings) -> list[Imported]:
-    """Return users and permissions of RabbitMQ exports, if `declare.users` is true. Raises
-    ConfigurationError."""
+    """Return users and permissions of RabbitMQ exports, if `declare.users` is true.
+
+    Raises ConfigurationError for an export that cannot be used.
+    """
     given = settings.declare
     return [read_imported(file) for file in given.definitions] if given.users else []
 
 
 def with_imported_hosts(settings: Settings) -> Settings:
-    """Return settings in which AMQP 0-9-1 listeners without `virtual_hosts` also have the virtual hosts of
-    exports."""
+    """Return settings in which AMQP 0-9-1 listeners also have the virtual hosts of exports.
+
+    Listeners with `virtual_hosts` in the configuration keep these alone.
+    """
     hosts = [host for one in imported(settings) for host in one.hosts]
     if not hosts:
         return settings

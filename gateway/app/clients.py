@@ -78,8 +78,10 @@ def _details(listener: Listener, connection: Guest) -> Details:
 
 
 def consuming(consumer: Consumer) -> Consuming | None:
-    """Return a record of the consumer of a queue; None unless it belongs to a client with channels and
-    tags."""
+    """Return a record of the consumer of a queue.
+
+    Return None unless it belongs to a client with channels and tags.
+    """
     if not isinstance(consumer, _Tagged):
         return None
     channel = consumer.channel

@@ -20,8 +20,10 @@ log = structlog.get_logger()
 
 
 class Console:
-    """Admission control of the console, and the temporary token that the command line uses while HTTP is
-    served."""
+    """Admission control of the console.
+
+    It also has the temporary token that the command line uses while HTTP is served.
+    """
 
     def __init__(
         self,

@@ -20,8 +20,10 @@ STANDARD_INPUT: Final = 0
 
 
 class Order(NamedTuple):
-    """Identity of a worker: its number, the ports of the listeners, and the memory of all workers in
-    bytes."""
+    """Identity of a worker.
+
+    It has the worker's number, the ports of the listeners, and the memory of all workers in bytes.
+    """
 
     number: int
     ports: dict[str, int]
@@ -72,8 +74,10 @@ class Ordered:
 
     @classmethod
     def read(cls) -> Self:
-        """Read the order from standard input, before there is an event loop. Raises EOFError when none
-        arrives."""
+        """Read the order from standard input, before there is an event loop.
+
+        Raises EOFError when no order arrives.
+        """
         sock = socket.socket(fileno=STANDARD_INPUT)
         line = b""
         while not line.endswith(b"\n"):

@@ -38,8 +38,10 @@ def descriptors_for_clients(reserved: int) -> int:
 
 
 def divided_descriptors(settings: Settings) -> int:
-    """Return the number of descriptors that clients may use. Log a warning if a listener has a larger
-    `connections_max`."""
+    """Return the number of descriptors that clients may use.
+
+    Log a warning if a listener has a larger `connections_max`.
+    """
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
     wanted = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
     if wanted > most:

@@ -54,8 +54,10 @@ def listener_of(
 def links_of(
     name: str, settings: Settings, core: BrokerCore, writes: WriteSet, metrics: Metrics
 ) -> list[Link]:
-    """Return the connections of link `name`, not connected yet: one, or a consuming and a publishing one. The
-    last one publishes."""
+    """Return the connections of link `name`, not connected yet.
+
+    There is one connection, or a consuming and a publishing one. The last one publishes.
+    """
     given = settings.links[name]
     client_id = settings.client_id_of(name)
     when_up = partial(core.link_up, name)

@@ -40,8 +40,10 @@ class Exposure(NamedTuple):
 
 
 def exposures(settings: Settings, hashes: Mapping[str, str]) -> list[Exposure]:
-    """Return the settings that expose something. `hashes` are password hashes by user name, imported ones
-    included."""
+    """Return the settings that expose something.
+
+    `hashes` are password hashes by user name, imported ones included.
+    """
     return [
         *_urls(settings),
         *_unverified(settings),

@@ -106,8 +106,10 @@ class Gateway:
     _users: Access | None = None  # None until the users have been read.
 
     def __init__(self, settings: Settings) -> None:
-        """Build all parts from the settings. Raises ConfigurationError (or MappingError) for unusable
-        settings."""
+        """Build all parts from the settings.
+
+        Raises ConfigurationError (or MappingError) for unusable settings.
+        """
         self.settings = settings = with_imported_hosts(settings)
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
@@ -356,10 +358,10 @@ class Gateway:
         self._stopping.set()
 
     async def reload_mappings(self) -> bool:
-        """Read the mapping files again. Return True if the new ones are in force; invalid ones leave the old
-        in force.
+        """Read the mapping files again, and return True if the new ones are in force.
 
-        Thousands of routes take seconds, so they are compiled in a thread.
+        Invalid files leave the old ones in force. Thousands of routes take seconds, so they are compiled in a
+        thread.
         """
         async with self._reloading:
             return await self._reload_mappings()
@@ -401,8 +403,10 @@ class Gateway:
             self.store.flush()
 
     def _claims(self) -> Iterator[Claim]:
-        """Yield the holders of messages in memory, with bytes, user and address. Holders may change during
-        the iteration."""
+        """Yield the holders of messages in memory, with bytes, user and address.
+
+        Holders may change during the iteration.
+        """
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
         for delayed in list(self.hosts.delays()):
@@ -664,8 +668,10 @@ class Gateway:
             log.warning("messages held by paused routes left unacknowledged", count=held)
 
     async def _hand_over(self, engine: EngineSession) -> None:
-        """Release the sessions before their clients are disconnected, so that no replica waits when they
-        reconnect."""
+        """Release the sessions before their clients are disconnected.
+
+        No replica then waits for them when the clients reconnect.
+        """
         free = trio.Event()
         engine.hand_over(lambda outcome: free.set())
         self.writes.flush()
@@ -675,8 +681,11 @@ class Gateway:
             log.warning("sessions not released in time")
 
     def _publish_wills(self) -> bool:
-        """Publish wills while links and subscribers can receive them: disconnect clients with a will, and end
-        the delays of other wills. Return False if there were none."""
+        """Publish wills while links and subscribers can receive them.
+
+        Clients with a will are disconnected, and the delays of other wills end. Return False if there were
+        none.
+        """
         leaving = [connection for connection in self._connections() if connection.leaves_a_will]
         self._say_goodbye(leaving)
         published = self.mqtt.end_delays()
@@ -691,8 +700,10 @@ class Gateway:
                 connection.stream.fail(error)
 
     def _idle(self) -> bool:
-        """Return True if nothing is in flight except messages that paused routes hold. Those stay
-        unacknowledged, so their senders still have them."""
+        """Return True if nothing is in flight except messages that paused routes hold.
+
+        Those stay unacknowledged, so their senders still have them.
+        """
         held = self.core.pauses.held_of()
         return (
             all(
@@ -707,8 +718,10 @@ class Gateway:
         return all(self._done(link, held) for link in self.links.values())
 
     def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
-        """Return True if nothing is in flight at a link, or if it is down and its outboxes hold all that
-        waits for it."""
+        """Return True if nothing is in flight at a link.
+
+        Return True as well if the link is down and its outboxes hold all that waits for it.
+        """
         session = link.session
         of_link = sum(count for sender, count in held.items() if sender.endpoint == link.name)
         if link.up or session.idle_but(of_link):

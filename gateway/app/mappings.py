@@ -40,8 +40,10 @@ NO_TEXTS: Final[Texts] = MappingProxyType({})
 
 
 def message_ids() -> Iterator[str]:
-    """Return generated ids for messages without one. No other process, and no other run of this one,
-    generates the same."""
+    """Return an iterator of generated ids for messages without one.
+
+    No other process, and no other run of this one, generates the same ids.
+    """
     prefix = secrets.token_hex(ID_OCTETS)
     return (f"{prefix}-{number:x}" for number in count(1))
 
@@ -79,8 +81,10 @@ class MappingFiles:
         self._routed = False  # True once there have been routes.
 
     def load(self) -> Router:
-        """Return the routes of the present files, which the caller puts in force. Raises
-        ConfigurationError."""
+        """Return the routes of the present files, which the caller puts in force.
+
+        Raises ConfigurationError for invalid files.
+        """
         self._watched.take()
         try:
             router, mappings = self._read(NO_TEXTS)

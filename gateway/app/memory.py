@@ -40,8 +40,10 @@ def available(groups: Path = GROUPS, process: Path = PROCESS, machine: int | Non
 
 
 def _allowed(groups: Path, process: Path) -> Iterator[int]:
-    """Yield the limits of every control group of this process. Unlimited groups have `max`, or a number
-    beyond all memory."""
+    """Yield the limits of every control group of this process, in bytes.
+
+    Unlimited groups have `max`, which is left out, or a number beyond all memory.
+    """
     with suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -59,8 +61,10 @@ def _allowed(groups: Path, process: Path) -> Iterator[int]:
 
 
 def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
-    """Return a function that returns the resident bytes of this process; None where the system has no `statm`
-    file. The function keeps that file open."""
+    """Return a function that returns the resident bytes of this process.
+
+    Return None where the system has no `statm` file. The function keeps that file open.
+    """
     try:
         descriptor = os.open(process / "statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -68,8 +68,10 @@ class Operated(Protocol):
 
 
 def endpoint_of(settings: Settings, host: VirtualHost) -> str:
-    """Return where routes look for what is published to a virtual host, as its first listener says; "" if no
-    listener serves it."""
+    """Return the endpoint under which routes match what is published to a virtual host.
+
+    It is that of the first listener with the virtual host; "" if no listener serves the host.
+    """
     for name, one in settings.listeners.items():
         if isinstance(one, AmqpListener) and host.name in one.virtual_hosts:
             return name if host.name == one.virtual_hosts[0] else f"{name}/{host.name}"

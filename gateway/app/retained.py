@@ -1,5 +1,7 @@
-"""Retained messages of all replicas for the HTTP API, which reads and clears them page by page in the
-database."""
+"""Retained messages of all replicas for the HTTP API.
+
+The API reads and clears them page by page in the database.
+"""
 
 from __future__ import annotations
 

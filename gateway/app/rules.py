@@ -174,8 +174,10 @@ class Rules:
         return settings, found, roles_of(now, found.users)
 
     def _refuse_none(self, found: Candidate, roles: Roles) -> None:
-        """Raise ConfigurationError if there are no roles, or no users, where there were some: then everybody
-        could do everything, or connect under any name."""
+        """Raise ConfigurationError if there are no roles, or no users, where there were some.
+
+        Everybody could then do everything, or connect under any name.
+        """
         for word, before, now in (
             ("roles", self._gateway.authorization.roles.roles, roles.roles),
             ("users", self._gateway.identities.access.users.names, found.hashes),

@@ -58,8 +58,10 @@ class SharedState:
         return self.store.health.failure or self.membership.why_not
 
     def start(self, writes: WriteSet) -> None:
-        """Start the database threads. Replies and notices are handled in this loop, each in a wake-up of its
-        own."""
+        """Start the database threads.
+
+        Replies and notices are handled in this loop, each in a wake-up of its own.
+        """
         self.store.start(caller_of(writes), self._noticed)
 
     async def run(self, flush: Callable[[], None]) -> None:
@@ -86,10 +88,9 @@ class SharedState:
             await trio.to_thread.run_sync(self.store.stop)
 
     def elect(self, settings: Settings, links: Iterable[Link], serves: Callable[[], bool]) -> None:
-        """Let leases decide which replica consumes over the elected links. Until then this replica does not
-        consume.
+        """Let leases decide which replica consumes over the elected links.
 
-        `serves` returns True while the cluster can be reached.
+        Until then this replica does not consume. `serves` returns True while the cluster can be reached.
         """
         for link in links:
             given = settings.links.get(link.endpoint)
@@ -117,8 +118,11 @@ class SharedState:
 
 
 def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
-    """Return the state that replicas share, or None without a cluster. `quotas` has the limits of dead
-    letters and of retained messages. Raises ConfigurationError."""
+    """Return the state that replicas share, or None without a cluster.
+
+    `quotas` has the limits of dead letters and of retained messages. Raises ConfigurationError if psycopg is
+    not installed.
+    """
     given = settings.broker
     if not isinstance(given, RabbitEngine):
         return None

@@ -157,8 +157,10 @@ class Worker:
         self.signal(signal.SIGKILL)
 
     async def _ask_on(self, lines: Lines) -> None:
-        """Send the order, wait for `started`, and request the state periodically until the worker does not
-        respond."""
+        """Send the order, wait for `started`, and request the state periodically.
+
+        Return when the worker does not respond.
+        """
         with suppress(trio.BrokenResourceError):
             await lines.send(**self._order._asdict())
         if await lines.receive() is None:
@@ -280,8 +282,10 @@ class Supervisor:
     # Sources of the HTTP server.
 
     def reasons(self) -> list[str]:
-        """Return the reasons why this machine is not ready. A worker that does not accept clients is ignored
-        while others do."""
+        """Return the reasons why this machine is not ready.
+
+        A worker that does not accept clients is ignored while others do.
+        """
         serving = [worker for worker in self.workers if worker.started]
         found = [f"worker {one.number}: {reason}" for one in serving for reason in one.reasons]
         if not serving:
