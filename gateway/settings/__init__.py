@@ -1,8 +1,7 @@
-"""Configuration of a gateway: one tree of strict, immutable sections, read from a YAML file and the
-environment.
+"""Configuration of a gateway: one tree of strict, immutable sections.
 
-`load_settings` reads it, `masked` shows it without secrets. Error messages name the file, line, column and
-key. The package describes and checks options; it starts nothing.
+`load_settings` reads it from a YAML file and the environment, `masked` shows it without secrets. Error
+messages name the file, line, column and key. The package describes and checks options; it starts nothing.
 """
 
 from gateway.settings.access import (

@@ -107,8 +107,11 @@ class TopicPermission(Section):
 
 
 class AmqpPermissions(Section):
-    """RabbitMQ's permissions of one virtual host: regular expressions that are searched for in the names of
-    exchanges and queues. The default exchange is named `amq.default`. An empty expression matches nothing."""
+    """RabbitMQ's permissions of one virtual host, as regular expressions.
+
+    The expressions are searched for in the names of exchanges and queues. The default exchange is named
+    `amq.default`. An empty expression matches nothing.
+    """
 
     configure: Expression = ""
     """Exchanges and queues that may be declared and deleted."""
@@ -123,8 +126,10 @@ class AmqpPermissions(Section):
 
 
 class Destinations(Section):
-    """Rules for destinations of one AMQP/Fast service: names, or the beginning of a name and a `*`; `{user}`
-    is a placeholder."""
+    """Rules for destinations of one AMQP/Fast service.
+
+    Each is a name, or the beginning of a name and a `*`; `{user}` is a placeholder.
+    """
 
     read: Beginnings = ()
     """Destinations that may be consumed."""
@@ -196,9 +201,11 @@ class DefaultRoles(Section):
 
 
 class HttpAuthorizer(Section):
-    """HTTP server that decides on requests which no role allows or denies, with the protocol of RabbitMQ's
-    `rabbitmq_auth_backend_http`. An MQTT topic is sent as a routing key of exchange `amq.topic`, an AMQP/Fast
-    queue as a queue, an AMQP/Fast topic as an exchange."""
+    """HTTP server that decides on requests which no role allows or denies.
+
+    The protocol is that of RabbitMQ's `rabbitmq_auth_backend_http`. An MQTT topic is sent as a routing key of
+    exchange `amq.topic`, an AMQP/Fast queue as a queue, an AMQP/Fast topic as an exchange.
+    """
 
     vhost_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
     """URL for checks of virtual hosts; receives `username` and `vhost`."""

@@ -45,6 +45,7 @@ class AmqpListener(Listener):
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """Names of the virtual hosts. Routes belong to the first one."""
         return self.virtual_hosts
 
 
@@ -69,6 +70,8 @@ class AmqpLink(Link):
     routes exist, and restores them; 0 disables this."""
 
     def divides(self, queue: str | None) -> bool:
-        """Return True for a queue, which replicas share, and for an elected link. From an exchange each
-        client identifier consumes a queue of its own."""
+        """Return True for a queue, which replicas share, and for an elected link.
+
+        From an exchange each client identifier consumes a queue of its own.
+        """
         return queue is not None or self.elected

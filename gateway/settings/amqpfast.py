@@ -41,8 +41,10 @@ class PeerService(Section):
 
 
 class OutOfBand(Section):
-    """Transfer of bodies as files in a folder that the gateway and its clients share, for example in a
-    sidecar."""
+    """Transfer of bodies as files in a folder that the gateway and its clients share.
+
+    A gateway that runs as a sidecar of its clients can share one, for example.
+    """
 
     folder: Annotated[Path, Strict(False)]
     """Shared folder. A client names a folder of its own below it in CHANNEL OPEN, as `file:` and the path."""
@@ -70,8 +72,10 @@ class FastVirtualHost(Section):
 
     @property
     def creates(self) -> bool:
-        """True if clients create queues and topics by naming them: `auto_create`, or its default if it is
-        absent."""
+        """True if clients create queues and topics by naming them.
+
+        The value is `auto_create`, or its default if it is absent.
+        """
         if self.auto_create is not None:
             return self.auto_create
         return not (self.destinations.queues or self.destinations.topics)
@@ -104,6 +108,7 @@ class FastListener(AnonymousListener):
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """Names of the virtual hosts. Routes belong to the first one."""
         return tuple(self.virtual_hosts)
 
 

@@ -9,8 +9,11 @@ from gateway.settings.limits import Section
 
 
 class Audit(Section):
-    """Audit log: one line for each client that connects, is refused or disconnects, for each denied request,
-    and for each operation of an operator."""
+    """Audit log of clients and operators.
+
+    It has one line for each client that connects, is refused or disconnects, for each denied request, and for
+    each operation of an operator.
+    """
 
     enabled: bool = True
     """True if audit lines are written. Otherwise events are only counted."""

@@ -99,8 +99,10 @@ class DeclaredExchange(Section):
 
 
 class DeclaredQueue(Section):
-    """Queue to declare, with the fields of a client's declaration. It is never exclusive, because an
-    exclusive queue belongs to a connection."""
+    """Queue to declare, with the fields of a client's declaration.
+
+    It is never exclusive, because an exclusive queue belongs to a connection.
+    """
 
     name: Name
     """Name of the queue. Names with `amq.` are reserved for the broker."""

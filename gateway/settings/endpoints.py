@@ -81,8 +81,10 @@ class ListenerTls(Section):
 
     @property
     def asked(self) -> tuple[Path | None, Path | None, str]:
-        """Requirements for client certificates: authorities, revocation lists, and whether a certificate is
-        required."""
+        """Requirements for client certificates.
+
+        They are the files of authorities and of revocation lists, and `required` or `optional`.
+        """
         return self.client_ca_file, self.crl_file, self.client_certificate
 
 
@@ -188,8 +190,7 @@ class SharedListener(Listener):
 
 
 def check_shares(listeners: Mapping[str, Listener]) -> None:
-    """Check that clients of each shared port can be told apart, and are no less protected than on their own
-    port.
+    """Check that clients of each shared port can be told apart, and are protected as on their own port.
 
     Raises ValueError, with the configuration key, if not.
     """
@@ -278,8 +279,10 @@ def address_of(target: Target) -> str:
 
 
 def port_of(parts: SplitResult) -> int | None:
-    """Return the port of a URL, or None. Raises ValueError without the offending text, which may be part of a
-    password."""
+    """Return the port of a URL, or None.
+
+    Raises ValueError without the offending text, which may be part of a password.
+    """
     try:
         return parts.port
     except ValueError:
@@ -303,8 +306,10 @@ def masked_url(url: str) -> str:
 
 
 class Outbox(Section):
-    """Bounds on the messages that wait for a link, in the outbox of each of its routes with `settle: stored`.
-    A route may override them by the same names."""
+    """Bounds on the messages that wait for a link in each of its outboxes.
+
+    Each route to the link with `settle: stored` has an outbox, and may override the bounds by the same names.
+    """
 
     messages_max: int = Field(1_000_000, ge=1)
     """Messages that wait; messages on their way to the broker do not count."""
@@ -394,6 +399,7 @@ class Remote(Section):
 
     @property
     def protocol(self) -> str:
+        """Protocol of the link, as the scheme of its first URL names it."""
         return parse_url(self.all_urls[0]).protocol
 
     @property
@@ -446,6 +452,8 @@ class Link(Remote):
         return False
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume from `queue`; None stands
-        for any other source."""
+        """Return True if each message reaches only one of the replicas that consume from `queue`.
+
+        None stands for any other source.
+        """
         return True

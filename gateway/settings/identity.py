@@ -59,9 +59,11 @@ class UsersBackend(Section):
 
 
 class CertificatesBackend(Section):
-    """Back end of clients that have presented a certificate, to a listener with `tls.client_ca_file` or to a
-    load balancer that reports it in the PROXY header. These clients send no password, and no user name or
-    that of the certificate."""
+    """Back end of clients that have presented a certificate.
+
+    They present it to a listener with `tls.client_ca_file` or to a load balancer that reports it in the PROXY
+    header. These clients send no password, and no user name or that of the certificate.
+    """
 
     backend: Literal["certificates"]
     """Kind of back end."""
@@ -74,8 +76,11 @@ class CertificatesBackend(Section):
 
 
 class JwtBackend(Section):
-    """Back end of clients whose password is a JSON Web Token (MQTT, AMQP PLAIN, AMQP/Fast), or that send one
-    in an AUTH packet of MQTT 5. The token's user name replaces any other."""
+    """Back end of clients that log in with a JSON Web Token.
+
+    The token is their password (MQTT, AMQP PLAIN, AMQP/Fast), or they send it in an AUTH packet of MQTT 5.
+    Its user name replaces any other.
+    """
 
     backend: Literal["jwt"]
     """Kind of back end."""
@@ -135,9 +140,11 @@ class JwtBackend(Section):
 
 
 class HttpBackend(Section):
-    """Back end of an HTTP server, with the protocol of RabbitMQ's `rabbitmq_auth_backend_http`: the server
-    receives `username`, `password` and known properties of the client, and responds `allow`, perhaps with
-    roles, or `deny`."""
+    """Back end of an HTTP server, with the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
+
+    The server receives `username`, `password` and known properties of the client, and responds `allow`,
+    perhaps with roles, or `deny`.
+    """
 
     backend: Literal["http"]
     """Kind of back end."""
@@ -172,8 +179,10 @@ USERS_ALONE: Final = (UsersBackend(backend="users"),)
 
 
 def check_backends(backends: tuple[Backend, ...]) -> None:
-    """Check that the back ends can be used together. Raises ValueError if `users` or `certificates` occurs
-    twice."""
+    """Check that the back ends can be used together.
+
+    Raises ValueError if `users` or `certificates` occurs twice.
+    """
     kinds = [one.backend for one in backends]
     for kind in ("users", "certificates"):
         if kinds.count(kind) > 1:

@@ -55,8 +55,10 @@ def _told(
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
-    """Return where each key is set. A key of a variable replaces the file's value as a whole: lists are never
-    merged."""
+    """Return where each key is set.
+
+    A key of a variable replaces the file's value as a whole: lists are never merged.
+    """
     said = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
         place: Origin(document.file, line, column)
@@ -67,8 +69,10 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
 
 def _is_list(place: Place, end: int) -> bool:
-    """Return True if the first `end` steps of `place` lead to the whole value: all of `place`, or the list of
-    a list item."""
+    """Return True if the first `end` steps of `place` lead to the whole value.
+
+    The whole value is at the end of `place`, or it is the list of a list item.
+    """
     return end == len(place) or isinstance(place[end], int)
 
 

@@ -8,8 +8,10 @@ from gateway.settings.limits import Section
 
 
 class Logins(Section):
-    """Protection against guessing passwords, the same in all protocols. Clients on this machine are not
-    counted."""
+    """Protection against guessing passwords, the same in all protocols.
+
+    Clients on this machine are not counted.
+    """
 
     failures_max: int = Field(10, ge=0)
     """Failed logins with one user name from one address within `failure_window_secs`; then that name is

@@ -116,6 +116,8 @@ class MqttLink(Link):
         return self.authentication != "password"
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if the link uses shared subscriptions, whose messages the broker divides, or is
-        elected."""
+        """Return True if each message reaches only one of the replicas that consume over the link.
+
+        That is so if the link uses shared subscriptions, whose messages the broker divides, or is elected.
+        """
         return self.share is not None or self.elected

@@ -39,11 +39,16 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 
 class FileSource(InitSettingsSource):
-    """Values of the file, with computed defaults: the three listeners (MQTT alone on a shared engine), and
-    the name `replica`."""
+    """Values of the configuration file, with computed defaults.
+
+    The defaults are the three listeners (MQTT alone on a shared engine), and the name `replica`.
+    """
 
     def __init__(self, document: Document, replica: str) -> None:
-        """Raises ConfigurationError for a document that is not a table of keys."""
+        """Read the values of a document, and add the computed defaults.
+
+        Raises ConfigurationError for a document that is not a table of keys.
+        """
         self.document = document
         stated = {} if document.content is None else document.content
         if not isinstance(stated, dict):

@@ -229,8 +229,10 @@ class User(Section):
         return _secret(self.password_hash, self.password_hash_file)
 
     def scram_keys(self) -> str:
-        """Return the SCRAM keys, read from their file if they have one; "" for none. Raises
-        ConfigurationError."""
+        """Return the SCRAM keys, read from their file if they have one; "" for none.
+
+        Raises ConfigurationError if the file cannot be read.
+        """
         return _secret(self.scram, self.scram_file)
 
 
@@ -266,8 +268,10 @@ class Log(Section):
 
 
 class ReadFrom:
-    """File that settings were read from, its content, and the place of each key. Equality ignores it:
-    settings are equal wherever they were read."""
+    """File that settings were read from, its content, and the place of each key.
+
+    Equality ignores it: settings are equal wherever they were read.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -344,6 +348,7 @@ class Settings(Documented, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the only source of values, which is the arguments of the class."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -583,8 +588,10 @@ class Settings(Documented, BaseSettings):
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume from `endpoint` (and
-        `queue`)."""
+        """Return True if each message of `endpoint` (and `queue`) reaches only one of its consuming replicas.
+
+        Messages of a listener always do.
+        """
         return endpoint not in self.links or self.links[endpoint].divides(queue)
 
     def journal_path(self) -> Path:
@@ -598,8 +605,10 @@ class Settings(Documented, BaseSettings):
         return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
-        """Return the protocol of every endpoint by its name. A shared port is left out: its connections
-        belong to other listeners."""
+        """Return the protocol of every endpoint by its name.
+
+        A shared port is left out: its connections belong to other listeners.
+        """
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
@@ -618,8 +627,11 @@ class Settings(Documented, BaseSettings):
         return found
 
     def mapping_files(self) -> list[Path]:
-        """Return the mapping files that exist now, sorted. A path without wildcards is included even if it
-        does not exist."""
+        """Return the mapping files that exist now, sorted.
+
+        A path without wildcards is included even if it does not exist. Without `mappings` the result is the
+        identity mapping that the package contains.
+        """
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
         found: set[Path] = set()
