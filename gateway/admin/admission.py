@@ -1,10 +1,10 @@
-"""Admission control of the console and the API: identifies the caller, and decides what the caller may see
-and change.
+"""Admission control of the console and the API.
 
-No address is trusted, not even this machine's, because a proxy makes remote callers local. A caller presents
-one of these: a bearer token made here, the secret of `http.token_file`, a JSON Web Token, a name and password
-(HTTP Basic), or the cookie of a session. Every method but GET and HEAD needs the right `write`; with a cookie
-it also needs the session's CSRF token, which pages of other origins do not know.
+It identifies the caller, and decides what the caller may see and change. No address is trusted, not even this
+machine's, because a proxy makes remote callers local. A caller presents one of these: a bearer token made
+here, the secret of `http.token_file`, a JSON Web Token, a name and password (HTTP Basic), or the cookie of a
+session. Every method but GET and HEAD needs the right `write`; with a cookie it also needs the session's CSRF
+token, which pages of other origins do not know.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ class Caller(NamedTuple):
 
 
 class Admission:
-    """Admission control of requests. `rights_of` returns the rights that a principal's roles give; `access`
-    authenticates users and tokens of others, None accepts none."""
+    """Admission control of requests.
+
+    `rights_of` returns the rights that a principal's roles give; `access` authenticates users and tokens of
+    others, None accepts none.
+    """
 
     def __init__(
         self,
@@ -88,11 +91,11 @@ class Admission:
         self._token_file = token_file
 
     def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
-        """Return `serve` with admission: callers without rights receive 401 or 403, and failed requests a
-        problem document.
+        """Return `serve` with admission control before it.
 
-        `by_host` is True for operations that show callers with rights in some virtual hosts only the content
-        of those (`hosts_of`); such callers cannot use any other operation.
+        Callers without rights receive 401 or 403, and failed requests a problem document. `by_host` is True
+        for operations that show callers with rights in some virtual hosts only the content of those
+        (`hosts_of`); such callers cannot use any other operation.
         """
 
         async def serve_or_refuse(request: Request) -> Response:
@@ -177,8 +180,10 @@ class Admission:
         return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
 
     def find_token(self, text: str) -> Token | None:
-        """Return the token with this text; None if it does not exist, has expired, or its user is no longer
-        valid."""
+        """Return the token with this text.
+
+        Return None if it does not exist, has expired, or its user is no longer valid.
+        """
         token = self.tokens.find(text)
         return token if token is not None and self._stands(token.maker) else None
 
@@ -216,10 +221,10 @@ class Admission:
         return "the token is invalid"
 
     async def _basic(self, request: Request, shown: str) -> Caller | str:
-        """Authenticate a name and password, as programs for RabbitMQ send them. The password may be a token
-        of this name.
+        """Authenticate a name and password, as programs for RabbitMQ send them.
 
-        Browsers are never challenged for a password, so pages of other origins cannot use a stored one.
+        The password may be a token of this name. Return the reason if the caller is refused. Browsers are
+        never challenged for a password, so pages of other origins cannot use a stored one.
         """
         try:
             name, colon, secret = base64.b64decode(shown, validate=True).decode().partition(":")
@@ -276,8 +281,10 @@ def shows_secret(request: Request, file: Path) -> bool:
 
 
 def is_secret(shown: str, file: Path) -> bool:
-    """Return True if the text is the secret in a file, which is read each time, so that a changed secret
-    takes effect."""
+    """Return True if the text is the secret in a file.
+
+    The file is read each time, so that a changed secret takes effect.
+    """
     try:
         secret = secret_from(file).strip()
     except ConfigurationError:
@@ -304,8 +311,11 @@ def remote_of(request: Request) -> str:
 
 
 def strange(request: Request) -> str:
-    """Return the caller's address marked as remote, so that failed logins count even from this machine, which
-    may run a proxy. Of IPv6 the address is the network of 64 bits (access/places.py)."""
+    """Return the caller's address marked as remote.
+
+    Failed logins thus count even from this machine, which may run a proxy. Of IPv6 the address is the network
+    of 64 bits (access/places.py).
+    """
     host, _, port = remote_of(request).rpartition(":")
     return f"http {place_of_host(host)}:{port}"
 

@@ -1,5 +1,7 @@
-"""Responses and errors of everything below /api: JSON that is never cached, problem documents by RFC 9457,
-and parsing of JSON bodies."""
+"""Responses and errors of everything below /api, and parsing of JSON bodies.
+
+Responses are JSON that is never cached; errors are problem documents by RFC 9457.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,10 @@ def tag_of(octets: bytes) -> str:
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """Return the response with its ETag, or 304 without a body if the request has that ETag
-    (`If-None-Match`)."""
+    """Return the response with its ETag, or 304 without a body if the request has that ETag.
+
+    The request names the ETags that it has in `If-None-Match`.
+    """
     if response.status_code != 200 or not response.body:
         return response
     tag = response.headers.setdefault("ETag", tag_of(bytes(response.body)))

@@ -39,8 +39,11 @@ T = TypeVar("T")
 
 
 class Page(NamedTuple):
-    """Page of a list: number of all matching objects, the rows `shown` in order of key, and the key `next`
-    after which the next page begins."""
+    """Page of a list.
+
+    `matching` is the number of all matching objects, `shown` are the rows in order of key, and `next` is the
+    key after which the next page begins.
+    """
 
     matching: int
     shown: list[Any]
@@ -57,8 +60,10 @@ class Page(NamedTuple):
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
-    """Return the choice in a query, the number of rows, and the key after which the page begins. Raises
-    BadChoiceError."""
+    """Return the choice in a query, the number of rows, and the key after which the page begins.
+
+    Raises BadChoiceError for an invalid query.
+    """
     given: dict[str, Any] = dict(request.query_params)
     try:
         count = min(max(int(given.pop("count", SHOWN)), 0), SHOWN_MAX)
@@ -108,8 +113,10 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that matches texts with a pattern, in which `*` stands for any characters, in linear
-    time."""
+    """Return a function that matches texts with a pattern in linear time.
+
+    In the pattern, `*` stands for any characters.
+    """
     first, *rest = pattern.split("*")
     if not rest:
         return pattern.__eq__
@@ -130,8 +137,10 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
-    """Return a function that matches texts with a word of a choice: a pattern, or with `exact` the text
-    itself."""
+    """Return a function that matches texts with a word of a choice.
+
+    The word is a pattern, or with `exact` the text itself.
+    """
     said: str | None = wanted.get(word)
     if said is None:
         return lambda _: True
@@ -139,8 +148,10 @@ def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
-    """Yield the objects in slices, with a turn of the event loop in between, in which objects may
-    disappear."""
+    """Yield the objects in slices, with a turn of the event loop in between.
+
+    Objects may disappear in such a turn.
+    """
     left = iter(things)
     while some := list(islice(left, SLICE)):
         yield some
@@ -199,8 +210,10 @@ class Pace:
 
 
 async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
-    """Wait until all changes are on disk, at most `secs`. Raises UnavailableError if the disk does not store
-    them."""
+    """Wait until all changes are on disk, at most `secs` seconds.
+
+    Raises UnavailableError if the disk does not store them.
+    """
     if store is None:
         flush()
         return

@@ -34,8 +34,11 @@ log = structlog.get_logger()
 
 
 class Details(NamedTuple):
-    """Details of a connection for RabbitMQ's API: `host` and `port` of the listener, TLS, and for AMQP 0-9-1
-    client properties and negotiated limits."""
+    """Details of a connection for RabbitMQ's API.
+
+    `host` and `port` are those of the listener. Client properties and negotiated limits are those of AMQP
+    0-9-1.
+    """
 
     host: str = ""
     port: int = 0
@@ -47,8 +50,10 @@ class Details(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """Record of a connection. `client` and `user` are "" before the login; `dismiss` disconnects it.
-    `virtual_host` is "" in protocols without one. `since` is the time of the login by the event loop's clock.
+    """Record of a connection.
+
+    `client` and `user` are "" before the login; `dismiss` disconnects it. `virtual_host` is "" in protocols
+    without one. `since` is the time of the login by the event loop's clock.
     """
 
     endpoint: str
@@ -97,8 +102,10 @@ KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
 
 
 class ClientsApi:
-    """Operations on connected clients. `connected` returns the connections; `flush` writes pending packets to
-    sockets."""
+    """Operations on connected clients.
+
+    `connected` returns the connections; `flush` writes pending packets to sockets.
+    """
 
     def __init__(
         self,

@@ -40,8 +40,10 @@ Result = TypeVar("Result")
 
 
 class LettersApi:
-    """Operations on dead letters. `flush` passes changes to the store and writes to sockets, as the end of a
-    wake-up does."""
+    """Operations on dead letters.
+
+    `flush` passes changes to the store and writes to sockets, as the end of a wake-up does.
+    """
 
     def __init__(
         self,
@@ -143,8 +145,10 @@ class LettersApi:
         )
 
     async def _redrive_some(self, ids: list[str], told: dict[str, Outcome]) -> list[str]:
-        """Redrive dead letters, and wait for their outcomes within the time limit. Return the ids that do not
-        exist."""
+        """Redrive dead letters, and wait for their outcomes within the time limit.
+
+        Return the ids that do not exist.
+        """
         letters = await self._found(ids)
         there = {letter.id for letter in letters}
         open_ = set(there)
@@ -195,8 +199,10 @@ class LettersApi:
         return await self._read(ask)
 
     async def _read(self, ask: Callable[[Callable[[Result], None]], None]) -> Result:
-        """Return the result that `ask` passes to its callback. Raises UnavailableError if it does not arrive
-        in time."""
+        """Return the result that `ask` passes to its callback.
+
+        Raises UnavailableError if it does not arrive in time.
+        """
         found: list[Result] = []
         there = trio.Event()
 
@@ -213,8 +219,10 @@ class LettersApi:
 
 
 def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
-    """Return the row of a dead letter with the visible part of its message; `whole` includes properties and
-    the whole body."""
+    """Return the row of a dead letter with the visible part of its message.
+
+    `whole` includes properties and the whole body.
+    """
     document: dict[str, Any] = {
         "id": letter.id,
         "time": datetime.fromtimestamp(letter.utc, UTC).isoformat(timespec="milliseconds"),

@@ -45,8 +45,10 @@ NOBODY: Final = Names(tuple, tuple)
 
 
 class EventsApi:
-    """Operations with event streams. `state` returns the state to send; without `taps` no messages can be
-    watched. `names` may be watched."""
+    """Operations with event streams.
+
+    `state` returns the state to send. Without `taps` no messages can be watched; `names` may be watched.
+    """
 
     def __init__(
         self,
@@ -60,8 +62,11 @@ class EventsApi:
         watched: UserShares | None = None,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`streams` and `watched` limit all streams, and streams of messages, by user. `hide` removes private
-        fields from messages."""
+        """Set the limits of event streams.
+
+        `streams` and `watched` limit all streams, and streams of messages, by user. `hide` removes private
+        fields from messages. `each_secs` is the interval in seconds at which the state is sent.
+        """
         self._admission = admission
         self._state = state
         self._taps = taps

@@ -130,8 +130,10 @@ class LoginsApi:
         return "" if access is None else access.loggable(user)
 
     async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
-        """Return the principal, True if it has all rights regardless of roles, and the kind of login; or the
-        reason of a refusal."""
+        """Return the principal of a login, or the reason of its refusal.
+
+        With the principal come True if it has all rights regardless of roles, and the kind of login.
+        """
         admission = self._admission
         if "code" in choice:
             if not admission.sessions.use_link(choice["code"]):
@@ -235,8 +237,10 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
 
 
 def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
-    """Return name, right and days of a requested token, and whether it shows bodies. Raises
-    BadChoiceError."""
+    """Return name, right and days of a requested token, and whether it shows bodies.
+
+    Raises BadChoiceError for an invalid request.
+    """
     form = 'give {"name": NAME, "console": "read" or "write", "days": 90, "bodies": false}'
     if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days", "bodies"}:
         raise BadChoiceError(form)

@@ -81,8 +81,10 @@ def nothing_hidden(_: str, message: Message) -> Message:
 
 
 def seen_by(request: Request, hide: Hide) -> Hide:
-    """Return a function that returns the visible part of a message for this caller: without private fields,
-    and without its body unless the caller may see bodies."""
+    """Return a function that returns the visible part of a message for this caller.
+
+    That part is without private fields, and without the body unless the caller may see bodies.
+    """
     caller: Caller = request.state.caller
     if caller.rights.bodies:
         return hide
@@ -118,8 +120,10 @@ def message_shown(message: Message) -> dict[str, Any]:
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """Return a body as text, or else in base64, and which of the two. With `cut` it may end within a
-    character."""
+    """Return a body as text, or else in base64, and which of the two.
+
+    With `cut` the body may end within a character.
+    """
     for end in range(len(body), max(len(body) - (4 if cut else 1), -1), -1):
         try:
             return body[:end].decode(), "utf-8"

@@ -484,8 +484,10 @@ class Refused(Row):
 
 
 class Redriven(Row):
-    """Result of redriving dead letters. `redriven` counts those that the target accepted, which are
-    deleted."""
+    """Result of redriving dead letters.
+
+    `redriven` counts those that the target accepted, which are deleted.
+    """
 
     redriven: int
     left: list[Refused]

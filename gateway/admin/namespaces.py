@@ -1,5 +1,7 @@
-"""Operations on exchanges, bindings, destinations and transfers of the embedded broker; all of them only
-read."""
+"""Operations on exchanges, bindings, destinations and transfers of the embedded broker.
+
+All of them only read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""HTTP routes and OpenAPI document, derived from the table of operations (gateway/operations.py) and the
-functions that serve them."""
+"""HTTP routes and OpenAPI document of the operations.
+
+Both are derived from the table of operations (gateway/operations.py) and the functions that serve them.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,10 @@ def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRo
 
 
 def _taking_nothing(one: Served) -> Serve:
-    """Return the function that serves an operation; without a body in its definition, requests with one are
-    refused, because it would be ignored."""
+    """Return the function that serves an operation.
+
+    Without a body in the operation's definition, requests with one are refused, because it would be ignored.
+    """
     if one.operation.method != "POST" or one.has_body:
         return one.serve
 

@@ -66,8 +66,10 @@ log = structlog.get_logger()
 
 
 class Limit(NamedTuple):
-    """Use of a limit. `of` is the listener or virtual host, "" for the whole gateway. A limit of 0 is no
-    limit."""
+    """Use of a limit.
+
+    `of` is the listener or virtual host, "" for the whole gateway. A limit of 0 is no limit.
+    """
 
     name: str
     of: str
@@ -91,9 +93,11 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """Running process, as the API sees and operates it. `candidate` compiles the mapping files, or texts in
-    place of some, without putting them in force; `pause` and `resume` take a kind, `route` or `link`, and a
-    name."""
+    """Running process, as the API sees and operates it.
+
+    `candidate` compiles the mapping files, or texts in place of some, without putting them in force; `pause`
+    and `resume` take a kind, `route` or `link`, and a name.
+    """
 
     stats: Callable[[], Iterable[EndpointStats]]
     states: Callable[[], Mapping[str, State]]
@@ -295,8 +299,10 @@ class ProcessApi:
 
 
 def _places(after: str) -> dict[str, int]:
-    """Return the row of each shard before which a page continues, from `next` of another page. Raises
-    ValueError."""
+    """Return the row of each shard before which a page continues.
+
+    `after` is `next` of another page. Raises ValueError if it is malformed.
+    """
     pairs = [one.rpartition(":") for one in after.split(",") if one]
     return {shard: int(number) for shard, _, number in pairs}
 

@@ -207,8 +207,10 @@ def _key(one: ListedQueue) -> str:
 
 
 def _length_key(one: ListedQueue) -> str:
-    """Return a key that puts the longest queue first. Lengths change between pages, so a queue may be on
-    both, or on neither."""
+    """Return a key that puts the longest queue first.
+
+    Lengths change between pages, so a queue may be on both, or on neither.
+    """
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
 

@@ -188,6 +188,7 @@ class RabbitApi:
     # Objects and their state.
 
     async def overview(self, _: Request) -> Fields:
+        """Return versions, listeners, and totals of objects and messages."""
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         exchanges = sum(
@@ -241,13 +242,16 @@ class RabbitApi:
         return found
 
     async def whoami(self, request: Request) -> Fields:
+        """Return the caller's name and tags."""
         caller: Caller = request.state.caller
         return {"name": caller.principal.name, "tags": _tags_of(caller.rights)}
 
     async def cluster_name(self, _: Request) -> Fields:
+        """Return the name of the cluster, which is that of the only node."""
         return {"name": self._node}
 
     async def nodes(self, _: Request) -> list[Fields]:
+        """Return a list with the only node: its resources, alarms and uptime."""
         gauges = self._metrics.broker()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         node = {
@@ -278,12 +282,15 @@ class RabbitApi:
         return [node]
 
     async def node(self, request: Request, name: str) -> Fields:
+        """Return the node of this name."""
         return _only(await self.nodes(request), name)
 
     async def vhosts(self, _: Request) -> list[Fields]:
+        """Return the virtual hosts."""
         return [self._vhost(host) for host in self._hosts.values()]
 
     async def vhost(self, _: Request, name: str) -> Fields:
+        """Return the virtual host of this name."""
         return self._vhost(self._host(name))
 
     def _vhost(self, host: VirtualHost) -> Fields:
@@ -303,6 +310,7 @@ class RabbitApi:
         }
 
     async def queues(self, _: Request, *of: str) -> list[Fields]:
+        """Return the queues of a virtual host, or of all."""
         rows: list[Fields] = []
         for host in self._hosts_of(of):
             async for some in slices(list(host.queues.values())):
@@ -310,12 +318,14 @@ class RabbitApi:
         return rows
 
     async def queue(self, _: Request, of: str, name: str) -> Fields:
+        """Return a queue with its consumers."""
         host = self._host(of)
         queue = _queue_of(host, name)
         consumers = [self._consumer(host, queue, one) for one in queue.consumers]
         return {**self._queue(host, queue), "consumer_details": consumers}
 
     async def queue_bindings(self, _: Request, of: str, name: str) -> list[Fields]:
+        """Return the bindings of a queue, that to the default exchange first."""
         host = self._host(of)
         queue = _queue_of(host, name)
         every = [one for one in bindings_of(self._hosts) if one.destination is queue]
@@ -357,6 +367,7 @@ class RabbitApi:
         }
 
     async def exchanges(self, _: Request, *of: str) -> list[Fields]:
+        """Return the exchanges of a virtual host, or of all, default exchanges first."""
         names = {host.name for host in self._hosts_of(of)}
         rows = [_default_exchange(name) for name in sorted(names)]
         every = [one for one in exchanges_of(self._hosts) if one.virtual_host in names]
@@ -368,19 +379,23 @@ class RabbitApi:
         return {} if policy is None else {"policy": policy.given.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:
+        """Return the exchange of this name."""
         return _only(await self.exchanges(request, of), _exchange_name(name))
 
     async def bindings_from(self, request: Request, of: str, name: str) -> list[Fields]:
+        """Return the bindings whose source is an exchange."""
         await self.exchange(request, of, name)
         return [one for one in await self.bindings(request, of) if one["source"] == _exchange_name(name)]
 
     async def bindings_to(self, request: Request, of: str, name: str) -> list[Fields]:
+        """Return the bindings whose destination is an exchange."""
         await self.exchange(request, of, name)
         leads = ("exchange", _exchange_name(name))
         every = await self.bindings(request, of)
         return [one for one in every if (one["destination_type"], one["destination"]) == leads]
 
     async def bindings(self, _: Request, *of: str) -> list[Fields]:
+        """Return the bindings of a virtual host, or of all, those to default exchanges first."""
         hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
         rows = [_default_binding(host.name, queue) for host in hosts for queue in host.queues.values()]
@@ -389,17 +404,21 @@ class RabbitApi:
         return rows
 
     async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
+        """Return the bindings between an exchange and a queue."""
         _queue_of(self._host(of), name)
         return await self._between(request, of, source, ("queue", name))
 
     async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
+        """Return the bindings between two exchanges."""
         await self.exchange(request, of, name)
         return await self._between(request, of, source, ("exchange", _exchange_name(name)))
 
     async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
+        """Return the binding of an exchange to a queue with this properties key."""
         return _with_key(await self.bound_queue(request, of, source, name), key)
 
     async def exchange_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
+        """Return the binding of an exchange to an exchange with this properties key."""
         return _with_key(await self.bound_exchange(request, of, source, name), key)
 
     async def _between(self, request: Request, of: str, source: str, leads: tuple[str, str]) -> list[Fields]:
@@ -407,15 +426,18 @@ class RabbitApi:
         return [one for one in rows if (one["destination_type"], one["destination"]) == leads]
 
     async def connections(self, _: Request) -> list[Fields]:
+        """Return the connections that the caller may see."""
         rows: list[Fields] = []
         async for some in slices(list(self._clients())):
             rows += [self._connection(one) for one in some]
         return rows
 
     async def connection(self, request: Request, name: str) -> Fields:
+        """Return the connection of this name."""
         return _only(await self.connections(request), name)
 
     async def vhost_connections(self, request: Request, of: str) -> list[Fields]:
+        """Return the connections to a virtual host."""
         host = self._host(of)
         return [one for one in await self.connections(request) if one["vhost"] == host.name]
 
@@ -454,6 +476,7 @@ class RabbitApi:
         }
 
     async def consumers(self, _: Request, *of: str) -> list[Fields]:
+        """Return the consumers of the queues of a virtual host, or of all."""
         return [
             self._consumer(host, queue, one)
             for host in self._hosts_of(of)
@@ -500,14 +523,17 @@ class RabbitApi:
         return []
 
     async def nothing_of_host(self, _: Request, of: str) -> list[Fields]:
+        """Return an empty list for a virtual host, which must exist."""
         self._host(of)
         return []
 
     async def nothing_of_user(self, request: Request, name: str) -> list[Fields]:
+        """Return an empty list for a user, which must exist."""
         await self.user(request, name)
         return []
 
     async def users(self, _: Request) -> list[Fields]:
+        """Return the users that have roles, with their tags."""
         roles = self._roles()
         return [
             {
@@ -519,9 +545,11 @@ class RabbitApi:
         ]
 
     async def user(self, request: Request, name: str) -> Fields:
+        """Return the user of this name."""
         return _only(await self.users(request), name)
 
     async def permissions(self, _: Request) -> list[Fields]:
+        """Return the AMQP 0-9-1 permissions of all users, a row for each role and virtual host."""
         roles = self._roles()
         return [
             {
@@ -536,10 +564,12 @@ class RabbitApi:
         ]
 
     async def vhost_permissions(self, request: Request, of: str) -> list[Fields]:
+        """Return the permissions in a virtual host."""
         host = self._host(of)
         return [one for one in await self.permissions(request) if one["vhost"] == host.name]
 
     async def user_permissions(self, request: Request, name: str) -> list[Fields]:
+        """Return the permissions of a user."""
         await self.user(request, name)
         return [one for one in await self.permissions(request) if one["user"] == name]
 
@@ -557,6 +587,7 @@ class RabbitApi:
         return found[0] | {word: "|".join(f"({one[word]})" for one in found if one[word]) for word in words}
 
     async def policies(self, _: Request, *of: str) -> list[Fields]:
+        """Return the policies of a virtual host, or of all."""
         return [
             {"vhost": host.name, "apply-to": "all", "priority": 0, **one.given}
             for host in self._hosts_of(of)
@@ -564,9 +595,14 @@ class RabbitApi:
         ]
 
     async def policy(self, request: Request, of: str, name: str) -> Fields:
+        """Return the policy of this name."""
         return _only(await self.policies(request, of), name)
 
     async def definitions(self, request: Request, *of: str) -> Fields:
+        """Return durable objects and policies, as RabbitMQ exports its definitions.
+
+        Users and permissions are included only for all virtual hosts.
+        """
         hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
         queues = [
@@ -612,12 +648,20 @@ class RabbitApi:
         }
 
     async def alive(self, _: Request, of: str) -> Fields:
+        """Return status `ok` for a virtual host, which must exist.
+
+        Raises UnavailableError if the gateway is not ready.
+        """
         self._host(of)
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
         return {"status": "ok"}
 
     async def healthy(self, _: Request, *of: str) -> Fields:
+        """Return status `ok`, or `failed` with the reason if the gateway is not ready.
+
+        Raises NotThereError for another node than this one.
+        """
         if of and of[0] != self._node:
             raise NotThereError
         if reasons := self._why_not():
@@ -634,6 +678,10 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def port_open(self, _: Request, port: str) -> Fields:
+        """Return status `ok` if a listener has this port.
+
+        Raises UnavailableError if none has.
+        """
         if port not in {str(one.port) for one in self._doors()}:
             raise UnavailableError(f"nothing listens on port {port}")
         return {"status": "ok", "port": int(port)}
@@ -641,6 +689,10 @@ class RabbitApi:
     # Changes.
 
     async def close_connection(self, _: Request, name: str) -> Response:
+        """Disconnect the client whose connection has this name.
+
+        Raises NotThereError if there is none.
+        """
         chosen = [one for one in self._clients() if one.address == name]
         if not chosen:
             raise NotThereError
@@ -664,19 +716,29 @@ class RabbitApi:
         return found
 
     async def declare_queue(self, request: Request, of: str, name: str) -> Response:
+        """Declare a queue as the body of the request defines it.
+
+        Return 201 for a new queue, else 204.
+        """
         host = self._host(of)
         new = await self._changes.declare_queue(request, host, name)
         return await self._declared(host, new)
 
     async def declare_exchange(self, request: Request, of: str, name: str) -> Response:
+        """Declare an exchange as the body of the request defines it.
+
+        Return 201 for a new exchange, else 204.
+        """
         host = self._host(of)
         new = await self._changes.declare_exchange(request, host, _exchange_name(name))
         return await self._declared(host, new)
 
     async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
+        """Bind a queue to an exchange, with the key and arguments in the request's body."""
         return await self._bound(request, of, "queue", source, name)
 
     async def bind_exchange(self, request: Request, of: str, source: str, name: str) -> Response:
+        """Bind an exchange to an exchange, with the key and arguments in the request's body."""
         return await self._bound(request, of, "exchange", source, _exchange_name(name))
 
     async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
@@ -692,6 +754,11 @@ class RabbitApi:
         return Response(status_code=201 if new else 204)
 
     async def publish(self, request: Request, of: str, name: str) -> Response:
+        """Publish the message in the request's body to an exchange.
+
+        The field `routed` of the response is False if no queue or route accepts the message. Raises
+        ValueError if the message is refused.
+        """
         host = self._host(of)
         try:
             routed = await self._changes.publish(request, host, _exchange_name(name))
@@ -700,11 +767,16 @@ class RabbitApi:
         return answer({"routed": routed})
 
     async def get(self, request: Request, of: str, name: str) -> Response:
+        """Return messages from the head of a queue, as the request's body requires."""
         rows = await self._changes.get(request, self._host(of), name)
         await self._done()
         return await _as_json(rows)
 
     async def delete_queue(self, request: Request, of: str, name: str) -> Response:
+        """Delete a queue, on the conditions `if-unused` and `if-empty` of the query.
+
+        Raises NotThereError if it does not exist.
+        """
         host = self._host(of)
         if name not in host.queues:
             raise NotThereError
@@ -717,6 +789,10 @@ class RabbitApi:
         return await self._changed(request, host, act)
 
     async def delete_exchange(self, request: Request, of: str, name: str) -> Response:
+        """Delete an exchange, on the condition `if-unused` of the query.
+
+        Raises NotThereError if it does not exist.
+        """
         host = self._host(of)
         name = _exchange_name(name)
         if name and name not in host.exchanges:
@@ -729,9 +805,11 @@ class RabbitApi:
         return await self._changed(request, host, act)
 
     async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
+        """Remove a binding of a queue by its properties key."""
         return await self._unbind(request, of, "queue", source, name, key)
 
     async def unbind_exchange(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
+        """Remove a binding of an exchange by its properties key."""
         return await self._unbind(request, of, "exchange", source, _exchange_name(name), key)
 
     async def _unbind(
@@ -746,6 +824,10 @@ class RabbitApi:
         raise NotThereError
 
     async def purge_queue(self, request: Request, of: str, name: str) -> Response:
+        """Drop all ready messages of a queue.
+
+        Raises NotThereError if the queue does not exist.
+        """
         host = self._host(of)
         if name not in host.queues:
             raise NotThereError

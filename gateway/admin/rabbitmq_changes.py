@@ -216,10 +216,10 @@ class RabbitChanges:
     # Messages.
 
     async def publish(self, request: Request, host: VirtualHost, exchange: str) -> bool:
-        """Publish the message of a POST, and wait for its outcome. Return False if no queue or route accepts
-        it.
+        """Publish the message of a POST, and wait for its outcome.
 
-        Raises Refused, and ValueError if the message is not accepted or not confirmed within PUBLISH_SECS.
+        Return False if no queue or route accepts it. Raises Refused, and ValueError if the message is not
+        accepted or not confirmed within PUBLISH_SECS.
         """
         asked = await body_of(request)
         caller: Caller = request.state.caller

@@ -22,8 +22,11 @@ SHOWN_MAX: Final = 200  # Series per page, of 360 numbers each.
 
 
 class Meter:
-    """Rates of counts that are read only on request: each over the time since its previous request, at least
-    a second. With too many, the one requested longest ago is dropped."""
+    """Rates of counts that are read only on request.
+
+    Each is over the time since its previous request, at least a second. With too many, the one requested
+    longest ago is dropped.
+    """
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock

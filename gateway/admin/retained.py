@@ -113,8 +113,10 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:
 
 
 def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a function that returns True for selected topics. Raises BadChoiceError for an invalid
-    filter."""
+    """Return a function that returns True for selected topics.
+
+    Raises BadChoiceError for an invalid filter.
+    """
     said: str = wanted.get("topic", "#")
     if wanted.get("exact") and "topic" in wanted:
         return said.__eq__

@@ -92,8 +92,10 @@ def health(state: AdminState) -> list[BaseRoute]:
         return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def detailed(request: Request) -> Response:
-        """Return detailed metrics. They always need the scrape token or a login, because clients choose the
-        names."""
+        """Return detailed metrics.
+
+        They always need the scrape token or a login, because clients choose the names.
+        """
         file = state.scrape_token_file
         if file is None or not shows_secret(request, file):
             caller = await state.admission.caller(request)
@@ -188,6 +190,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 
 def serving(routes: list[BaseRoute]) -> Starlette:
+    """Return an application for these routes that responds to errors with problem documents."""
     handlers: dict[Any, Any] = {
         **dict.fromkeys(PROBLEMS, _problem),
         HTTPException: _other,
@@ -228,14 +231,17 @@ def listen(key: str, host: str, port: int) -> socket.socket:
 
 
 def context_of(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
+    """Return the TLS context of an HTTP port by configuration key, or None without TLS."""
     return None if tls is None else server_context(key, tls.cert_file, tls.key_file)
 
 
 async def serve(
     http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; `task_status` receives the console's port. Raises ConfigurationError when it
-    cannot listen."""
+    """Serve until cancelled.
+
+    `task_status` receives the console's port. Raises ConfigurationError when it cannot listen.
+    """
     apart = http.health
     refused = state.metrics.http_refused
     bound = listen("http", http.host, http.port)

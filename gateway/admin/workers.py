@@ -25,8 +25,11 @@ from gateway.settings import Http
 
 @dataclass(frozen=True)
 class WorkersState:
-    """Data of the supervisor. `reasons` returns why the running workers are not ready; `exposed` returns
-    metrics and content type for a request's `Accept`; `consoles` describes the ports of the consoles."""
+    """Data of the supervisor.
+
+    `reasons` returns why the running workers are not ready; `exposed` returns metrics and content type for a
+    request's `Accept`; `consoles` describes the ports of the consoles.
+    """
 
     reasons: Callable[[], list[str]]
     exposed: Callable[[str], Awaitable[tuple[bytes, str]]]

@@ -38,8 +38,10 @@ log = structlog.get_logger(limited=True)
 
 
 class Refusal(Exception):
-    """Error response from the server itself, after which the connection closes. `reason` is a label of the
-    metric."""
+    """Error response from the server itself, after which the connection closes.
+
+    `reason` is a label of the metric.
+    """
 
     def __init__(self, status: int, reason: str, text: str) -> None:
         super().__init__(text)
@@ -116,8 +118,10 @@ class HttpConnection:
     # Requests.
 
     async def _request(self) -> h11.Request | None:
-        """Return the next request, or None if the client has closed or is idle for too long. Raises
-        Refusal."""
+        """Return the next request, or None if the client has closed or is idle for too long.
+
+        Raises Refusal for an invalid request, or if its head is incomplete for too long.
+        """
         http = self._http
         if self._served and not self._h11.trailing_data[0]:
             with trio.move_on_after(http.keep_alive_secs) as idle:
@@ -176,8 +180,10 @@ class HttpConnection:
         self._h11.receive_data(bytes(octets))
 
     async def _receive(self) -> Message:
-        """Return the next piece of the body for the application; after its end, or a refusal, a disconnect
-        message."""
+        """Return the next piece of the body for the application.
+
+        After its end, or a refusal, return a disconnect message.
+        """
         if self._gone or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
             return DISCONNECT
         try:
@@ -206,8 +212,10 @@ class HttpConnection:
     # Responses.
 
     async def _answer(self, request: h11.Request) -> None:
-        """Have the application serve a request. Raises Refusal if the body was invalid, Gone if the client
-        has disconnected."""
+        """Have the application serve a request.
+
+        Raises Refusal if the body was invalid, Gone if the client has disconnected.
+        """
         scope = self._asgi(request)
         if scope["raw_path"] not in PROBES:
             async with self._turns:  # Many simultaneous requests do not delay the event loop by their sum.
@@ -311,8 +319,10 @@ class HttpConnection:
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:
-        """Close the sending side and skip received data; a close with unread bytes would discard the
-        response."""
+        """Close the sending side and skip received data.
+
+        A close with unread bytes would discard the response.
+        """
         with trio.move_on_after(LINGER_SECS):
             try:
                 if isinstance(self.stream, trio.SocketStream):
