@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 
 
 class Ending(NamedTuple):
-    """Reason why no more bytes pass a layer. `broke` and `refused` are short labels for counters: the peer
-    broke a rule of the layer, or the client was refused; both are empty if the peer closed normally.
+    """Reason why no more bytes pass a layer.
+
+    `broke` and `refused` are short labels for counters: the peer broke a rule of the layer, or the client was
+    refused. Both are empty if the peer closed normally.
     """
 
     text: str
@@ -20,8 +22,9 @@ class Filter(Protocol):
 
     @property
     def ended(self) -> Ending | None:
-        """Reason why nothing more will be received, or None. Output that `send` still returns must be
-        written.
+        """Reason why nothing more will be received, or None.
+
+        Output that `send` still returns must be written.
         """
 
     @property
@@ -36,8 +39,9 @@ class Filter(Protocol):
         """Convert bytes from the socket and return those for the owner, up to whatever sets `ended`."""
 
     def send(self, data: bytes) -> bytes:
-        """Return the bytes for the socket: `data` converted, and the layer's own output (pass b"" to get only
-        that).
+        """Return the bytes for the socket: `data` converted, and the layer's own output.
+
+        With b"" as `data`, the result is only the layer's own output.
         """
 
     def finish(self) -> bytes:
