@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary chaos peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary simulate chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -71,7 +71,7 @@ check: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict gateway tests/benchmarks tests/adversary tests/chaos
+	$(BIN)/mypy --strict gateway tests/benchmarks tests/adversary tests/chaos tests/simulation
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
 
@@ -117,6 +117,11 @@ fuzz: $(STAMP)
 # What attacks cost others, as a table: make adversary ARGS=work.filters
 adversary: $(STAMP)
 	$(BIN)/python -m tests.adversary $(ARGS)
+
+# The whole gateway by virtual time: make simulate SECONDS=600; one seed again: make simulate SEED=7 ARGS=--trace
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED),,--seconds 600)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(STEPS),--steps $(STEPS)) $(if $(WITHOUT),--without $(WITHOUT)) $(ARGS)
 
 # Kill, cut and fill up what there is, for so many seconds: make chaos SECONDS=600 SEED=7
 chaos: $(STAMP) peers

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
-from itertools import count
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
@@ -61,8 +60,8 @@ class Ledger:
         """`ids_alone`: the messages of ids need not be in the store."""
         self.faults = faults
         self._ids_alone = ids_alone
-        self._claims: dict[int, Claim] = {}  # of ids that are not on disk yet
-        self._numbers = count()
+        # Of ids that are not on disk yet: of the last attempt, if an earlier one was refused.
+        self._claims: dict[Place | Key, Claim] = {}
         self._last_row = 0
         self._written: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by log: first and end
         self._settled: dict[int, set[int]] = defaultdict(set)
@@ -106,7 +105,7 @@ class Ledger:
             self.faults.append(f"{what}: no message is written with it")
         else:
             places = [place for one in own for place in one.places()]
-            self._claims[next(self._numbers)] = Claim(id, places)
+            self._claims[id] = Claim(id, places)
 
     def told(self, call: Appended, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         if outcome is ACCEPTED:
@@ -131,7 +130,7 @@ class Ledger:
         ):
             self._last_row = row
             self._written[log].append((first, first + length))
-        for number, claim in list(self._claims.items()):
+        for claim in list(self._claims.values()):
             if isinstance(claim.id, tuple):
                 log, at = claim.id
                 is_there = any(first <= at < end for first, end in self._written[log.id])
@@ -139,7 +138,7 @@ class Ledger:
                 query = "SELECT count(*) FROM things WHERE kind = ? AND key = ?"
                 is_there = execute(query, (KIND, claim.id)).fetchone()[0] > 0
             if is_there:
-                del self._claims[number]
+                del self._claims[claim.id]
                 if lacking := [place for place in claim.places if not self.has(*place)]:
                     self.faults.append(f"id {claim.id} is on disk without its message at {lacking[:5]}")
 

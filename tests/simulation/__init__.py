@@ -1,0 +1,1 @@
+"""Deterministic simulation of one gateway: docs/developing/simulation.md."""

@@ -1,0 +1,398 @@
+"""AMQP 0-9-1 clients of a simulation: publishers with confirms, consumers, and workers with transactions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.egress.amqp091.session import client_properties
+from gateway.errors import RemoteProtocolError
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.codec import encode_response
+from gateway.protocols.amqp091.events import (
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    Got,
+    MethodReceived,
+    Opened,
+)
+from tests.simulation.ledger import NEVER, Destination, Publication
+from tests.simulation.mqtt_client import Site
+from tests.simulation.network import Wire
+
+PUBLISHES: Final = 1  # channel with confirms
+CONSUMES: Final = 2
+COMMITS: Final = 3  # channel with transactions
+UNCONFIRMED_MAX: Final = 12
+OPENING_SECS_MAX: Final = 12.0
+WORKS_AT: Final = 4  # messages of one transaction
+
+
+@dataclass
+class Job:
+    """A message that a worker has taken and not committed yet."""
+
+    publication: Publication
+    result: Publication
+
+
+class AmqpClient:
+    """One connection with three channels. It consumes from `queues`, and works on `jobs` in transactions."""
+
+    def __init__(
+        self,
+        site: Site,
+        name: str,
+        *,
+        queues: Sequence[Destination] = (),
+        jobs: Destination | None = None,
+        results: Destination | None = None,
+        prefetch: int = 5,
+    ) -> None:
+        self.name = name
+        self.is_open = False
+        self.wire: Wire | None = None
+        self.unconfirmed: dict[int, Publication] = {}
+        self.queues = list(queues)
+        self.is_slow = False
+        self.consumes = True  # False: its queues have no consumer of it
+        self.jobs = jobs
+        self.committed: set[int] = set()  # ids of jobs whose transaction was confirmed
+        self.awaited: deque[str] = deque()  # names of methods that the gateway owes, on the consuming channel
+        self._site = site
+        self._results = results
+        self._prefetch = prefetch
+        self._machine = self._new_machine()
+        self._tag = 0  # of the last publish
+        self._again: list[Publication] = []  # published on an earlier connection, and not confirmed
+        self._unacknowledged: list[tuple[int, Destination, bytes]] = []
+        self._work: list[tuple[int, Publication]] = []
+        self._committing: list[Job] = []
+        self._asked_at = 0.0
+        self._connections = 0
+        self._purged: deque[Destination] = deque()  # of queue.purge that are not answered
+        self._got: deque[Destination] = deque()  # queues of basic.get that are not answered
+
+    def _new_machine(self) -> ClientConnection:
+        return ClientConnection(
+            mechanism="PLAIN",
+            response=encode_response("PLAIN", "guest", "guest"),
+            heartbeat=0,
+            client_properties=client_properties("simulation"),
+        )
+
+    # What the simulation has it do.
+
+    def connect(self) -> None:
+        """Open a connection; an old one is given up."""
+        self.give_up()
+        self.wire = self._site.connect("amqp091")
+        self._machine = self._new_machine()
+        self._asked_at = self._site.now
+        self._connections += 1
+        self._flush()
+        self._site.trace(self.name, "connects")
+
+    def give_up(self) -> None:
+        """Forget the connection; what is not confirmed is published again on the next."""
+        if self.wire is not None:
+            self.wire.end()
+        self.wire = None
+        self.is_open = False
+        self._again = [*self._again, *self.unconfirmed.values()]
+        self.unconfirmed.clear()
+        self._unacknowledged.clear()
+        self._work.clear()
+        self._committing.clear()
+        self.awaited.clear()
+        self._got.clear()
+        self._purged.clear()  # and nobody knows if they still are
+
+    def vanish(self, how: str) -> None:
+        """Lose the connection: "end", "reset", "half-open" or "disconnect"."""
+        wire = self.wire
+        if wire is None:
+            return
+        if how == "reset":
+            wire.reset()
+        elif how == "half-open":
+            wire.is_half_open = True
+            self.wire = None
+        elif how == "disconnect" and self.is_open:
+            self._machine.close()
+            self._flush()
+        self._site.trace(self.name, how)
+        self.give_up()
+
+    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
+        """Publish a persistent message to `exchange/key`. Return False if too many are on their way."""
+        site = self._site
+        if not self.is_open or len(self.unconfirmed) + len(self._again) >= UNCONFIRMED_MAX:
+            return False
+        padding = site.random.choice((0, 0, 10, 300, 3_000))
+        one = site.ledger.publish(
+            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding
+        )
+        self._send(one)
+        site.trace(self.name, "publishes", one.id, address)
+        return True
+
+    def _send(self, one: Publication) -> None:
+        self._tag += 1
+        self.unconfirmed[self._tag] = one
+        self._put(PUBLISHES, one)
+        self._flush()
+
+    def _put(self, channel: int, one: Publication) -> None:
+        exchange, _, key = one.address.partition("/")
+        self._machine.send_content(channel, m.BasicPublish(exchange, key), header_of(one), one.body())
+
+    def get(self, queue: Destination) -> None:
+        """Request one message."""
+        if self._is_usable(CONSUMES):
+            self._say(CONSUMES, m.BasicGet(queue.name), "basic.get-ok")
+            self._got.append(queue)
+            self._site.trace(self.name, "asks", queue.name)
+
+    def purge(self, queue: Destination) -> None:
+        """Purge a queue."""
+        if self._is_usable(CONSUMES):
+            self._site.ledger.excuse(queue)
+            queue.is_purged = True
+            self._purged.append(queue)
+            self._say(CONSUMES, m.QueuePurge(queue.name), "queue.purge-ok")
+            self._site.trace(self.name, "purges", queue.name)
+
+    def commit(self) -> None:
+        """Publish a result for each job that was taken, acknowledge these, and commit."""
+        site, results = self._site, self._results
+        if not self._work or self._committing or results is None or not self._is_usable(COMMITS):
+            return
+        work, self._work = self._work, []
+        for tag, job in work:
+            address = f"/{results.name}"
+            result = site.ledger.work_on(job, self.name, address, results, site.now)
+            self._put(COMMITS, result)
+            self._machine.ack(COMMITS, tag)
+            self._committing.append(Job(job, result))
+        self._machine.send_method(COMMITS, m.TxCommit())
+        self._flush()
+        site.trace(self.name, "commits", [job.publication.id for job in self._committing])
+
+    def _is_usable(self, channel: int) -> bool:
+        return self.is_open and self._machine._usable(channel)
+
+    def _say(self, channel: int, method: m.Method, awaited: str) -> None:
+        self._machine.send_method(channel, method)
+        self.awaited.append(awaited)
+        self._flush()
+
+    def _flush(self) -> None:
+        octets = self._machine.data_to_send()
+        if octets and self.wire is not None:
+            self.wire.send(octets)
+
+    # What happens to it.
+
+    def pump(self) -> None:
+        """Read what has come, and answer some of it."""
+        wire, site = self.wire, self._site
+        if wire is None:
+            return
+        octets = wire.receive()
+        if octets:
+            try:
+                events = self._machine.receive_data(octets, 0.0)
+            except RemoteProtocolError as error:
+                site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
+                self.give_up()
+                return
+            for event in events:
+                self._take(event)
+                if self.wire is None:
+                    return
+        if wire.has_ended or (not self.is_open and site.now - self._asked_at > OPENING_SECS_MAX):
+            site.trace(self.name, "is lost")
+            self.give_up()
+            return
+        if not (self.is_slow and site.random.random() < 0.9):
+            self.acknowledge()
+        if len(self._work) >= (1 if site.is_ending else WORKS_AT):
+            self.commit()
+        self._flush()
+
+    def acknowledge(self) -> None:
+        """Acknowledge deliveries; requeue a few."""
+        due, self._unacknowledged = self._unacknowledged, []
+        for tag, _, _ in due:
+            if self._site.random.random() < 0.1 and not self._site.is_ending:
+                self._machine.nack(CONSUMES, tag, requeue=True)
+            else:
+                self._machine.ack(CONSUMES, tag)
+
+    def _take(self, event: Event) -> None:
+        actions: dict[type, Callable[..., None]] = {
+            Opened: self._opened,
+            ChannelOpened: self._channel_opened,
+            Confirms: self._confirmed,
+            Deliveries: self._delivered,
+            Got: self._got_one,
+            MethodReceived: self._answered,
+            ChannelClosed: self._channel_closed,
+            Closed: self._closed,
+        }
+        action = actions.get(type(event))
+        if action is not None:
+            action(event)
+
+    def _opened(self, event: Opened) -> None:
+        if self._machine.ending:
+            return
+        for _ in (PUBLISHES, CONSUMES, COMMITS):
+            self._machine.open_channel()
+        self._flush()
+
+    def _channel_opened(self, event: ChannelOpened) -> None:
+        channel = event.channel
+        if channel == PUBLISHES:
+            self._machine.send_method(channel, m.ConfirmSelect())
+            self._tag = 0
+        elif channel == CONSUMES:
+            self._machine.send_method(channel, m.BasicQos(0, self._prefetch))
+            self._consume()
+        else:
+            self._machine.send_method(channel, m.TxSelect())
+            if self.jobs is not None:
+                self._machine.send_method(channel, m.BasicQos(0, 2 * WORKS_AT))
+                self._machine.send_method(channel, m.BasicConsume(self.jobs.name, "jobs"))
+            self.is_open = True
+            again, self._again = self._again, []
+            for one in again:
+                one.attempts += 1
+                self._send(one)
+        self._flush()
+
+    def _consume(self) -> None:
+        if self.consumes:
+            for at, queue in enumerate(self.queues):
+                self._machine.send_method(CONSUMES, m.BasicConsume(queue.name, f"c{at}"))
+
+    def start_consuming(self) -> None:
+        """Consume from its queues, if it did not."""
+        if not self.consumes:
+            self.consumes = True
+            if self.wire is not None and self._machine._usable(CONSUMES):
+                self._consume()
+                self._flush()
+
+    def _confirmed(self, event: Confirms) -> None:
+        site = self._site
+        for _, tag, multiple, ok in event.confirms:
+            tags = [one for one in self.unconfirmed if one <= tag] if multiple else [tag]
+            for one in tags:
+                publication = self.unconfirmed.pop(one, None)
+                if publication is None:
+                    continue
+                site.trace(self.name, "confirm", publication.id, ok)
+                (site.ledger.accept if ok else site.ledger.refuse)(publication)
+
+    def _delivered(self, event: Deliveries) -> None:
+        site = self._site
+        for channel, consumer, tag, redelivered, _, _, body in event.contents:
+            octets = bytes(body)
+            site.trace(self.name, "gets", octets[:12], redelivered)
+            if channel == COMMITS:
+                self._take_job(tag, octets, redelivered)
+            else:
+                queue = self.queues[int(consumer[2:])]
+                site.ledger.receive(
+                    queue, octets, f"{self.name} {self._connections}", qos=-1, is_repeat=redelivered
+                )
+                self._unacknowledged.append((tag, queue, octets))
+
+    def _take_job(self, tag: int, body: bytes, redelivered: bool) -> None:
+        assert self.jobs is not None
+        one = self._site.ledger.receive(self.jobs, body, self.name, qos=-1, is_repeat=redelivered)
+        if one is None:
+            return
+        if one.id in self.committed and one.attempts == 1:
+            self._site.ledger.faults.append(
+                f"{self.jobs.name}: {self._site.ledger.name_of(one)} comes again after its transaction"
+            )
+        self._work.append((tag, one))
+
+    def _got_one(self, event: Got) -> None:
+        queue = self._got.popleft()
+        self.awaited.popleft()
+        body = bytes(event.body)
+        self._site.trace(self.name, "got", body[:12])
+        self._site.ledger.receive(
+            queue, body, f"{self.name} get", qos=-1, is_repeat=bool(event.method.redelivered)
+        )
+        self._unacknowledged.append((event.method.delivery_tag, queue, body))
+
+    def _answered(self, event: MethodReceived) -> None:
+        method = event.method
+        self._site.trace(self.name, "hears", method.name)
+        if isinstance(method, m.BasicGetEmpty):
+            self._got.popleft()
+            self.awaited.popleft()
+        elif isinstance(method, m.QueuePurgeOk):
+            self.awaited.popleft()
+            queue = self._purged.popleft()
+            queue.is_purged = queue in self._purged
+        elif isinstance(method, m.TxCommitOk):
+            self._commit_done()
+
+    def _commit_done(self) -> None:
+        for job in self._committing:
+            self.committed.add(job.publication.id)
+            self._site.ledger.accept(job.result)
+        self._committing.clear()
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        self._site.trace(self.name, "channel closed", event.channel, event.reply_code, event.text[:60])
+        self.give_up()
+
+    def _closed(self, event: Closed) -> None:
+        self._site.trace(self.name, "connection closed", event.reply_code, event.text[:60])
+        self.give_up()
+
+    def waits_for(self) -> str:
+        """Return what is on its way, for reports."""
+        return (
+            f"open {self.is_open}, unconfirmed {len(self.unconfirmed) + len(self._again)}, "
+            f"unacknowledged {len(self._unacknowledged)}, jobs {len(self._work) + len(self._committing)}, "
+            f"awaited {list(self.awaited)}"
+        )
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing of it is on its way."""
+        return self.is_open and not (
+            self.unconfirmed
+            or self._again
+            or self._unacknowledged
+            or self._work
+            or self._committing
+            or self.awaited
+        )
+
+
+def header_of(one: Publication) -> bytes:
+    """Return the content header of a persistent message with its id as message id."""
+    flags = 0x1000 | 0x0080
+    expiration = b""
+    if one.ttl_secs != NEVER:
+        flags |= 0x0100
+        text = b"%d" % int(one.ttl_secs * 1_000)
+        expiration = bytes((len(text),)) + text
+    name = b"%d" % one.id
+    return flags.to_bytes(2, "big") + b"\x02" + expiration + bytes((len(name),)) + name

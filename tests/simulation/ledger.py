@@ -1,0 +1,215 @@
+"""Reference model of a simulation: what was published, what was promised, and what arrived.
+
+A destination is whatever must have a message after its publisher got an acknowledgement: a queue, a
+persistent session, a group of sessions with a shared subscription. A publication is wanted by the
+destinations that certainly existed when it was sent. What an operator purges, or a session loses that ends,
+is excused: it may arrive, and need not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+SHOWN_MAX: Final = 12
+NEVER: Final = float("inf")
+
+
+@dataclass(eq=False)
+class Publication:
+    """One message with its own body. `number` counts the messages of its publisher to its address."""
+
+    id: int
+    publisher: str
+    address: str
+    number: int
+    qos: int
+    wanted: tuple[Destination, ...]
+    sent_at: float
+    ttl_secs: float = NEVER
+    is_accepted: bool = False
+    is_refused: bool = False
+    attempts: int = 1
+    is_unsafe: bool = False
+    """True if it may arrive twice: it was sent again without a session, or the gateway tries again itself."""
+    padding: int = 0
+
+    def body(self) -> bytes:
+        """Return the body, by which the message is known."""
+        return b"%d:%s" % (self.id, b"x" * self.padding)
+
+
+@dataclass(eq=False)
+class Destination:
+    """Receiver of messages. `exists` is False before it is acknowledged, and once its end is requested."""
+
+    name: str
+    is_once: bool = False
+    """True if no message may arrive twice that was sent at QoS 2, or by a route that deduplicates."""
+    is_ordered: bool = True
+    is_session: bool = False
+    exists: bool = False
+    is_purged: bool = False
+    """True while a client's purge may be on its way."""
+    sent: list[Publication] = field(default_factory=list)
+    received: Counter[int] = field(default_factory=Counter)
+    excused: set[int] = field(default_factory=set)
+    last: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+
+class Ledger:
+    """All publications and destinations of a simulation. `faults` are broken promises, a line each."""
+
+    def __init__(self, *, is_disk_sound: bool = True) -> None:
+        """`is_disk_sound` False: the disk fails at times.
+
+        Then a message may be refused without its publisher's knowledge, and the note that a session was
+        connected may be lost, without which its messages are not marked as repeats.
+        """
+        self._is_disk_sound = is_disk_sound
+        self.publications: list[Publication] = []
+        self.destinations: dict[str, Destination] = {}
+        self.faults: list[str] = []
+        self.results: dict[int, list[Publication]] = defaultdict(list)  # of jobs, by their ids
+        self._numbers: Counter[tuple[str, str]] = Counter()
+
+    def destination(self, name: str, *, is_once: bool = False, is_ordered: bool = True) -> Destination:
+        """Return the destination of this name; a new one does not exist yet."""
+        if name not in self.destinations:
+            is_session = name.startswith(("session", "$share"))
+            self.destinations[name] = Destination(name, is_once, is_ordered, is_session)
+        return self.destinations[name]
+
+    def publish(
+        self,
+        publisher: str,
+        address: str,
+        qos: int,
+        wanted: Iterable[Destination],
+        now: float,
+        *,
+        ttl_secs: float = NEVER,
+        padding: int = 0,
+    ) -> Publication:
+        """Note a message that is about to be sent."""
+        self._numbers[publisher, address] += 1
+        number = self._numbers[publisher, address]
+        targets = tuple(one for one in wanted if one.exists)
+        one = Publication(
+            len(self.publications) + 1,
+            publisher,
+            address,
+            number,
+            qos,
+            targets,
+            now,
+            ttl_secs,
+            padding=padding,
+        )
+        self.publications.append(one)
+        for target in targets:
+            target.sent.append(one)
+            if target.is_purged:
+                target.excused.add(one.id)
+        return one
+
+    def work_on(
+        self, job: Publication, worker: str, address: str, results: Destination, now: float
+    ) -> Publication:
+        """Note that a worker publishes a result in the transaction that acknowledges a job."""
+        result = self.publish(worker, address, 0, [results], now)
+        self.results[job.id].append(result)
+        return result
+
+    def accept(self, one: Publication) -> None:
+        """Note an acknowledgement."""
+        one.is_accepted = True
+
+    def refuse(self, one: Publication) -> None:
+        """Note a refusal, after which the publisher does not try again."""
+        one.is_refused = True
+
+    def excuse(self, destination: Destination) -> None:
+        """Note that what was sent to a destination until now may be gone."""
+        destination.excused.update(one.id for one in destination.sent)
+
+    def end(self, destination: Destination) -> None:
+        """Note that a destination ends now, or that it is not certain that it exists."""
+        destination.exists = False
+        self.excuse(destination)
+
+    def receive(
+        self, destination: Destination, body: bytes, by: str, *, qos: int, is_repeat: bool
+    ) -> Publication | None:
+        """Note that a message has arrived. `by` names the receiver among several of this destination."""
+        id = int(body.partition(b":")[0])
+        if not 0 < id <= len(self.publications):
+            self.faults.append(f"{destination.name}: a message that nobody has published: {body[:20]!r}")
+            return None
+        one = self.publications[id - 1]
+        if body != one.body():
+            self.faults.append(f"{destination.name}: the body of {self.name_of(one)} has changed")
+        before = destination.received[id]
+        destination.received[id] += 1
+        if before:
+            if destination.is_once and qos == 2 and not one.is_unsafe:
+                self.faults.append(f"{destination.name}: {self.name_of(one)} has arrived twice")
+            elif not is_repeat and self._is_marked(destination, one):
+                self.faults.append(
+                    f"{destination.name}: {self.name_of(one)} has arrived twice and is not marked as a repeat"
+                )
+        elif destination.is_ordered and not is_repeat and not self._may_be_late(destination, one):
+            key = one.publisher, one.address, f"{by} {one.qos == 0}"  # QoS 0 waits for no disk
+            last = destination.last.get(key, 0)
+            if last > one.number:
+                self.faults.append(
+                    f"{destination.name}: {self.name_of(one)} has arrived after number {last} at {by}"
+                )
+            destination.last[key] = max(last, one.number)
+        return one
+
+    def _is_marked(self, destination: Destination, one: Publication) -> bool:
+        """Return True if a repeat for this destination must say that it is one."""
+        is_recorded = self._is_disk_sound or not destination.is_session
+        return destination.is_ordered and one.attempts == 1 and not one.is_unsafe and is_recorded
+
+    def _may_be_late(self, destination: Destination, one: Publication) -> bool:
+        """Return True if another attempt may arrive behind later messages, because the first may be gone."""
+        is_gone = one.ttl_secs != NEVER or one.id in destination.excused or not self._is_disk_sound
+        return one.is_unsafe or (one.attempts > 1 and is_gone)
+
+    @staticmethod
+    def name_of(one: Publication) -> str:
+        """Return a name for reports."""
+        return f"message {one.id} ({one.publisher} to {one.address}, number {one.number}, QoS {one.qos})"
+
+    def missing(self, now: float) -> dict[Destination, list[Publication]]:
+        """Return what was accepted, is not excused and has not arrived."""
+        found: dict[Destination, list[Publication]] = defaultdict(list)
+        for one in self.publications:
+            if one.is_accepted and now - one.sent_at < one.ttl_secs:
+                for target in one.wanted:
+                    if not target.received[one.id] and one.id not in target.excused:
+                        found[target].append(one)
+        return found
+
+    def check_missing(self, now: float, dead: set[int], dropped: int) -> None:
+        """Note what is missing, is no dead letter, and is not among what full sessions have dropped."""
+        for target, lacking in self.missing(now).items():
+            lost = [one for one in lacking if one.id not in dead]
+            if target.is_session and len(lost) <= dropped:
+                dropped -= len(lost)
+                continue
+            for one in lost[:SHOWN_MAX]:
+                self.faults.append(f"{target.name}: {self.name_of(one)} was accepted and is missing")
+
+    def check_jobs(self, jobs: Destination, results: Destination, now: float) -> None:
+        """Note jobs that are gone without a result: half of their transaction has taken effect."""
+        for job in jobs.sent:
+            tries = self.results[job.id]
+            done = any(results.received[one.id] or one.id in results.excused for one in tries)
+            is_due = job.is_accepted and job.id not in jobs.excused and now - job.sent_at < job.ttl_secs
+            if is_due and not done:
+                self.faults.append(f"{jobs.name}: {self.name_of(job)} is gone and has no result")
