@@ -140,8 +140,9 @@ def _checked(reason: int, kind: PacketType) -> int:
     """Return `reason` unchanged if the packet type may carry it. Raises RemoteProtocolError otherwise."""
     # Mosquitto refuses a PUBLISH that is too large with PUBACK 0x95, which the table does not allow. Any
     # failure code of PUBACK and PUBREC is accepted: closing the connection would cost more than one refused
-    # message.
-    refusal = reason >= FAILURE and kind in (PacketType.PUBACK, PacketType.PUBREC)
+    # message. So is any of DISCONNECT: a broker that is unavailable (0x88) does not blame a message.
+    # The server refuses them (`REASONS`).
+    refusal = reason >= FAILURE and kind in (PacketType.PUBACK, PacketType.PUBREC, PacketType.DISCONNECT)
     if reason not in REASONS[kind] and not refusal:
         raise violation(f"{kind.name} must not carry reason {reason:#04x}")
     return reason

@@ -203,7 +203,9 @@ class ServerConnection(Connection):
             raise violation("re-authentication before the first one is over")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
-        """Raise RemoteProtocolError if a DISCONNECT refers to another server or prolongs the session."""
+        """Raise RemoteProtocolError if a DISCONNECT is not one that a client may send."""
+        if packet.reason not in REASONS[PacketType.DISCONNECT]:
+            raise violation(f"DISCONNECT must not carry reason {packet.reason:#04x}")
         assert self.connect is not None
         if Property.SERVER_REFERENCE in packet.properties:
             raise violation("only a server refers to another")

@@ -86,13 +86,19 @@ class Bench:
     """A dispatcher with one link, over one store; `restart` is a crash after what was flushed."""
 
     def __init__(
-        self, folder: Path, router: Router | None = None, quotas: UserQuotas | None = None, **way: Any
+        self,
+        folder: Path,
+        router: Router | None = None,
+        quotas: UserQuotas | None = None,
+        link: Any = None,
+        **way: Any,
     ) -> None:
+        """Open the store in `folder`. `link` is the link session; None for a Link."""
         self.folder = folder
         self.quotas = quotas
         self.disk = Disk()
         self.way = {"window": 100} | way
-        self.link = Link()
+        self.link = link or Link()
         self.now = 1_000.0
         self.one: Opened
         self.open(router or mapping())
@@ -108,8 +114,11 @@ class Bench:
                 outbox=self.outboxes.of,
             ),
         )
-        self.outboxes.add_target("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
+        self.outboxes.add_target("erp", OutboxTarget(self.link, self._is_up, **self.way))
         self.outboxes.use(router.routes)
+
+    def _is_up(self) -> bool:
+        return self.link.up if isinstance(self.link, Link) else self.link.status.up
 
     def _before(self, store: Store) -> None:
         self.letters = DeadLetters(store=store)
@@ -126,7 +135,8 @@ class Bench:
 
     def restart(self, router: Router | None = None) -> None:
         self.one.store.close()
-        self.link.parts.clear()
+        if isinstance(self.link, Link):
+            self.link.parts.clear()
         self.open(router or self.dispatcher.router)
 
     def use(self, router: Router) -> None:

@@ -81,8 +81,7 @@ class Remote:
             self._missing(channel, f"no exchange '{method.exchange}'", 60, 40)
             return
         if body in world.poison:
-            text = "PRECONDITION_FAILED - user_id property set to 'x' but authenticated user was 'guest'"
-            self.machine.close_channel(channel, 406, text, 60, 40)
+            self.machine.close_channel(channel, *world.refusal, 60, 40)
             return
         world.published.append((method.exchange, method.routing_key, method.mandatory, properties, body))
         if method.mandatory and method.routing_key in world.unroutable:
@@ -163,7 +162,8 @@ class World:
         self.queues: set[str] = set()
         self.bindings: set[tuple[str, str, str]] = set()
         self.unroutable: set[str] = set()
-        self.poison: set[bytes] = set()
+        self.poison: set[bytes] = set()  # bodies that cost the channel, for this reason:
+        self.refusal = (406, "PRECONDITION_FAILED - user_id property set to 'x'")
         self.published: list[tuple[str, str, bool, bytes, bytes]] = []
         self.heard: list[m.Method] = []
         self.acks: list[tuple[int, int, bool]] = []

@@ -16,18 +16,20 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping.router import Router, Targets
 from gateway.model.batch import Batch
 from gateway.model.message import MESSAGE_OCTETS, Message
-from gateway.model.outcome import ACCEPTED, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import ConfirmSelect, ConnectionBlocked, ConnectionUnblocked
 from gateway.protocols.amqp091.table import syntax_error
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
+from tests.broker.outbox.bench import Bench, mapping
 from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
 EX = "amq.topic"
+OUTBOX_WAIT_SECS_MAX = 30.0
 
 
 def bodies(start: int, stop: int) -> list[bytes]:
@@ -278,6 +280,59 @@ async def test_a_message_that_closes_the_channel_is_found_out(culprits: set[int]
     assert one.session.idle
     publish(one, source, bodies(10, 30))
     assert len(source.order) == 30
+
+
+NO_ROOM = (506, "RESOURCE_ERROR - the disk of queue 'q' is full")
+
+
+@pytest.mark.parametrize("culprits", [{3}, {0, 1}, {9}, {2, 7}])
+async def test_a_message_that_closes_the_channel_for_lack_of_resources_is_released(
+    culprits: set[int],
+) -> None:
+    """It may be accepted later, and costs no other message."""
+    one, source = rig(confirms=True)
+    one.world.refusal = NO_ROOM
+    one.world.poison = {b"%d" % at for at in culprits}
+    publish(one, source, bodies(0, 10))
+    refused = {receipt: got for receipt, got in source.outcomes.items() if got is not ACCEPTED}
+    assert refused == dict.fromkeys(one.world.poison, Outcome(Verdict.RELEASED, Reason.QUOTA, NO_ROOM[1]))
+    assert set(accepted(source)) == set(bodies(0, 10)) - one.world.poison
+    assert one.session.idle
+    again, one.world.poison = one.world.poison, set()
+    later = Settled()
+    publish(one, later, sorted(again))
+    assert set(accepted(later)) == again
+
+
+async def test_a_connection_that_is_closed_for_lack_of_resources_releases_one_message() -> None:
+    one, source = rig()
+    publish(one, source, [b"full"])
+    one.remote.machine.close(*NO_ROOM, 60, 40)
+    one.move()
+    assert source.outcomes == {b"full": Outcome(Verdict.RELEASED, Reason.QUOTA, NO_ROOM[1])}
+    assert one.session.idle
+
+
+async def test_an_outbox_tries_again_what_closed_the_channel_for_lack_of_resources(tmp_path: Path) -> None:
+    """Nothing becomes a dead letter, though the route allows one attempt after a rejection."""
+    one, _ = rig(confirms=True)
+    one.world.refusal, one.world.poison = NO_ROOM, {b"1"}
+    bench = Bench(tmp_path, mapping(", attempts_max: 1"), link=one.session)
+    assert bench.stored(0, 1, 2).outcomes == [ACCEPTED] * 3
+    for _ in range(5):
+        one.move()
+        bench.commit()
+        assert bench.state.messages
+        bench.after(OUTBOX_WAIT_SECS_MAX)
+    one.world.poison = set()
+    while bench.state.messages:
+        bench.after(OUTBOX_WAIT_SECS_MAX)
+        one.move()
+        bench.commit()
+    assert set(one.world.bodies) == {b"0", b"1", b"2"}
+    assert bench.dead() == []
+    assert one.session.idle
+    bench.one.end(True, bench.outboxes)
 
 
 async def test_an_expired_message_does_not_leave_the_link() -> None:

@@ -53,7 +53,8 @@ class World:
     def __init__(self) -> None:
         self.replies = True
         self.missing: set[str] = set()  # names that cost the handle, 404
-        self.busy: set[str] = set()  # names that cost the handle, 507
+        self.busy: set[str] = set()  # names that cost the handle,
+        self.busy_code = 507  # with this code
         self.poison: set[bytes] = set()  # bodies that cost the handle, 542,
         self.harsh = False  # or the channel, as with the server of 2005
         self.restartable = True
@@ -127,7 +128,7 @@ class Remote:
         fault = (
             (404, f"there is no {full!r}")
             if full in world.missing
-            else (507, "not now")
+            else (world.busy_code, "not now")
             if full in world.busy
             else (542, "not that")
             if body in world.poison

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import trio
 
+from gateway.egress.amqpfast.publisher import REFUSED_SECS
+from gateway.mapping import parse
+from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
@@ -12,10 +17,19 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties, encode_command
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
+from tests.broker.outbox.bench import Bench
 from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
+OUTBOX_WAIT_SECS_MAX = 30.0
+OUTBOX = """
+version: 1
+routes:
+  - {name: out, from: {endpoint: mqtt, topic: "out/#"}, to: {endpoint: erp, service: queue, destination: q},
+     settle: stored, attempts_max: 1}
+"""
 
 
 def bodies(start: int, stop: int) -> list[bytes]:
@@ -139,15 +153,20 @@ async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
 
 
 @pytest.mark.parametrize(
-    "which, verdict, reason",
-    [("missing", Verdict.REJECTED, Reason.NO_ROUTE), ("busy", Verdict.RELEASED, Reason.TARGET_REFUSED)],
+    "which, busy_code, verdict, reason",
+    [
+        ("missing", 0, Verdict.REJECTED, Reason.NO_ROUTE),
+        ("busy", 506, Verdict.RELEASED, Reason.QUOTA),
+        ("busy", 507, Verdict.RELEASED, Reason.TARGET_REFUSED),
+        ("busy", 403, Verdict.REJECTED, Reason.NOT_AUTHORIZED),
+    ],
 )
 @pytest.mark.parametrize("harsh", [False, True])
 async def test_a_destination_that_is_refused_costs_its_own_messages_only(
-    which: str, verdict: Verdict, reason: Reason, harsh: bool
+    which: str, busy_code: int, verdict: Verdict, reason: Reason, harsh: bool
 ) -> None:
     one, source = rig()
-    one.world.harsh = harsh
+    one.world.harsh, one.world.busy_code = harsh, busy_code
     getattr(one.world, which).add("gone")
     one.publish(source, bodies(0, 12), "q", "gone", "other")
     assert refused(source) == set(bodies(0, 12)[1::3])
@@ -156,6 +175,33 @@ async def test_a_destination_that_is_refused_costs_its_own_messages_only(
     assert set(accepted(source)) == set(bodies(0, 12)) - refused(source)
     assert one.session.idle
     assert one.link.downs == []
+
+
+@pytest.mark.parametrize("code", [506, 507])
+async def test_an_outbox_tries_again_what_a_busy_destination_refused(
+    code: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing becomes a dead letter, though the route allows one attempt after a rejection."""
+    one, _ = rig()
+    one.world.busy, one.world.busy_code = {"q"}, code
+    router = Router([parse(OUTBOX)], {"mqtt": "mqtt", "erp": "amqpfast"})
+    bench = Bench(tmp_path, router, link=one.session)
+    assert bench.stored(0, 1, 2).outcomes == [ACCEPTED] * 3
+    for _ in range(5):
+        one.move()
+        one.tick()
+        bench.commit()
+        assert bench.state.messages == 3
+        bench.after(OUTBOX_WAIT_SECS_MAX)
+    one.world.busy = set()
+    while bench.state.messages:
+        bench.after(OUTBOX_WAIT_SECS_MAX)
+        await trio.sleep(REFUSED_SECS)
+        one.tick()
+        bench.commit()
+    assert set(one.world.bodies) == {b"0", b"1", b"2"}
+    assert bench.dead() == []
+    bench.one.end(True, bench.outboxes)
 
 
 async def test_a_destination_that_appears_is_used_again(autojump_clock: trio.testing.MockClock) -> None:

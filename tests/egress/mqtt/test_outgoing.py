@@ -486,6 +486,57 @@ async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
     assert len(world.link.downs) == most + 1  # once more, for "a" was acknowledged the first time
 
 
+# 0x88, 0x89, 0x8B, 0x8E, 0x96, 0x97, 0x98, 0x9C: docs/reference/guarantees.md has the same list.
+FOR_NOW = (
+    ReasonCode.SERVER_UNAVAILABLE,
+    ReasonCode.SERVER_BUSY,
+    ReasonCode.SERVER_SHUTTING_DOWN,
+    ReasonCode.SESSION_TAKEN_OVER,
+    ReasonCode.MESSAGE_RATE_TOO_HIGH,
+    ReasonCode.QUOTA_EXCEEDED,
+    ReasonCode.ADMINISTRATIVE_ACTION,
+    ReasonCode.USE_ANOTHER_SERVER,
+)
+
+
+@pytest.mark.parametrize("reason", FOR_NOW, ids=lambda code: code.name)
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("bodies", [["one"], ["one", "two", "three"]], ids=["alone", "with others"])
+async def test_a_broker_that_is_busy_holds_nothing_against_a_message(
+    bodies: list[str], qos: int, reason: ReasonCode
+) -> None:
+    world = World()
+    world.connect()
+    world.drop()
+    world.present, world.acks = True, False
+    world.publish(*[message(body, qos) for body in bodies])
+    for _ in range(BARREN_MAX + 3):
+        world.connect()
+        assert [body for _, body in world.sent()] == [body.encode() for body in bodies]
+        world.connection.receive(bytes((0xE0, 1, reason)), 0.0)
+        world.drop()
+    assert world.outcomes == {}
+    world.acks = True
+    world.connect()
+    assert world.outcomes == dict.fromkeys([body.encode() for body in bodies], ACCEPTED)
+    assert world.session.idle
+
+
+async def test_only_the_connections_that_a_busy_broker_did_not_end_count_against_a_message() -> None:
+    world = World()
+    world.present, world.acks = True, False
+    world.publish(message("poison"))
+    for blames in range(BARREN_MAX):
+        assert world.outcomes == {}
+        for reason in (ReasonCode.SERVER_BUSY, None) if blames % 2 else (None,):
+            remote = world.connect()
+            if reason is not None:
+                remote.machine.send_disconnect(reason)
+                world.talk()
+            world.drop()
+    assert verdict(world, b"poison") == (Verdict.REJECTED, Reason.TARGET_REFUSED)
+
+
 @pytest.mark.needs("time")
 async def test_one_that_is_never_acknowledged_does_not_keep_what_came_behind_it() -> None:
     """Nor is it lost when numbers begin anew."""

@@ -351,3 +351,13 @@ def test_a_broker_may_refuse_a_message_for_a_reason_of_another_packet(reason: in
     """Mosquitto does: a refusal that is understood is worth more than the connection."""
     connection = client(State.OPEN)
     assert len(connection.receive_data(bytes((0x40, 3, 0, 1, reason)), 0.0)) == 1
+
+
+@pytest.mark.parametrize("reason", [0x88, 0x84, 0x91, 0xFF])
+def test_a_disconnect_may_have_a_reason_of_another_packet_only_from_a_broker(reason: int) -> None:
+    """[MQTT-3.14.2-1]: the connection ends anyway, and why is worth knowing."""
+    disconnect = bytes((0xE0, 1, reason))
+    assert client(State.OPEN).receive_data(disconnect, 0.0) == [Disconnect(reason)]
+    with pytest.raises(RemoteProtocolError) as caught:
+        server(State.OPEN).receive_data(disconnect, 0.0)
+    assert caught.value.reason == ReasonCode.PROTOCOL_ERROR
