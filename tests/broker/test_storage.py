@@ -212,22 +212,6 @@ TestKeptQueue = pytest.mark.needs("time")(KeptQueueModel.TestCase)
 TestKeptQueue.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_publishers_of_transient_messages_go_on_when_a_slow_disk_has_caught_up(tmp_path: Path) -> None:
-    disk = Disk()
-    with Opened(tmp_path, factory=disk.factory(), pending_octets_max=MESSAGE_OCTETS) as one:
-        queue = Queue("q")
-        QueueStorage(
-            queue, one.store, one.store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20
-        )
-        disk.gate.clear()
-        publish(queue, [Message(amqp_address("", "q"), b"x" * 100, durable=True, sender=SENDER)])
-        one.store.flush()
-        source = publish(queue, [Message(amqp_address("", "q"), b"x", durable=False, sender=SENDER)])
-        assert (len(source.held), source.released) == (1, 0)
-        disk.gate.set()
-        one.until(lambda: source.released == 1)
-
-
 @pytest.mark.parametrize("memory_messages_max", [0, 1, 10])
 def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory_messages_max: int) -> None:
     """Once: the messages on disk alone, too."""

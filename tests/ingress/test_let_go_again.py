@@ -1,4 +1,4 @@
-"""A client that a full queue or a read from disk keeps waiting goes on, however the reason ends.
+"""A client that a full queue, a slow disk or a read from disk keeps waiting goes on, however the reason ends.
 
 `running` fails a test whose gateway still holds somebody at its end (tests/idle.py).
 """
@@ -15,11 +15,13 @@ import pytest
 from gateway.broker import storage
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import Got
+from gateway.protocols.amqp091.events import Confirms, Got
+from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import Limits, Store
 from tests.idle import idle_report
 from tests.ingress.amqp_client import Amqp
-from tests.ingress.clients import eventually
+from tests.ingress.amqpfast.client import PERSISTENT, Fast
+from tests.ingress.clients import connect, eventually
 from tests.interop.gateway_fixture import Running, running, settings_of
 
 FULL = Limits(queue_messages_max=10)
@@ -127,6 +129,54 @@ def store_busy(gateway: Running) -> Iterator[None]:
         yield
     finally:
         done.set()
+
+
+SLOW = 65_536  # bytes that may wait for the disk
+DURABLE = b"\x10\0\x02"
+KEPT = {Property.SESSION_EXPIRY_INTERVAL: 600}
+
+
+def held(gateway: Running) -> int:
+    """Return how many connections are not read, or have publishes that are held."""
+    lines = gateway.ask(lambda: idle_report(gateway.gateway))
+    return len([line for line in lines if line.startswith("connection of") and "held" in line])
+
+
+@pytest.mark.parametrize("ends", ["catches up", "deleted", "cut"])
+def test_clients_that_a_slow_disk_holds_go_on(ends: str, tmp_path: Path) -> None:
+    """A publisher of each protocol, to durable queues and to a session that is kept."""
+    settings = settings_of(limits=Limits(store_pending_bytes_max=SLOW), store=Store(path=tmp_path))
+    with (
+        running(settings) as gateway,
+        Amqp(gateway).open() as one,
+        Amqp(gateway).open() as other,
+        Fast(gateway).open() as fast,
+        connect(gateway, "publisher")[0] as device,
+    ):
+        declared(gateway, {}, durable=True)
+        one.call(m.ConfirmSelect(), m.ConfirmSelectOk)
+        handle = fast.handle("q")
+        with connect(gateway, "receiver", properties=KEPT)[0] as receiver:
+            assert receiver.subscribe("t", 1) == 1
+        with store_busy(gateway):
+            device.publish("t", b"x" * SLOW, 1, 1)
+            eventually(lambda: held(gateway) == 1)
+            one.publish("", "q", b"x" * SLOW, properties=DURABLE)
+            fast.put(handle, b"x" * SLOW, head=PERSISTENT, confirm=False)
+            eventually(lambda: held(gateway) == 3)
+            device.publish("t", b"behind it", 1, 2)
+            one.publish("", "q", b"behind it", properties=DURABLE)
+            if ends == "deleted":
+                other.say(m.QueueDelete("q", no_wait=True))
+                eventually(lambda: "q" not in gateway.gateway.host.queues)
+            if ends == "cut":
+                one.cut()
+        assert [device.acked(PacketType.PUBACK) for _ in range(2)] == [(1, 0), (2, 0)]
+        fast.put(handle, b"behind it", head=PERSISTENT)
+        if ends != "cut":
+            numbers = 0
+            while numbers < 2:
+                numbers = max(number for _, number, _, _ in one.next(Confirms).confirms)
 
 
 @pytest.mark.parametrize("ends", [m.QueuePurge("q", no_wait=True), m.QueueDelete("q", no_wait=True)])
