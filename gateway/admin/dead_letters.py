@@ -55,7 +55,7 @@ class LettersApi:
         read_secs: float = READ_SECS,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`hide` removes private fields from messages that are shown."""
+        """Build the operations; `hide` removes private fields from messages that are shown."""
         self._letters = letters
         self._redriving = redriving
         self._flush = flush

@@ -223,7 +223,7 @@ DENIED: Final = {
 
 
 def admitted_to_leave(admission: Admission, serve: Any) -> Any:
-    """Return `serve` with admission for logging out, which the right to read is enough for."""
+    """Return `serve` with admission for logging out, for which the right to read suffices."""
 
     async def serve_or_refuse(request: Request) -> Response:
         caller = await admission.caller(request, leaving=True)

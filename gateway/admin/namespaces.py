@@ -56,7 +56,7 @@ class ListedBinding(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Kind of its destination."""
+        """Kind of the binding's destination: `exchange` or `queue`."""
         return "exchange" if isinstance(self.destination, Exchange) else "queue"
 
     @property

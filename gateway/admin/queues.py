@@ -61,7 +61,7 @@ class ListedQueue(NamedTuple):
 
     @property
     def in_use(self) -> bool:
-        """True if it has a consumer or an owner."""
+        """True if the queue has a consumer or an owner."""
         return self.locked or bool(self.queue.consumers)
 
     @property
@@ -84,7 +84,7 @@ class QueuesApi:
         *,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """`hide` removes private fields from messages that are shown."""
+        """Build the operations; `hide` removes private fields from messages that are shown."""
         self._hosts = hosts
         self._fast_hosts = fast_hosts
         self._store = store

@@ -533,7 +533,7 @@ class RabbitApi:
         return []
 
     async def users(self, _: Request) -> list[Fields]:
-        """Return the users that have roles, with their tags."""
+        """Return the users of the configuration and of exports, with their tags."""
         roles = self._roles()
         return [
             {
@@ -549,7 +549,7 @@ class RabbitApi:
         return _only(await self.users(request), name)
 
     async def permissions(self, _: Request) -> list[Fields]:
-        """Return the AMQP 0-9-1 permissions of all users, a row for each role and virtual host."""
+        """Return the AMQP 0-9-1 permissions: a row for each user, role and virtual host."""
         roles = self._roles()
         return [
             {

@@ -42,7 +42,7 @@ class RetainedMessages(Protocol):
 
 
 class LocalMessages:
-    """The retained messages of this process. `flush` ends a wake-up."""
+    """Retained messages of this process. `flush` ends a wake-up."""
 
     def __init__(self, retained: Retained, store: Store | None, flush: Callable[[], None]) -> None:
         self._retained = retained
@@ -63,7 +63,7 @@ class LocalMessages:
         return removed
 
     async def settle(self) -> None:
-        """Return when the disk has stored it. Raises UnavailableError."""
+        """Return when all changes are on disk. Raises UnavailableError if the disk does not store them."""
         await on_disk(self._store, self._flush)
 
 

@@ -190,7 +190,10 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 
 def serving(routes: list[BaseRoute]) -> Starlette:
-    """Return an application for these routes that responds to errors with problem documents."""
+    """Return an application for these routes, without redirects.
+
+    An error gets a problem document, but an unknown path or method outside /api plain text.
+    """
     handlers: dict[Any, Any] = {
         **dict.fromkeys(PROBLEMS, _problem),
         HTTPException: _other,

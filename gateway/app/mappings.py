@@ -71,7 +71,7 @@ class MappingFiles:
     """Mapping files that the configuration names, and the result of the last reading."""
 
     def __init__(self, settings: Settings, return_key: bytes) -> None:
-        """`return_key` signs return addresses."""
+        """Create a loader that has read no files; `return_key` signs return addresses."""
         self.settings = settings
         self._return_key = return_key
         self._watched = Watched(self._fingerprint)

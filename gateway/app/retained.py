@@ -63,7 +63,10 @@ class SharedMessages:
     async def _replies(
         self, submit: Callable[[V, Callable[[Reply[T]], None]], None], given: list[V]
     ) -> list[Reply[T]]:
-        """Submit each, and return the replies in any order. Raises UnavailableError if they are late."""
+        """Submit each element of `given`, and return the replies in any order.
+
+        Raises UnavailableError if they are late.
+        """
         replies: list[Reply[T]] = []
         all_there = trio.Event()
 

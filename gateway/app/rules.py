@@ -176,7 +176,7 @@ class Rules:
     def _refuse_none(self, found: Candidate, roles: Roles) -> None:
         """Raise ConfigurationError if there are no roles, or no users, where there were some.
 
-        Everybody could then do everything, or connect under any name.
+        Every client could then do everything, or connect under any name.
         """
         for word, before, now in (
             ("roles", self._gateway.authorization.roles.roles, roles.roles),

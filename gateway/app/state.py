@@ -42,7 +42,7 @@ class SharedState:
     """Database of shared state, and the parts of it that every gateway uses."""
 
     def __init__(self, store: StateStore, membership: Membership, quotas: UserQuotas) -> None:
-        """`quotas` has the limits of dead letters and of retained messages."""
+        """Build the parts; `quotas` has the limits of dead letters and of retained messages."""
         self.store = store
         self.membership = membership
         self.elections = Elections(store, membership)

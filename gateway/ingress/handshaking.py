@@ -22,7 +22,7 @@ class Machine(Protocol):
 
     @property
     def unread(self) -> bool:
-        """True if there are bytes that it has not processed."""
+        """True if the machine has bytes that it has not processed."""
 
     def receive_data(self, data: bytes, now: float) -> list[Any]:
         """Process bytes. Return the resulting events. `now` is in loop-clock seconds."""

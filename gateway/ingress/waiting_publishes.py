@@ -193,7 +193,7 @@ class WaitingPublishes(Generic[EventT]):
         return events
 
     def _look(self) -> None:
-        """Update `on`."""
+        """Update `on`, which is True while a channel is held or events wait."""
         self.on = bool(self._holds or self._lines) and not self._ended
 
 

@@ -394,7 +394,7 @@ class Remote(Section):
 
     @property
     def all_urls(self) -> tuple[str, ...]:
-        """`url` and `urls`, in the order in which they are tried."""
+        """URLs of the broker, `url` first, in the order in which they are tried."""
         return (*(() if self.url is None else (self.url,)), *self.urls)
 
     @property
@@ -404,7 +404,7 @@ class Remote(Section):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """`host:port` of each URL."""
+        """Addresses of the URLs, as `host:port`."""
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
     def target(self, at: int = 0) -> Target:

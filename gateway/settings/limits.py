@@ -246,7 +246,10 @@ class Limits(Section):
     evicted."""
 
     def overridden_by(self, other: Limits | None) -> Limits:
-        """Return these limits, with the fields that `other` sets explicitly replaced. None: unchanged."""
+        """Return these limits, with the fields that `other` sets explicitly replaced.
+
+        With None the limits are unchanged.
+        """
         if other is None:
             return self
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})

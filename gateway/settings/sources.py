@@ -126,8 +126,10 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
 
 
 def _meant(variable: str) -> str:
-    """Return the end of an error message: the variable with two underscores below its section, if it sets a
-    key then.
+    """Return the end of an error message about a variable that sets no key.
+
+    It names the variable with two underscores below its section, if that one sets a key; otherwise it is
+    empty.
     """
     if DELIMITER in variable:
         return ""

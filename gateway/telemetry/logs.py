@@ -167,7 +167,7 @@ class _Direct:
 def write_json(line: dict[str, Any]) -> bool:
     """Write a complete line of level `info` directly.
 
-    That takes a tenth of the time that the processors take. Return False if the log is not JSON, or if its
+    That takes 10 % of the time that the processors take. Return False if the log is not JSON, or if its
     processors have been replaced.
     """
     out = _Direct.stream

@@ -177,7 +177,7 @@ class Latency:
         self.sum_secs += seconds * count
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Set the exemplar of its bucket."""
+        """Set the exemplar of the bucket to which its seconds belong."""
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:

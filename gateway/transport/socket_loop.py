@@ -182,7 +182,7 @@ class SocketLoop:
             self._working[poller] = []
 
     def run_calls(self) -> None:
-        """Run what other threads have asked for until now."""
+        """Run the calls that other threads have requested until now."""
         with suppress(BlockingIOError):  # a thread has yet to write it
             os.eventfd_read(self._wake_up)
         self._signalled = False  # after reading: what a thread writes before would be read, and never seen

@@ -50,7 +50,7 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """The client has disconnected."""
+    """Exception for a client that has disconnected."""
 
 
 class HttpConnection:

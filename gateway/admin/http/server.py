@@ -41,7 +41,7 @@ class HttpServer:
         refused: Counter[str],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`tls` returns the context for the next connection; None serves plain HTTP."""
+        """Create the server; `tls` returns the context for the next connection, None serves plain HTTP."""
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._http = http

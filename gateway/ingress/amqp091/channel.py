@@ -168,11 +168,11 @@ class AmqpConsumer:
 
     @property
     def channel(self) -> AmqpChannel:
-        """Channel on which it consumes."""
+        """Channel that the consumer belongs to."""
         return self._channel
 
     def room(self) -> int:
-        """Return the number of messages that it accepts now.
+        """Return the number of messages that the consumer accepts now.
 
         Return 0 and queue up for shared credit if the client's stream is congested, or if the channel or,
         unless `no_ack` is set, the connection has too many unacknowledged deliveries.
@@ -301,7 +301,7 @@ class AmqpConsumer:
 
 
 class AmqpChannel:
-    """State of one channel."""
+    """State of one AMQP 0-9-1 channel."""
 
     def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
         self.connection = connection
@@ -357,7 +357,10 @@ class AmqpChannel:
         self.line.dispatch()
 
     def acknowledge_each(self, tags: Sequence[int], touched: Touched) -> int | None:
-        """Settle deliveries one by one. Return the first unknown tag, at which it stops, or None."""
+        """Settle deliveries one by one, up to the first unknown tag.
+
+        Return the unknown tag, or None if all are known.
+        """
         unknown = None
         taken: list[Unacknowledged] = []
         pop = self.unacknowledged.pop
@@ -621,7 +624,7 @@ class Routed:
 
     @property
     def retained(self) -> None:
-        """None: AMQP has no retained messages."""
+        """None, because AMQP has no retained messages."""
 
 
 def _says_the_queue(entry: RoutingEntry) -> bool:

@@ -83,7 +83,7 @@ Codes that are not listed mean malformed.
 
 
 class AmqpConnection(ActingGuest):
-    """Connection of one client, and the owner of its stream."""
+    """Connection of one AMQP 0-9-1 client, and the owner of its stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits

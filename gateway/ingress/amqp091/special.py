@@ -44,7 +44,7 @@ class Copies:
 
     @property
     def retained(self) -> None:
-        """None: AMQP has no retained messages."""
+        """None, because AMQP has no retained messages."""
 
 
 def look_closer(

@@ -213,7 +213,7 @@ class Delivery:
         return first
 
     def rows(self) -> list[tuple[int, Message]]:
-        """Return positions and messages."""
+        """Return the messages of the run with their positions."""
         messages = self.messages[self.at : self.at + self.count]
         return list(enumerate(messages, self.position))
 
@@ -279,7 +279,7 @@ class Call:
 
 @mypyc_attr(native_class=False)  # weak references point to it
 class FastChannel:
-    """State of one channel."""
+    """State of one AMQP/Fast channel."""
 
     def __init__(self, connection: FastGuest, command: ChannelOpen) -> None:
         self.connection = connection
@@ -669,7 +669,7 @@ class FastConsumer:
 
     @property
     def window(self) -> int:
-        """Number of messages that it may have unacknowledged, without regard to HANDLE FLOW.
+        """Number of messages that the consumer may have unacknowledged, without regard to HANDLE FLOW.
 
         Messages acknowledged in an open transaction are added, rounded up so that the number changes rarely.
         """
@@ -679,7 +679,7 @@ class FastConsumer:
         return self._prefetch + (1 << provisional.bit_length() if provisional else 0)
 
     def room(self) -> int:
-        """Return the number of messages that it accepts now.
+        """Return the number of messages that the consumer accepts now.
 
         Return 0 if it is paused, if the stream is congested, if a large message or an outgoing stream blocks
         the channel, or if the connection has too many unacknowledged bytes.
@@ -873,7 +873,7 @@ class FastConsumer:
             touched[queue] = None
 
     def cancelled(self, queue: Queue) -> None:
-        """Remove a deleted queue."""
+        """Remove a deleted queue from those of the consumer."""
         self.queues = [one for one in self.queues if one is not queue]
 
     def leave(self) -> None:
@@ -936,7 +936,7 @@ class Index:
 
 @mypyc_attr(native_class=False)  # weak references point to it
 class FastHandle:
-    """State of one handle."""
+    """State of one AMQP/Fast handle."""
 
     def __init__(self, channel: FastChannel, command: HandleOpen, name: str) -> None:
         self.channel = channel
@@ -957,26 +957,29 @@ class FastHandle:
         self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume its consumers on HANDLE FLOW; meanwhile messages go to other consumers, or wait."""
+        """Stop or resume the handle's consumers on HANDLE FLOW.
+
+        Meanwhile messages go to other consumers, or wait.
+        """
         self.paused = paused
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Dispatch the queues of its consumers."""
+        """Dispatch the queues of the handle's consumers."""
         for consumer in self.consumers:
             for queue in list(consumer.queues):
                 queue.dispatch()
 
     def listed(self) -> Index:
-        """Return the index of its queries, created at first use."""
+        """Return the index of the handle's queries, created at first use."""
         if self.index is None:
             self.index = Index(1)
         return self.index
 
     def close(self) -> None:
-        """Remove its consumers, temporary subscriptions and peer sessions.
+        """Remove the handle's consumers, temporary subscriptions and peer sessions.
 
-        What it has delivered remains outstanding on its channel.
+        Messages that the handle has delivered remain outstanding on its channel.
         """
         host = self.channel.connection.host
         consumers, self.consumers = self.consumers, []

@@ -119,7 +119,7 @@ def _handle_of(event: Event) -> int | None:
 
 
 class FastConnection(ActingGuest):
-    """Connection of one client, and the owner of its stream."""
+    """Connection of one AMQP/Fast client, and the owner of its stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits

@@ -93,7 +93,7 @@ class Returning:
 
 
 class Echo:
-    """Peer session that returns everything it receives."""
+    """Peer session that sends everything it receives back to the client."""
 
     def __init__(self, handle: FastHandle, name: str) -> None:
         self._handle = handle
@@ -102,7 +102,10 @@ class Echo:
         self._stream: Returning | None = None
 
     def message(self, head: bytes, body: bytes) -> None:
-        """Return a whole message. Raises Refused if an outgoing stream blocks the channel."""
+        """Send a whole message back to the client.
+
+        Raises Refused if an outgoing stream blocks the channel.
+        """
         if self._notifier is None:
             return  # the handle is closed
         try:
@@ -122,7 +125,7 @@ class Echo:
         channel.connection.delivered(channel, 1, len(body))
 
     def fragment(self, fragment: Fragment) -> None:
-        """Return a fragment of a stream."""
+        """Send a fragment of a stream back to the client."""
         if self._stream is None:
             self._stream = Returning(self._handle, self._name, fit_priority(fragment.head))
         self._stream.write(fragment.octets)

@@ -97,7 +97,7 @@ class PendingConnection(Guest):
 
     @property
     def idle(self) -> bool:
-        """True: the client has published nothing."""
+        """True, because the client has published nothing."""
         return True
 
     def in_flight(self) -> InFlight:
