@@ -7,8 +7,9 @@ __version__ = "0.1.0"
 
 
 def is_compiled() -> bool:
-    """Return True if the code on the message path is compiled (deploy/compile.py), False if it is
-    interpreted.
+    """Return True if the code on the message path is compiled (deploy/compile.py).
+
+    Return False if it is interpreted.
     """
     found = find_spec("gateway.broker.dispatcher")
     return found is not None and (found.origin or "").endswith(tuple(EXTENSION_SUFFIXES))

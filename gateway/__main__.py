@@ -1,5 +1,6 @@
-"""Entry point of `python -m gateway`: the command line, for use when the program `gateway` is not on the
-path.
+"""Entry point of `python -m gateway`, which is the command line.
+
+It is for use when the program `gateway` is not on the path.
 """
 
 from gateway.cli import main

@@ -276,10 +276,10 @@ def dotted(place: Place) -> str:
 
 
 def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
-    """Follow `steps` through the keys of `model`. Return the place and type reached, and tagged alternatives
-    by tag.
+    """Follow `steps` through the keys of `model`, as far as they lead.
 
-    Pydantic puts names of types among the steps; these are not part of the place.
+    Return the place and type reached, and tagged alternatives by tag. Pydantic puts names of types among the
+    steps; these are not part of the place.
     """
     found: Any = model
     place: Place = ()

@@ -1,8 +1,8 @@
-"""Regular expressions of users and of imported definitions, matched in time linear in the length of the text.
+r"""Regular expressions of users and of imported definitions, matched in time linear in the text's length.
 
 Python's `re` tries every way in which an expression may match: `^(a+)+$` takes hours for a name of 60
-letters. RE2 does not, and therefore has no look-around, no back-references, and no `\\Z` (`\\z` is the same).
-`$` is the end of the text, `\\d` and `\\w` are ASCII. An expression that RE2 does not support is rejected
+letters. RE2 does not, and therefore has no look-around, no back-references, and no `\Z` (`\z` is the same).
+`$` is the end of the text, `\d` and `\w` are ASCII. An expression that RE2 does not support is rejected
 when it is compiled.
 """
 
