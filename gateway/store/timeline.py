@@ -23,6 +23,25 @@ KEY: Final = "time"  # of the table meta: when the last commits were, JSON
 EVERY_SECS: Final = 1.0  # between two records of it
 
 
+def time_record(ahead_secs: float) -> str:
+    """Return what the next process needs to continue the scale of this one, as JSON."""
+    now = {"utc": clock.utc() + ahead_secs, "boot": clock.boot_id(), "since_boot": clock.since_boot()}
+    return json.dumps(now)
+
+
+def scale_ahead_secs(record: str) -> float:
+    """Return a stored time minus the time of `clock.utc`, by the last record of the process before.
+
+    Differences below a second are 0.0. Raises ValueError, KeyError or TypeError for what is no record.
+    """
+    found = json.loads(record)
+    utc, now = float(found["utc"]), float(clock.utc())
+    passed = clock.since_boot() - float(found["since_boot"])
+    same = found["boot"] == clock.boot_id() != ""
+    ahead = (utc + passed if same and passed >= 0 else max(utc, now)) - now
+    return ahead if abs(ahead) >= STEP_SECS_MAX else 0.0
+
+
 class Timeline:
     """Scale of the times in one database. `ahead_secs` is a stored time minus the time of `clock.utc`."""
 
@@ -35,16 +54,7 @@ class Timeline:
         line = connection.execute("SELECT value FROM meta WHERE key = ?", (KEY,)).fetchone()
         if line is not None:
             with set_aside("time of the store", line[0]):
-                self._continue(**json.loads(line[0]))
-
-    def _continue(self, utc: float, boot: str, since_boot: float) -> None:
-        """Continue after `utc` (stored time), which was `since_boot` seconds after the start of `boot`."""
-        now = clock.utc()
-        passed = clock.since_boot() - since_boot
-        same = boot == clock.boot_id() != ""
-        ahead = (utc + passed if same and passed >= 0 else max(utc, now)) - float(now)
-        if abs(ahead) >= STEP_SECS_MAX:
-            self.ahead_secs = ahead
+                self.ahead_secs = scale_ahead_secs(line[0])
 
     def stored(self, utc: float) -> float:
         """Return the time to store for a time of `clock.utc`; NEVER stays NEVER."""
@@ -58,6 +68,7 @@ class Timeline:
         """Store the present time, unless it was recorded less than `every_secs` ago. Raises sqlite3.Error."""
         since_boot = clock.since_boot()
         if since_boot - self._recorded >= every_secs:
-            now = {"utc": self.stored(clock.utc()), "boot": clock.boot_id(), "since_boot": since_boot}
-            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (KEY, json.dumps(now)))
+            connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", (KEY, time_record(self.ahead_secs))
+            )
             self._recorded = since_boot

@@ -271,6 +271,38 @@ def test_a_step_before_a_restart_keeps_a_window(routed: GatewayProcess, clock: C
         assert reader.body() == b"2"
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("step", [8 * 86_400.0, -8 * 86_400.0])
+def test_a_step_before_a_restart_deletes_and_keeps_no_segment(
+    routed: GatewayProcess, clock: Clock, step: float, is_killed: bool
+) -> None:
+    """Retention goes by the age of a segment, of which the step is no part."""
+    folder = routed.folder / "data" / "journal"
+
+    def journaled(*numbers: int) -> None:
+        with channel(routed) as opened, connect(routed, "reader")[0] as reader:
+            opened.exchange_declare("in", "fanout", durable=True)
+            reader.subscribe("once")
+            for number in numbers:
+                opened.basic_publish("in", "", b"%d" % number, pika.BasicProperties(message_id=str(number)))
+                assert reader.body() == b"%d" % number
+                eventually(
+                    lambda last=b"%d" % number: [one["body"] for one in rows_of(folder)[-1:]] == [last]
+                )
+
+    journaled(0, 1, 2)
+    routed.kill() if is_killed else routed.terminate()
+    clock.step(step)
+    routed.start()
+    journaled(3)
+    clock.advance(RETENTION_SECS + 1.0)  # it looks at what may go
+    journaled(4)
+    assert [row["body"] for row in rows_of(folder)] == [b"%d" % number for number in range(5)]
+    clock.advance(8 * 86_400.0)
+    journaled(5)
+    eventually(lambda: min(one.first for one in segments_in(folder)) == 5)
+
+
 @pytest.mark.parametrize(("step", "away"), [(2 * HOUR_SECS, 500.0), (-2 * HOUR_SECS, 700.0)])
 def test_a_step_before_a_restart_ends_and_prolongs_no_session(
     gateway: GatewayProcess, clock: Clock, restart: Callable[[float], None], step: float, away: float

@@ -29,6 +29,8 @@ from gateway.store.journal.merging import merge_segments, remove_leftovers, stat
 from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
+from gateway.store.restoring import set_aside
+from gateway.store.timeline import scale_ahead_secs, time_record
 
 RETENTION_SECS: Final = 60.0  # between two checks of the retention limits
 PIECES_MAX: Final = 1_000  # of one system call (IOV_MAX is 1 024)
@@ -90,10 +92,12 @@ class Appender:
         self._unsynced = False
         self._synced = utc()
         self._looked: WallTime | None = None  # time of the last check of the retention limits
+        self._ahead_secs = 0.0  # time of the segments' ages minus the time of `utc`
         self._lock = -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._locked()
+            self._continue_time()
             self._recover()
         except OSError as error:
             self._unlock()
@@ -173,6 +177,22 @@ class Appender:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         return lock
+
+    def _continue_time(self) -> None:
+        """Continue the time of the process before, so that no setting of the wall clock changes an age."""
+        if self._time_file.exists():
+            with set_aside("time of the journal", self._time_file):
+                self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
+
+    def _record_time(self) -> None:
+        """Write the present time for the next process. Raises OSError."""
+        draft = self._time_file.with_suffix(".time-new")
+        draft.write_text(time_record(self._ahead_secs))
+        draft.replace(self._time_file)
+
+    @property
+    def _time_file(self) -> Path:
+        return self.folder / f"{self.shard}.time"
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -307,7 +327,8 @@ class Appender:
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
-        os.utime(file, (self._written,) * 2)  # retention uses this clock, not a wall clock that may be set
+        written = self._written + self._ahead_secs
+        os.utime(file, (written, written))  # retention uses this clock, not a wall clock that may be set
         os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:
@@ -370,18 +391,20 @@ class Appender:
         left = len(own)
         for segment in own[:-1]:
             over = self._retention_bytes and octets > self._retention_bytes
-            old = self._retention_secs and _age(segment, now) > self._retention_secs
+            old = self._retention_secs and _age(segment, now + self._ahead_secs) > self._retention_secs
             if not (over or old):
                 break
             segment.path.unlink(missing_ok=True)
             octets -= segment.octets
             left -= 1
         self.segments = left
+        with suppress(OSError):  # on a full disk the last record serves as well
+            self._record_time()
 
 
-def _age(segment: Segment, now: WallTime) -> float:
+def _age(segment: Segment, now: float) -> float:
     """Return the seconds since the last row was written."""
     try:
-        return now - WallTime(segment.path.stat().st_mtime)
+        return now - segment.path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
