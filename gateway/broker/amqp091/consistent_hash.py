@@ -40,40 +40,39 @@ class HashRing(Generic[T]):
     """Destinations with weights, of which each hash chooses one."""
 
     def __init__(self) -> None:
-        self._weights: dict[T, dict[str, int]] = {}  # by key; the first one counts
-        self._rows: list[tuple[int, float, T]] = []  # seed, 1 / weight, destination
+        self._weights: dict[T, dict[str, int]] = {}  # by key; the largest one counts
+        self._rows: dict[T, tuple[int, float]] = {}  # seed, 1 / weight
 
     def add(self, destination: T, name: str, key: str) -> bool:
-        """Bind a destination under its unique name. Return False if it was bound: its first weight counts."""
+        """Bind a destination under its unique name; its largest weight counts.
+
+        Return False if it was bound.
+        """
         weights = self._weights.setdefault(destination, {})
         weights[key] = weight_of(key)
-        if len(weights) > 1:
-            return False
-        self._rows.append((_seed(name), 1.0 / weights[key], destination))
-        return True
+        self._rows[destination] = (_seed(name), 1.0 / max(weights.values()))
+        return len(weights) == 1
 
     def remove(self, destination: T, key: str) -> None:
-        """Forget one key of a destination that has others: the first of these counts."""
+        """Forget one key of a destination that has others: the largest of these counts."""
         weights = self._weights.get(destination, {})
         if weights.pop(key, None) is not None and weights:
-            per_weight = 1.0 / next(iter(weights.values()))
-            self._rows = [
-                (seed, per_weight if other is destination else old, other) for seed, old, other in self._rows
-            ]
+            seed, _ = self._rows[destination]
+            self._rows[destination] = (seed, 1.0 / max(weights.values()))
 
     def drop(self, destination: T) -> None:
         """Forget a destination with all of its keys."""
         if self._weights.pop(destination, None) is not None:
-            self._rows = [row for row in self._rows if row[2] is not destination]
+            del self._rows[destination]
 
     def choose(self, value: bytes) -> tuple[T, ...]:
         """Return the destination of a hashed value; () if there is none."""
         rows = self._rows
         if len(rows) < 2:
-            return tuple([destination for _, _, destination in rows])
+            return tuple(rows)
         hashed = int.from_bytes(blake2b(value, digest_size=8).digest(), "big")
-        best, chosen = -inf, rows[0][2]
-        for seed, per_weight, destination in rows:
+        best, chosen = -inf, next(iter(rows))
+        for destination, (seed, per_weight) in rows.items():
             score = log(_mixed(hashed ^ seed)) * per_weight
             if score > best:
                 best, chosen = score, destination

@@ -77,18 +77,25 @@ def test_the_choice_does_not_depend_on_the_order_of_bindings(host: Host) -> None
     assert places(other) == places(host)
 
 
-def test_a_queue_that_is_bound_twice_has_the_weight_of_its_first_binding(host: Host) -> None:
-    bound(host, a=1, b=1)
+@pytest.mark.parametrize("weights", [("1", "9", "10"), ("10", "1", "9"), ("9", "10", "1")])
+def test_a_queue_that_is_bound_several_times_has_its_largest_weight(
+    host: Host, weights: tuple[str, ...]
+) -> None:
+    """Whatever the order, which is another one after a restart."""
+    bound(host, a=10, b=1)
     before = places(host)
-    host.bind("h", host.queues["a"], "9", NONE)
-    host.bind("h", host.queues["a"], "1", (("other", string("arguments")),))
+    host.unbind("h", host.queues["a"], "10", NONE)
+    for weight in weights:
+        host.bind("h", host.queues["a"], weight, NONE)
+    host.bind("h", host.queues["a"], "10", (("other", string("arguments")),))
     assert places(host) == before
-    host.unbind("h", host.queues["a"], "1", NONE)
+    host.unbind("h", host.queues["a"], "10", NONE)
     assert places(host) == before  # it is still bound with other arguments
-    host.unbind("h", host.queues["a"], "1", (("other", string("arguments")),))
+    host.unbind("h", host.queues["a"], "10", (("other", string("arguments")),))
     counts = Counter(places(host).values())
     assert counts["a"] == pytest.approx(3_600, abs=150)
     host.unbind("h", host.queues["a"], "9", NONE)
+    host.unbind("h", host.queues["a"], "1", NONE)
     assert set(places(host).values()) == {"b"}
 
 
