@@ -14,6 +14,7 @@ from gateway.model.shares import NO_LIMIT, OPERATOR
 
 SHARED_PREFIX: Final = "$share/"
 STATE_STEPS: Final = 2  # for one state of a pattern with any number of levels inside
+EXCHANGE_STEPS: Final = 15  # for one exchange bound to another, which each message may visit: some 400 ns
 MEMBER_STEPS: Final = 12  # for one member of a shared subscription, whose credit is checked for each message
 
 

@@ -18,6 +18,8 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from structlog.testing import capture_logs
 
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
+from gateway.broker.amqp091.virtual_host import DELETED_AT_ONCE
+from gateway.broker.matching_steps import EXCHANGE_STEPS
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
@@ -336,6 +338,39 @@ def test_steps_of_a_hash_exchange_are_those_of_who_binds_first(tmp_path: Path) -
         modest.queue_unbind("m", "h", "1")
         modest.queue_unbind("m", "h", "2")
         assert gateway.ask(lambda: steps.of("greedy")) == 0
+
+
+def test_steps_of_exchanges_bound_to_each_other_are_those_of_who_binds(tmp_path: Path) -> None:
+    """Each message may visit all of them."""
+    limits = {"matching_steps_per_user_max": 1_000, "definitions_bytes_max": 0}
+    with gateway_at(tmp_path, **limits) as gateway:
+        steps = gateway.gateway.host.steps
+        channel = amqp(gateway, "greedy").channel()
+        names = [f"e{number}" for number in range(9)]
+        for name in names:
+            channel.exchange_declare(name, "fanout")
+        pairs = [(one, other) for one in names for other in names if one != other]
+        until_full(channel, lambda number: channel.exchange_bind(*pairs[number]))
+        charged = gateway.ask(lambda: steps.of("greedy"))
+        assert 1_000 - EXCHANGE_STEPS < charged <= 1_000
+        with closing(amqp(gateway, "greedy")) as connection:
+            again = connection.channel()
+            again.exchange_bind(*pairs[0], routing_key="another")  # leads there already
+            assert gateway.ask(lambda: steps.of("greedy")) == charged
+            for name in names:
+                again.exchange_delete(name)
+        gateway.until(lambda: steps.of("greedy") == 0)
+
+
+def test_an_owner_of_many_exclusive_queues_that_goes_takes_all_with_it(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway:
+        count = 2 * DELETED_AT_ONCE + 1
+        connection = amqp(gateway, "greedy")
+        channel = connection.channel()
+        for number in range(count):
+            channel.queue_declare(f"own {number}", exclusive=True)
+        connection.close()
+        gateway.until(lambda: not gateway.gateway.host.queues)
 
 
 def test_bindings_that_an_earlier_version_stored_are_those_of_the_queue(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gateway.broker.amqp091.arguments import ALTERNATE, DELAYED, DELAYED_TYPE, H
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS, HashedPart, HashRing
 from gateway.broker.amqp091.delays import DelayedMessages, delay_of
 from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, comparable, wanted
-from gateway.broker.matching_steps import MatchingSteps, pattern_steps
+from gateway.broker.matching_steps import EXCHANGE_STEPS, MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
 from gateway.model.message import Message
@@ -76,7 +76,8 @@ class Exchange:
         self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
         self._steps = MatchingSteps() if steps is None else steps
         self._own_steps: dict[str | None, int] = {}  # by the user who has made the bindings
-        self._ring_users: dict[Queue | Exchange, str | None] = {}
+        # Who bound a destination first, and its steps; only destinations that cost each message steps.
+        self._destination_steps: dict[Queue | Exchange, tuple[str | None, int]] = {}
         self._pattern_users: dict[tuple[Queue | Exchange, str], str | None] = {}  # of patterns with steps
         self.sweeping = False  # whoever sweeps will come again
         self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
@@ -124,9 +125,10 @@ class Exchange:
         if arguments in several:
             return False
         several[arguments] = user
-        if isinstance(destination, Exchange):
+        if isinstance(destination, Exchange) and destination not in self._exchanges:
             self._exchanges[destination] = None
             destination.bound[self] = None
+            self._charge(destination, user, EXCHANGE_STEPS)
         if self._how == "topic":
             if len(several) == 1:
                 pattern = words(key)
@@ -138,8 +140,7 @@ class Exchange:
             self._keys.setdefault(key, {})[destination] = None
         elif self._how == HASH:
             if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
-                self._ring_users[destination] = user
-                self._add_steps(user, DESTINATION_STEPS)
+                self._charge(destination, user, DESTINATION_STEPS)
         elif self._how == "headers":
             asked = wanted(arguments)
             self._wanted[destination, key, arguments] = (asked, user)
@@ -196,7 +197,9 @@ class Exchange:
         del self._to[destination]
         if self._how == HASH:
             self._ring.drop(destination)
-            self._add_steps(self._ring_users.pop(destination), -DESTINATION_STEPS)
+        if destination in self._destination_steps:
+            user, steps = self._destination_steps.pop(destination)
+            self._add_steps(user, -steps)
         if isinstance(destination, Exchange):
             del self._exchanges[destination]
             del destination.bound[self]
@@ -220,6 +223,12 @@ class Exchange:
         if self._how == "headers":
             asked, user = self._wanted.pop((destination, key, arguments))
             self._add_steps(user, -self._index.remove(asked, destination, user))
+
+    def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
+        """Add steps that a destination costs each message to its first binder."""
+        first, before = self._destination_steps.get(destination, (user, 0))
+        self._destination_steps[destination] = (first, before + steps)
+        self._add_steps(first, steps)
 
     def _add_steps(self, user: str | None, steps: int) -> None:
         if steps:
