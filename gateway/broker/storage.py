@@ -332,9 +332,11 @@ class QueueStorage(PagedLog):
         return bool(piece)
 
     def when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` after the queue's next messages were read."""
-        self._loaded.append(then)
-        self.read_ahead()
+        """Call `then` when the queue's next messages are in memory: at once if they have been read."""
+        if self.refill():
+            then()
+        else:
+            self._loaded.append(then)
 
     def _has_arrived(self, lacking: int) -> None:
         self._queue.shrink(lacking)
