@@ -203,8 +203,12 @@ class AmqpQueue(Queue):
         self.used = clock.monotonic()
         self.add(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
-        """Remove a consumer; an exclusive one frees the queue, an active one makes way for the next."""
+    def remove(self, consumer: Consumer, *, requeues: bool = False) -> None:
+        """Remove a consumer; an exclusive one frees the queue, an active one makes way for the next.
+
+        With `requeues` the caller returns messages to the queue and dispatches it afterwards, so that the
+        next consumer gets them first.
+        """
         super().remove(consumer)
         self._ranks.pop(consumer, None)
         if self.exclusive_consumer is consumer:
@@ -213,7 +217,8 @@ class AmqpQueue(Queue):
         self.watch_use()
         if self.options.single_active:
             self._offers = bool(self._aside)  # to the one that is active now
-            self.dispatch()
+            if not requeues:
+                self.dispatch()
 
     def watch_use(self) -> None:
         """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""

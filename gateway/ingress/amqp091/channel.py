@@ -523,7 +523,7 @@ class AmqpChannel:
         consumers = list(self.consumers.values())
         self.consumers.clear()
         for consumer in consumers:
-            consumer.queue.remove(consumer)
+            consumer.queue.remove(consumer, requeues=True)
         self.recover()
         for consumer in consumers:
             if not consumer.queue.deleted:
