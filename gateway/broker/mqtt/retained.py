@@ -66,6 +66,7 @@ class Retained:
         self._tree: TopicTree[Message] = TopicTree()
         self._expiring: list[tuple[float, str]] = []  # heap of expiry times and topics; some are outdated
         self._store = store
+        self._left_out: set[object] = set()  # keys of stored messages that are not in memory
         if store is not None:
             self._restore(store)
 
@@ -87,8 +88,10 @@ class Retained:
             if message.expires and message.expires <= utc:
                 store.delete(KIND, key)
                 continue
+            self._left_out.add(key)
             with set_aside(KIND, key):
-                self._set(message, utc, restoring=True)
+                if self._set(message, utc, restoring=True):
+                    self._left_out.discard(key)
 
     def publish(self, part: SubBatch) -> None:
         """Retain each message for its topic, and settle the part."""
@@ -112,8 +115,10 @@ class Retained:
         if self._store is not None:
             if kept:
                 self._store.put(KIND, address.wire, message)
-            elif known and kept is False:
+            elif kept is False and (known or address.wire in self._left_out):
                 self._store.delete(KIND, address.wire)
+            if kept is not None:
+                self._left_out.discard(address.wire)
         return kept is not None
 
     def messages(self) -> list[Message]:

@@ -15,6 +15,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from tests.broker.mqtt.test_durable_sessions import World
 from tests.broker.parts import Space, connected, mqtt, publish
 from tests.store.crashes import Crashes
+from tests.store.parts import Opened
 
 
 class Utc:
@@ -29,6 +30,26 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Utc:
     made = Utc()
     monkeypatch.setattr(clock, "utc", lambda: made.now)
     return made
+
+
+def test_a_topic_that_is_cleared_beyond_a_lowered_limit_stays_cleared(tmp_path: Path) -> None:
+    made: list[Retained] = []
+
+    def started(most: int) -> Opened:
+        return Opened(tmp_path, before=lambda store: made.append(Retained(messages_max=most, store=store)))
+
+    first = started(10)
+    publish(made[-1], [one("a"), one("b"), one("c")])
+    assert first.commit() is ACCEPTED
+    first.store.close()
+    lowered = started(1)
+    assert [topic in made[-1] for topic in "abc"] == [True, False, False]
+    publish(made[-1], [one("b", b"")])
+    assert lowered.commit() is ACCEPTED
+    lowered.store.close()
+    again = started(10)
+    assert [topic in made[-1] for topic in "abc"] == [True, False, True]
+    again.store.close()
 
 
 def one(topic: str, body: bytes = b"x", expires: float = NEVER, qos: int = 1) -> Message:
