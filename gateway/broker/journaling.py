@@ -136,7 +136,9 @@ class RecordedBatch(Batch):
 
     def onward(self, source: Source) -> RecordedBatch:
         """Return a batch that knows where its messages were in this one."""
-        return RecordedBatch(source, self.received, before=self)
+        batch = RecordedBatch(source, self.received, before=self)
+        batch.keeps_letters = self.keeps_letters
+        return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
         """Add a message with its slot of origin and how it was received there."""

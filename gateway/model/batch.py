@@ -176,7 +176,9 @@ class Batch:
 
         `source` receives their outcomes.
         """
-        return Batch(source, self.received)
+        batch = Batch(source, self.received)
+        batch.keeps_letters = self.keeps_letters
+        return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
         """Add a message from the batch from which this one was derived. Return its slot.

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 import gateway as gateway_package
 from gateway.app.access import roles_of
+from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened
 from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
@@ -32,6 +33,7 @@ from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Versio
 from gateway.settings import Settings, Store, User, load_settings
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.amqpfast import OutOfBand
+from tests.broker.parts import newest
 from tests.files import replace_text
 from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
@@ -775,6 +777,40 @@ def test_a_refused_message_is_not_repeated_into_a_route_that_came_to_ask_for_a_r
         assert channel.basic_get("q", auto_ack=True)[2] is None
         letters = gateway.gateway.dead_letters
         assert gateway.ask(lambda: sum(letters.counted.values())) == 1
+
+
+def test_a_letter_that_no_route_has_checked_is_not_redriven_into_a_route_that_asks_for_a_role(
+    tmp_path: Path,
+) -> None:
+    """A user chooses where its queue's dead letters go; without a queue there they are the gateway's."""
+    text = (
+        "version: 1\nroutes:\n"
+        "  - name: sales\n    role: erp\n"
+        "    from: {endpoint: amqp091, exchange: orders, binding_key: go}\n"
+        "    to: {endpoint: mqtt, topic: 'machine/run'}\n"
+    )
+    with running(crossing(tmp_path, text)) as gateway, closing(amqp(gateway, "ann")) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("orders", "direct", durable=True)
+        arguments = {
+            "x-queue-type": "quorum",
+            "x-dead-letter-exchange": "orders",
+            "x-dead-letter-routing-key": "go",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+        channel.queue_declare("mine", durable=True, arguments=arguments)
+        channel.basic_publish("", "mine", b"forged")
+        got, _, _ = next(channel.consume("mine"))
+        channel.basic_nack(got.delivery_tag, requeue=False)
+        letters = gateway.gateway.dead_letters
+        gateway.until(lambda: sum(letters.counted.values()) == 1)
+        told: list[Outcome] = []
+        redrive = gateway.gateway.core.redriving.redrive
+        gateway.ask(lambda: redrive(newest(letters), lambda name, outcome: told.append(outcome)))
+        gateway.until(lambda: bool(told))
+        assert "'sales' takes it from role 'erp'" in told[0].text
+        assert gateway.ask(lambda: len(letters)) == 1
 
 
 def held(connection: Any) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.broker import pausing
+from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.pausing import HELD_FULL, KIND, Gate, Pauses
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Reason
+from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from tests.broker.outbox.bench import Bench as OutboxBench
 from tests.broker.parts import SENDER, amqp, connected, mqtt, newest
 from tests.broker.test_dispatcher import DIRECT, DOWN, OUT, REFUSED, UP, Asked, Bench, routes
@@ -46,6 +47,29 @@ def test_what_comes_waits_and_goes_in_its_order() -> None:
     bench.publish("mqtt", *out(4))
     assert bench.link.parts[0].recipient is not None
     assert bench.counts("out") == (4, 3, 0, 1), "it goes straight through again"
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_redriven_letter_that_waits_and_is_refused_again_stays_the_same(is_full: bool) -> None:
+    bench = paused(OUT % ", on_reject: dead_letter")
+    pauses = bench.dispatcher.pauses
+    pauses.resume("route", "out")
+    bench.publish("mqtt", *out(1))
+    bench.link.parts.pop().settle(REFUSED)
+    (letter,) = newest(bench.letters)
+    if is_full:
+        bench.letters.messages_max = 1
+    pauses.pause("route", "out")
+    told: list[tuple[str, Outcome]] = []
+    Redriving(bench.dispatcher, bench.letters).redrive(
+        [letter], lambda name, outcome: told.append((name, outcome))
+    )
+    assert told == []
+    pauses.resume("route", "out")
+    again = REFUSED._replace(text="another reason")
+    bench.link.parts.pop().settle(again)
+    assert told == [(letter.id, again)]
+    assert newest(bench.letters) == [letter]
 
 
 def test_other_routes_and_the_own_world_go_on() -> None:

@@ -2,10 +2,10 @@
 
 A dead letter that its route had built goes directly to what the route leads to now. One that is as its source
 sent it crosses the route again. One without a route, or of a reply, is published again for the current routes
-and subscribers. Deduplication is skipped, because the first attempt would count. A message that is refused
-again stays the dead letter that it was, with its first reason. A dead letter is deleted when its message was
-accepted, however late. One that replicas have in common is claimed first, so that only one of them redrives
-it.
+and subscribers, unless one of these routes requires a role: nobody has checked the roles of its sender.
+Deduplication is skipped, because the first attempt would count. A message that is refused again stays the
+dead letter that it was, with its first reason. A dead letter is deleted when its message was accepted,
+however late. One that replicas have in common is claimed first, so that only one of them redrives it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Redriving:
         # by it.
         now = clock.now()
         placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
-        published.keeps_letters = True
+        placed.keeps_letters = published.keeps_letters = True
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
@@ -147,6 +147,10 @@ class Redriving:
             return _no(f"the endpoint {endpoint!r} that it came from is not here")
         local = None if endpoint in dispatcher.links else namespace
         entry = dispatcher.entry(endpoint, local, message.address)
+        for branch in entry.plan.branches:
+            if (role := branch.route.rule.role) is not None:
+                # A user can make letters, by the arguments of a queue, that no route has checked.
+                return _no(f"the route {branch.route.name!r} takes it from role {role!r} alone")
         return None if dispatcher.publish(batch, entry, message, receipt) else UNROUTED
 
     # Interface of a batch's source.
