@@ -50,8 +50,10 @@ def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
 
 
 def _size_class(file: Filed) -> int:
-    """Return a number that is equal for files of similar size: eight files of one class make one of the
-    next."""
+    """Return a number that is equal for files of similar size.
+
+    Eight files of one class make one of the next.
+    """
     return file.octets.bit_length() // 3
 
 

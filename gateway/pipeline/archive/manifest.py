@@ -1,10 +1,10 @@
-"""Manifest of an archive: its files, and the position in the journal, in one JSON file that is replaced
-whole.
+"""Manifest of an archive: one JSON file with its files and its position in the journal.
 
-`_archive/<number>.json` lists every file and the next row of each shard; the highest number is valid. A file
-belongs to the archive while a manifest names it. An interrupted run therefore has either happened or not:
-files without a name are deleted by a later run, which starts at the manifest's position. A removed file stays
-on disk for a grace period, for readers that planned with an earlier manifest.
+`_archive/<number>.json` lists every file and the next row of each shard; the highest number is valid. A
+manifest is never changed, only followed by another one. A file belongs to the archive while a manifest names
+it. An interrupted run has therefore either happened or not: files that no manifest names are deleted by a
+later run, which starts at the manifest's position. A removed file stays on disk for a grace period, for
+readers that planned with an earlier manifest.
 
 Any number of processes may read an archive, and one run at a time may write it. If two runs overlap, the
 first to save its manifest wins: each number is created once, and the other run fails without an effect. File
@@ -45,8 +45,11 @@ KEPT: Final = 3  # Manifests that are preserved; a reader may still use the prev
 
 @dataclass(frozen=True)
 class Filed:
-    """File of the archive: path below the root, number of rows and bytes, and `date` and `route` of all its
-    rows."""
+    """File of an archive.
+
+    `path` is relative to the archive's root; `date` and `route` are those of all its rows, `rows` is their
+    number, and `octets` the size in bytes.
+    """
 
     path: str
     date: str
@@ -84,8 +87,11 @@ class Manifest:
         lost: Collection[Filed] = (),
         now: float = 0.0,
     ) -> Manifest:
-        """Return the next manifest, with files added (`gained`) and removed (`lost`) at time `now` in seconds
-        UTC."""
+        """Return the next manifest, with other files or another position.
+
+        Files of `gained` are added, and files of `lost` are removed at the time `now` in seconds UTC. The
+        positions in `offsets` replace those of the same shards.
+        """
         gone = set(lost)
         return replace(
             self,
@@ -179,8 +185,10 @@ class Archive:
             self._delete(below)
 
     def _move_claimed(self, name: str, staged: str, whole: str) -> None:
-        """Move a manifest into its place unless another run claims that place. Raises FileExistsError if one
-        does."""
+        """Move a manifest into its place, with a claim for stores that cannot create a file exclusively.
+
+        Raises FileExistsError if another run claims the same place, or has saved a manifest there.
+        """
         self.system.create_dir(self.path(CLAIMS), recursive=True)
         claim = f"{name}.{self.run}"
         with self.system.open_output_stream(self.path(f"{CLAIMS}/{claim}")) as stream:

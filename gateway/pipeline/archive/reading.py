@@ -88,8 +88,10 @@ class FiledRows:
         return batch
 
     def _whole(self, batch: Arrow, route: str) -> Arrow:
-        """Return the batch with the route, which the folder names, and nulls for columns that an older
-        archive lacks."""
+        """Return the batch with all wanted columns.
+
+        The route is that of the file's folder. Columns that an older archive lacks are null.
+        """
         schema = coded_schema(self._names)
         there = set(batch.schema.names)
         columns = []

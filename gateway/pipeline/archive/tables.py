@@ -1,5 +1,6 @@
-"""Archives in tables of Delta Lake and Iceberg, which have snapshots, merging, retention and schema
-evolution.
+"""Archives in tables of Delta Lake and Iceberg.
+
+These formats have snapshots, merging, retention and schema evolution of their own.
 
 A run appends the rows since the last run in a single commit, which also contains the position in the journal.
 Both are stored, or neither is. Of two concurrent runs one fails: each appends with a number that only one
@@ -114,7 +115,7 @@ class TableFormat(Protocol):
 
 
 class Delta:
-    """Delta Lake."""
+    """Operations on tables of Delta Lake."""
 
     name = "delta"
     mark = "_delta_log"
@@ -127,18 +128,30 @@ class Delta:
     properties: Mapping[str, str] = {}
 
     def packages(self, spark: str) -> str:
+        """Return the Maven package of Delta Lake for Spark 4.1 or 4.2.
+
+        Raises PipelineError for any other release.
+        """
         release = ".".join(spark.split(".")[:2])
         if release not in ("4.1", "4.2"):
             raise PipelineError(f"there is no Delta Lake for Spark {spark}; pyspark 4.2 has one")
         return f"io.delta:delta-spark_{release}_2.13:4.4.0"
 
     def table(self, spark: SparkSession, place: Place) -> str:
+        """Return the SQL name of the table in a folder, which contains the folder's path."""
         return f"delta.`{spark_reaches(spark, place)}`"
 
     def kept(self, kind: str) -> str:
+        """Return the Spark type unchanged, because Delta Lake has all types of Spark."""
         return kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
+        """Append rows in one commit with the position `offsets`, and return the number of rows.
+
+        `begun` is the version with the position from which these rows were selected. The next version is the
+        commit's transaction number, which Delta Lake accepts once. Raises PipelineError if another run has
+        appended since.
+        """
         name = uuid4().hex
         text = json.dumps({POSITION: offsets, RUN: name})
         # Delta applies a version of an application once: it skips a later commit with the same version, and a
@@ -156,6 +169,7 @@ class Delta:
         return int(found["operationMetrics"]["numOutputRows"])
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
+        """Return the newest position in the metadata of the table's commits, or None."""
         row = self._found(spark, table, POSITION)
         if row is None:
             return None
@@ -163,13 +177,16 @@ class Delta:
         return Position(offsets, row["at_us"], row["version"])
 
     def newest(self, spark: SparkSession, table: str) -> int:
+        """Return the newest version in the table's history."""
         (row,) = spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
         return int(row["version"])
 
     @staticmethod
     def _found(spark: SparkSession, table: str, word: str) -> Row | None:
-        """Return the newest commit whose metadata contains `word`, or None. Recent commits are searched
-        first, since each is a file."""
+        """Return the newest commit whose metadata contains `word`, or None.
+
+        Recent commits are searched first, since each is a file.
+        """
         for most in (LOOKED_AT, None):
             limit = "" if most is None else f" LIMIT {most}"
             history = spark.sql(f"DESCRIBE HISTORY {table}{limit}").withColumn(
@@ -182,15 +199,17 @@ class Delta:
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
+        """Merge small files with OPTIMIZE, and delete files of expired versions with VACUUM."""
         spark.sql(f"OPTIMIZE {table}").collect()
         spark.sql(f"VACUUM {table}").collect()
 
 
 class Iceberg:
-    """Apache Iceberg. Each folder is a table in a Hadoop catalog whose warehouse is the parent folder.
+    """Operations on tables of Apache Iceberg.
 
-    Concurrent appends do not conflict in Iceberg. Rows are therefore appended to a branch, and the table is
-    fast-forwarded to it, which Iceberg permits only if nothing was committed since the branch began.
+    Each folder is a table in a Hadoop catalog whose warehouse is the parent folder. Concurrent appends do not
+    conflict in Iceberg. Rows are therefore appended to a branch, and the table is fast-forwarded to it, which
+    Iceberg permits only if nothing was committed since the branch began.
     """
 
     name = "iceberg"
@@ -205,6 +224,10 @@ class Iceberg:
     }
 
     def packages(self, spark: str) -> str:
+        """Return the Maven package of Iceberg for Spark 4.1.
+
+        Raises PipelineError for any other release.
+        """
         if not spark.startswith("4.1."):
             raise PipelineError(
                 f"there is no Iceberg for Spark {spark}; for Spark 4.1, which has no streams, there is:"
@@ -213,6 +236,10 @@ class Iceberg:
         return "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
     def table(self, spark: SparkSession, place: Place) -> str:
+        """Return the SQL name of the table in a folder.
+
+        The session gets a Hadoop catalog for the parent folder.
+        """
         parent, _, name = spark_reaches(spark, place).rpartition("/")
         catalog = f"{CATALOG}_{zlib.crc32(parent.encode())}"
         spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
@@ -221,9 +248,16 @@ class Iceberg:
         return f"{catalog}.`{name}`"
 
     def kept(self, kind: str) -> str:
+        """Return the table's type for a column of this Spark type; Iceberg has no integers below 32 bits."""
         return "int" if kind in ("tinyint", "smallint") else kind
 
     def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets, begun: int) -> int:
+        """Append rows in one commit with the position `offsets`, and return the number of rows.
+
+        `begun` is the version with the position from which these rows were selected. Rows are written to a
+        branch, to which the table is then fast-forwarded. Raises PipelineError if another run has appended
+        since.
+        """
         branch = f"gateway_{uuid4().hex}"
         # A branch of an interrupted run expires with its snapshots.
         spark.sql(f"ALTER TABLE {table} CREATE BRANCH {branch} RETAIN 1 DAYS")
@@ -250,16 +284,19 @@ class Iceberg:
             raise
 
     def newest(self, spark: SparkSession, table: str) -> int:
+        """Return the id of the table's newest snapshot, or 0 if it has none."""
         row = next(self._history(spark, table), None)
         return 0 if row is None else int(row["snapshot_id"])
 
     def position(self, spark: SparkSession, table: str) -> Position | None:
+        """Return the newest position in the properties of the table's snapshots, or None."""
         for row in self._history(spark, table):
             if row["offsets"] is not None:
                 return Position(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
+        """Merge small files, expire old snapshots, and delete files that no snapshot names."""
         catalog, name = self._named(spark, table)
         for procedure in ("rewrite_data_files", "expire_snapshots", "remove_orphan_files"):
             spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}')").collect()
@@ -302,8 +339,10 @@ def is_table_name(text: str) -> bool:
 
 
 def format_at(place: Place) -> TableFormat | None:
-    """Return the format of the table in a folder, or None. Raises PipelineError if the store is
-    unreachable."""
+    """Return the format of the table in a folder, or None.
+
+    Raises PipelineError if the store is unreachable.
+    """
     system, path = place.reached().arrow()
     for found in FORMATS.values():
         if system.get_file_info(f"{path}/{found.mark}").type == fs.FileType.Directory:
@@ -346,10 +385,10 @@ def run(
     today: date | None = None,
     tell: Tell = lambda _: None,
 ) -> Appended:
-    """Append the journal's new rows to the table `to` (folder, URI or name); parameters as in
-    `jobs/archive.py`.
+    """Append the journal's new rows to the table `to`, which is a folder, a URI or a name.
 
-    Raises PipelineError, and errors of the journal's reader.
+    The parameters are those of `run` in `jobs/archive.py`. Once a day the table's small files are merged, and
+    its old versions expire. Raises PipelineError, and errors of the journal's reader.
     """
     form = FORMATS[format_]
     with progress(spark, "archive", tell):
@@ -385,8 +424,10 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
 
 
 def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
-    """Insert the rows that the existing table `to` does not have: no row of the same `date` has the same
-    keys."""
+    """Insert the rows that the existing table `to` does not have.
+
+    A row is new if no row of the same `date` in the table has the same `keys`.
+    """
     session = rows.sparkSession  # The session of a stream is another one, with its own views.
     rows.createOrReplaceTempView(FRESH)
     dates = ", ".join(f"DATE'{row[0]}'" for row in rows.select("date").distinct().collect())
@@ -398,23 +439,27 @@ def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys
 
 
 def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str, str]) -> None:
-    """Add columns to the table `to`, by SQL names and types; `body.unit` is a field inside the column
-    `body`."""
+    """Add columns, by SQL names and types, to the table `to`.
+
+    `body.unit` is a field inside the column `body`.
+    """
     if columns:
         added = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         spark.sql(f"ALTER TABLE {_name_of(spark, to, format_)} ADD COLUMNS ({added})")
 
 
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
-    """Return the SQL name of the table `to`, created if necessary with the columns of `rows`. Raises
-    PipelineError."""
+    """Return the SQL name of the table `to`, created if necessary with the columns of `rows`.
+
+    Raises PipelineError if a column has another type, or if the session does not have the format.
+    """
     return made(
         spark, FORMATS[format_], to, {one.name: one.dataType.simpleString() for one in rows.schema.fields}
     )
 
 
 def read_table(spark: SparkSession, to: str, format_: str) -> DataFrame:
-    """Return the table that is written as `to`."""
+    """Return the rows of the table `to` as a DataFrame."""
     return spark.table(_name_of(spark, to, format_))
 
 
@@ -517,8 +562,10 @@ def _ends(spark: SparkSession, table: str) -> Offsets:
 
 
 def between(starts: Offsets, ends: Offsets) -> dict[str, str]:
-    """Return the journal options for the rows between two positions. Shards that appear later are
-    excluded."""
+    """Return the journal options for the rows between two positions.
+
+    Shards that appear later are excluded.
+    """
     return {
         "startingOffsets": json.dumps(starts),
         "endingOffsets": json.dumps(ends),

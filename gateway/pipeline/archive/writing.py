@@ -42,8 +42,10 @@ DAY_US: Final = 86_400_000_000
 
 
 class Writer:
-    """Writer of the files of one day and route, named `name`-RUN-0.parquet and so on, of about `file_octets`
-    bytes each."""
+    """Writer of the files of one day and route, of about `file_octets` bytes each.
+
+    The files are named `name`-RUN-0.parquet and so on.
+    """
 
     def __init__(self, archive: Archive, name: str, date: str, route: str, file_octets: int) -> None:
         self._archive = archive

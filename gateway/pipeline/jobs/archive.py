@@ -47,8 +47,11 @@ Done = TypeVar("Done")
 
 
 class Archived(NamedTuple):
-    """Result of a run: rows and files written; rows missing in the journal; files merged; files removed by
-    retention; and the totals of the archive."""
+    """Result of a run of the job `archive`.
+
+    `rows` and `files` were written, `missing` rows are not in the journal, `merged` files were merged, and
+    `dropped` files were removed by retention; the totals are those of the archive.
+    """
 
     rows: int
     files: int
@@ -73,14 +76,13 @@ def run(
     sweep: bool = True,
     tell: Tell = lambda _: None,
 ) -> Archived:
-    """Append the new rows of the journal to the archive `to` (folder or URI), then apply retention and merge
-    files.
+    """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
-    `keep_days` is the number of days before `today` (None: now, UTC) that are retained; `file_octets` the
-    target size of a file in bytes. `fail` False skips rows that were deleted or damaged before they were
-    archived. `grace_secs` is the time that removed files, and leftovers of interrupted runs, stay on disk;
-    `sweep` False does not search for leftovers. Raises OvertakenError if another run was faster,
-    PipelineError, and errors of the journal's reader.
+    `to` is a folder or a URI. `keep_days` is the number of days before `today` (None: now, UTC) that are
+    retained; `file_octets` the target size of a file in bytes. `fail` False skips rows that were deleted or
+    damaged before they were archived. `grace_secs` is the time that removed files, and leftovers of
+    interrupted runs, stay on disk; `sweep` False does not search for leftovers. Raises OvertakenError if
+    another run was faster, PipelineError, and errors of the journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
@@ -106,8 +108,10 @@ def run(
 
 
 def following(run: Callable[[int], Done], every_secs: float) -> Iterator[Done]:
-    """Yield the results of run 0, 1 and so on, without end. Each run begins `every_secs` after the previous
-    one began, or when that has ended."""
+    """Yield the results of run 0, 1 and so on, without end.
+
+    Each run begins `every_secs` after the previous one began, or when that has ended.
+    """
     for number in count():
         begun = time.monotonic()
         yield run(number)
@@ -121,8 +125,10 @@ def rows_behind(spark: SparkSession, journal: str, path: str) -> int:
 
 
 def offsets_of(spark: SparkSession, path: str) -> Offsets:
-    """Return the next row of each shard that is not in the archive. Raises PipelineError if the archive has
-    no position."""
+    """Return the next row of each shard that is not in the archive.
+
+    Raises PipelineError if the archive has no position.
+    """
     table = table_at(spark, path)
     if table is None:
         return found_in(Archive(place_of(path, hadoop_of(spark)))).offsets
@@ -234,13 +240,12 @@ def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
 def read_archive(
     spark: SparkSession, path: str, journal: str | None = None, *, columns: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return the archive as a DataFrame with the journal's columns and `date`; conditions on `date` and
-    `route` skip files.
+    """Return the archive as a DataFrame with the journal's columns and `date`.
 
-    `path` is a folder, a URI, or the name of a table. With `journal`, the journal's rows that are not
-    archived are included; then name the `columns` that are needed (None: all), because the source cannot see
-    which ones a query uses. Of Parquet only the files of the newest manifest are read. Raises PipelineError
-    if there is no archive, or if rows are in neither.
+    `path` is a folder, a URI, or the name of a table. Conditions on `date` and `route` skip files. With
+    `journal`, the journal's rows that are not archived are included; then name the `columns` that are needed
+    (None: all), because the source cannot see which ones a query uses. Of Parquet only the files of the
+    newest manifest are read. Raises PipelineError if there is no archive, or if rows are in neither.
     """
     chosen = (*NAMES, "date") if columns is None else tuple(dict.fromkeys(columns))
     table = table_at(spark, path)

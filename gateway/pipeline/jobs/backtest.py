@@ -1,9 +1,9 @@
-"""Job `backtest`: a candidate mapping applied to recorded traffic, compared with the record or with another
-mapping.
+"""Job `backtest`: a candidate mapping applied to recorded traffic.
 
-The gateway's own mapping code (`gateway.mapping`) routes the messages in Python workers;
-`gateway/pipeline/traffic/counting.py` explains how this is fast. Targets and guarantees are compared, headers
-are not: a journal has headers only as they were received.
+Its results are compared with the record or with another mapping. The gateway's own mapping code
+(`gateway.mapping`) routes the messages in Python workers; `gateway/pipeline/traffic/counting.py` explains how
+this is fast. Targets and guarantees are compared, headers are not: a journal has headers only as they were
+received.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from gateway.pipeline.stores import Place
 
 
 def belong(to: Place, kept: Place) -> None:
-    """Raise PipelineError if the folder `to` has micro-batches but `kept`, the folder of the checkpoint, has
-    none."""
+    """Raise PipelineError if the micro-batches in the folder `to` are of another checkpoint.
+
+    They are if `to` has micro-batches, but `kept`, the folder of the checkpoint, has no offsets.
+    """
     if _has(to, "batch=") and not _has(Place(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
         raise PipelineError(
             f"{to.uri} has what a stream has written whose position is not in {kept.uri}, and it would be"

@@ -1,10 +1,9 @@
-"""Validation of message bodies against a JSON Schema, with a reason and a place for each body that does not
-fit.
+"""Validation of message bodies against a JSON Schema.
 
-A Python worker checks a body first by the schema, then by the types of the table's columns (an integer of 20
-digits fits no column). Values that a schema permits and Spark's parser does not (1e3 as an integer,
-lower-case letters in a time) are rewritten in Spark's notation. Spark reports what it still cannot read,
-without a place. So no value becomes null silently.
+Each body that does not fit gets a reason and a place. A Python worker checks a body first by the schema, then
+by the types of the table's columns (an integer of 20 digits fits no column). Values that a schema permits and
+Spark's parser does not (1e3 as an integer, lower-case letters in a time) are rewritten in Spark's notation.
+Spark reports what it still cannot read, without a place. So no value becomes null silently.
 
 A value that fits but would change in its column is rescued, by its place in the body: fields without a
 column, numbers with more digits than a double has, fractions of a microsecond, leap seconds. The column has
@@ -71,8 +70,11 @@ ADDED: Final = ("registry_id", "fault", "place", "rescued")
 
 
 class BodySchema(NamedTuple):
-    """JSON Schema of bodies: its text, the Spark type of such bodies, and its version in rows, which is its
-    `$id` or else the beginning of its digest."""
+    """JSON Schema of bodies.
+
+    `text` is the schema itself, `kind` the Spark type of such bodies, and `version` the text that identifies
+    it in rows: its `$id`, or else the beginning of its digest.
+    """
 
     text: str
     kind: StructType
@@ -80,8 +82,10 @@ class BodySchema(NamedTuple):
 
 
 def schema_of(file: Path) -> BodySchema:
-    """Return the schema in a file. Raises PipelineError if it is unreadable, invalid, or does not describe an
-    object."""
+    """Return the schema in a file.
+
+    Raises PipelineError if the file is unreadable, or the schema is invalid or does not describe an object.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -137,10 +141,10 @@ class Placing:
         self._exact = exact
 
     def placed(self, value: Any, kind: DataType, path: BodyPath = ()) -> Any:
-        """Return the value in a form that Spark's parser accepts for this type; the same object if it already
-        is.
+        """Return the value in a form that Spark's parser accepts for this type.
 
-        Raises NoPlaceError if no such column can store it.
+        The result is the same object if it already has that form. Raises NoPlaceError if no such column can
+        store the value.
         """
         if value is None or isinstance(value, bool):
             return value
@@ -241,8 +245,10 @@ def _written(value: Any) -> Any:
 
 
 def exactly(body: bytes) -> Any:
-    """Parse JSON with all digits of its numbers. Raises NoPlaceError for an exponent beyond Python's
-    decimals."""
+    """Parse JSON with all digits of its numbers.
+
+    Raises NoPlaceError for an exponent beyond Python's decimals, and ValueError for other text.
+    """
     return json.loads(body, parse_float=_fraction, parse_int=_integer)
 
 
@@ -254,7 +260,7 @@ def _fraction(text: str) -> Decimal:
 
 
 def _integer(text: str) -> int | Decimal:
-    """Return an integer; a Decimal for more than 64 bits."""
+    """Return an integer, as a Decimal if it has more than 18 digits."""
     found = Decimal(text)
     return int(text) if found.adjusted() < DIGITS_MAX else found
 
@@ -265,7 +271,10 @@ class Fitted:
     def __init__(
         self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str, kind: StructType
     ) -> None:
-        """`kind` is the type of a body in the table, which may have more fields than the schema."""
+        """Prepare the validation of bodies; `kind` is the type of a body in the table.
+
+        That type may have more fields than the schema.
+        """
         self._candidate = candidate
         self._route = route
         self._captures = captures
@@ -273,6 +282,10 @@ class Fitted:
         self._kind = kind
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield each batch with validated bodies, the results of validation, and the captures, as columns.
+
+        Captures are null for an address that the route's pattern does not match.
+        """
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
         separator = route.pattern.dialect.separator
@@ -311,10 +324,11 @@ def captured_as(capture: str) -> str:
 
 
 class Told(NamedTuple):
-    """Result of validation: the body without its envelope, the envelope's schema number, and the fault with
-    its place (None: no fault).
+    """Result of validation of one body.
 
-    `rescued` is JSON of the values that change in their column, or have none, by their place.
+    `body` has no envelope; `registry_id` is the envelope's schema number; `fault` is None if the body fits,
+    and `place` is that of the fault. `rescued` is JSON of the values that change in their column, or have
+    none, by their place.
     """
 
     body: bytes | None
@@ -422,8 +436,10 @@ class EventTime(NamedTuple):
         return cls(tuple(path.split(".")), unit or "ms")
 
     def column(self, body: Column, kind: StructType) -> tuple[Column, Column]:
-        """Return the value in a body and its time, as columns. Raises PipelineError if the field does not
-        exist or is no time."""
+        """Return the value in a body and its time, as columns.
+
+        Raises PipelineError if the field does not exist or is no time.
+        """
         found: DataType = kind
         for name in self.path:
             fields = {one.name: one.dataType for one in found.fields} if isinstance(found, StructType) else {}

@@ -17,8 +17,10 @@ VERSIONS = "version string, file string, text string"
 
 
 def mappings(spark: SparkSession, journal: Place) -> DataFrame:
-    """Return the stored mapping files with version, file name and text; a row's `mapping_version` joins
-    `version`."""
+    """Return the stored mapping files with version, file name and text.
+
+    The `mapping_version` of a row joins `version`.
+    """
     found = {}
     root = journal.path()
     shards = JournalReader(root).shards() if root.is_dir() else ()
@@ -30,8 +32,10 @@ def mappings(spark: SparkSession, journal: Place) -> DataFrame:
 
 
 def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
-    """Return, for each route and mapping version: file and text if known, number of rows, first and last time
-    of receipt."""
+    """Return one row for each route and mapping version that routed any of `rows`.
+
+    It has the file and its text if known, the number of rows, and the first and last time of receipt.
+    """
     used = rows.where("route <> ''").groupBy("route", F.col("mapping_version").alias("version"))
     counted = used.agg(
         F.count("*").alias("rows"), F.min("received").alias("first"), F.max("received").alias("last")

@@ -119,10 +119,10 @@ def _count(outcome: str) -> Column:
 
 
 def _frames() -> Column:
-    """Return the number of frames, packets and commands for receipt, and for delivery by a route, as a
-    column.
+    """Return the number of frames, packets and commands of a message, as a column.
 
-    It is the minimum for the protocol, because the journal does not record how clients split messages.
+    Those for receipt and those for delivery by a route are added. The number is the minimum for the protocol,
+    because the journal does not record how clients split messages.
     """
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
@@ -295,10 +295,10 @@ def _keys(found: DataFrame) -> list[str]:
 
 
 def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
-    """Return the name of a folder for Spark's writers. `kept` is the folder of the checkpoint that it belongs
-    to.
+    """Return the name of a folder for Spark's writers.
 
-    Raises PipelineError if the store is unreachable, or the folder belongs to another checkpoint.
+    `kept` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store is
+    unreachable, or the folder belongs to another checkpoint.
     """
     hadoop = hadoop_of(spark)
     if kept is not None:
@@ -364,8 +364,11 @@ def _marks(reader: JournalReader, ends: Offsets, silent: set[str], tell: Tell) -
 
 
 def silent_of(reader: JournalReader, shards: Iterable[str], now: float | None = None) -> set[str]:
-    """Return the shards whose gateways have stopped while others run: a running gateway writes at least one
-    mark per minute. In a store all files are old, so none is returned."""
+    """Return the shards whose gateways have stopped while others run.
+
+    A running gateway writes a low-water mark at least once a minute. In a store all files are old, so no
+    shard is returned.
+    """
     folder: object = reader.folder
     if not isinstance(folder, Path):
         return set()

@@ -1,11 +1,10 @@
-"""Job `reconcile`: compares accepted messages with delivered, dead-lettered and waiting ones, and names each
-one that is missing or duplicated.
+"""Job `reconcile`: compares accepted messages with delivered, dead-lettered and waiting ones.
 
-Only messages accepted in a period are judged, but their outcome is searched up to the end of the rows, since
-a message may leave an outbox long after it was stored. There are two checks. For an *outbox*, each message
-has a row when it was stored and another when it left; one with only the first row waits, or is lost. For a
-*consumer*, its own record is compared message by message. A message is identified by its id, else by its
-body; messages with the same body are counted.
+The result names each message that is missing or duplicated. Only messages accepted in a period are judged,
+but their outcome is searched up to the end of the rows, since a message may leave an outbox long after it was
+stored. There are two checks. For an *outbox*, each message has a row when it was stored and another when it
+left; one with only the first row waits, or is lost. For a *consumer*, its own record is compared message by
+message. A message is identified by its id, else by its body; messages with the same body are counted.
 """
 
 from __future__ import annotations
@@ -157,8 +156,10 @@ def _key() -> Column:
 
 
 def _double(known: DataFrame, account: Account) -> None:
-    """Name rows that occur more than once. A shard gives each number to one row, so the journal was copied
-    twice."""
+    """Name rows that occur more than once.
+
+    A shard gives each number to one row, so such a journal was copied twice.
+    """
     again = known.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
     try:
         if not again.isEmpty():

@@ -41,15 +41,19 @@ COLUMNS: Final = (
 
 
 class Pace(NamedTuple):
-    """Speed of a replay. `speed` is a factor of the recorded speed, `rate` messages per second; without
-    either it is unlimited."""
+    """Speed of a replay.
+
+    `speed` is a factor of the recorded speed, `rate` messages per second; without either it is unlimited.
+    """
 
     speed: float | None = None
     rate: float | None = None
 
     def due(self, number: int, since_first: float) -> float:
-        """Return when message `number` is due, in seconds after the start. It was recorded `since_first`
-        seconds after the first."""
+        """Return when message `number` is due, in seconds after the start.
+
+        The message was recorded `since_first` seconds after the first one.
+        """
         if self.rate is not None:
             return number / self.rate
         return since_first / self.speed if self.speed is not None else 0.0
@@ -66,8 +70,10 @@ class Replayed:
 
 
 def selected(traffic: DataFrame, *, where: str | None = None, after: Position | None = None) -> DataFrame:
-    """Return the rows to send, sorted, one for each target of a message. `where` is an SQL condition on the
-    columns."""
+    """Return the rows to send, sorted, one for each target of a message.
+
+    `where` is an SQL condition on the columns; rows up to the position `after` are left out.
+    """
     rows = traffic.where(~F.coalesce(F.expr(ASIDE), F.lit(False)))
     if where is not None:
         rows = rows.where(where)
@@ -97,8 +103,10 @@ class Progress:
         self._file = file
 
     def read(self) -> Position | None:
-        """Return the position after which to continue, or None to start at the beginning. Raises
-        PipelineError for an invalid file."""
+        """Return the position after which to continue, or None to start at the beginning.
+
+        Raises PipelineError for an invalid file.
+        """
         if self._file is None or not self._file.exists():
             return None
         try:

@@ -59,6 +59,7 @@ class Captures:
         self._names = names
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the rows whose address the route's pattern matches, with a column for each capture."""
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
         separator = route.pattern.dialect.separator
@@ -139,8 +140,10 @@ def _parsed(body: DataType) -> Column:
 
 
 def inferred(octets: DataFrame) -> DataType | None:
-    """Return the type of JSON bodies, inferred from a sample (column `body`); None if they are no JSON
-    objects."""
+    """Return the type of JSON bodies, inferred from a sample of the column `body`.
+
+    Return None if the bodies are no JSON objects.
+    """
     texts = octets.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
     lines = [row[0] for row in texts.collect()]
     if not lines:
@@ -239,8 +242,10 @@ def _object(schema: dict[str, Any], document: dict[str, Any], depth: int) -> Dat
 
 
 def _referred(reference: Any, document: dict[str, Any]) -> Any:
-    """Return the part that `#/...` refers to. Raises PipelineError for another document, or a missing
-    part."""
+    """Return the part that the reference `#/...` of a JSON Schema names.
+
+    Raises PipelineError for another document, or a missing part.
+    """
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise PipelineError(
             f"the JSON Schema refers to {reference!r}; only its own parts (#/...) are followed"

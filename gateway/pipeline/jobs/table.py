@@ -1,11 +1,10 @@
-"""Job `table`: the messages of a route as a table with the columns of their JSON Schema, and a second table
-of those that do not fit.
+"""Job `table`: the messages of a route as a table with the columns of their JSON Schema.
 
-A stream over the journal, which ends at the journal's end or continues. A message has a row for each of its
-targets, and is inserted once: a Delta Lake table accepts it only if it does not have it, so a micro-batch
-that Spark repeats after a kill changes nothing. Parquet has a folder for each micro-batch, which is
-overwritten. A schema with more fields than before adds columns, also inside others; one with fewer leaves
-them null.
+Messages that do not fit the schema go to a second table. The job is a stream over the journal, which ends at
+the journal's end or continues. A message has a row for each of its targets, and is inserted once: a Delta
+Lake table accepts it only if it does not have it, so a micro-batch that Spark repeats after a kill changes
+nothing. Parquet has a folder for each micro-batch, which is overwritten. A schema with more fields than
+before adds columns, also inside others; one with fewer leaves them null.
 """
 
 from __future__ import annotations
@@ -65,8 +64,11 @@ NO_PLACE: Final = "a value does not fit its column"
 
 
 class Counted(NamedTuple):
-    """Messages of a micro-batch: in the table, in the table of misfits, and those in the table with rescued
-    values."""
+    """Numbers of messages of a micro-batch, by their result.
+
+    `fitting` are in the table, `rejected` in the table of misfits, and `rescued` are those in the table with
+    rescued values.
+    """
 
     fitting: int
     rejected: int
@@ -90,11 +92,11 @@ def follow(
     count: Callable[[Counted], None] = lambda _: None,
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
-    """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`, from the
-    last position on.
+    """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
-    Tables are folders, URIs or names. `checkpoint` is the folder of the position (default: below `to`).
-    Raises PipelineError if there is no such route, or if the table has other columns.
+    It continues at the last position. Tables are folders, URIs or names. `checkpoint` is the folder of the
+    position (default: below `to`). Raises PipelineError if there is no such route, or if the table has other
+    columns.
     """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
