@@ -65,8 +65,10 @@ def write(folder: Path, *, environment: bool) -> Bundle:
 
 
 def write_code(folder: Path) -> Path:
-    """Write gateway-VERSION.zip for `--py-files`, without compiled modules, which cannot be imported from a
-    zip."""
+    """Write the code as gateway-VERSION.zip for `--py-files`, and return the path.
+
+    Compiled modules are left out, because they cannot be imported from a zip.
+    """
     path = folder / f"{OF_OURS}-{__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, source in sorted(_below(files(OF_OURS), OF_OURS)):
@@ -130,8 +132,10 @@ def _needed() -> list[Distribution]:
 
 
 def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
-    """Yield the names that a distribution requires, with those of this extra. Requirements for other systems
-    are skipped if they are not installed."""
+    """Yield the names that a distribution requires, with those of the extra `extra`.
+
+    Requirements for other systems are skipped if they are not installed.
+    """
     for text in of.requires or ():
         stated = _NAME.match(text)
         asked = _MARKER.search(text)

@@ -105,8 +105,10 @@ BY_NAME: Final = {column.name: column for column in (*COLUMNS, LOW_WATER)}
 
 
 def spark_schema(names: Sequence[str] | None = None) -> StructType:
-    """Return the Spark schema of these columns in this order; None selects all. Raises PipelineError for an
-    unknown one."""
+    """Return the Spark schema of these columns in this order; None selects all.
+
+    Raises PipelineError for an unknown column.
+    """
     from pyspark.sql import types as known
 
     header = known.StructType([known.StructField(name, known.StringType()) for name in HEADER_NAMES])

@@ -47,8 +47,10 @@ def plainly() -> Iterator[None]:
 
 
 def speak_plainly() -> None:
-    """In a notebook, print the decisive line above each Spark traceback, which has pages of Java's. Elsewhere
-    do nothing."""
+    """Print the decisive line above each Spark traceback, if this process is a notebook.
+
+    Such a traceback has pages of Java's lines. In other processes nothing changes.
+    """
     notebook: Any = sys.modules.get("IPython")
     shell = None if notebook is None else notebook.get_ipython()
     if shell is not None:

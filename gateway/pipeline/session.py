@@ -142,10 +142,10 @@ def is_local(master: str | None) -> bool:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Add the gateway's data sources to a session; its time zone and other options stay. Repetition is
-    harmless.
+    """Add the gateway's data sources to a session, and return the session.
 
-    Raises PipelineError if the Python of Spark's workers has no gateway.
+    Its time zone and other options stay. Repetition is harmless. Raises PipelineError if the Python of
+    Spark's workers has no gateway.
     """
     _look_at_workers(spark)
     for key, value in OPTIONS.items():
@@ -196,8 +196,10 @@ def _code() -> Path:
 
 
 def _look_at_workers(spark: SparkSession) -> None:
-    """Check the Python of Spark's workers, because Spark reports one without a gateway as a traceback of
-    forty lines."""
+    """Check that the Python of Spark's workers can import the gateway.
+
+    Spark itself would report this with a traceback of forty lines. Raises PipelineError if it cannot.
+    """
     context = getattr(spark, "_sc", None)
     if context is None:
         return  # Spark Connect: the server has the Python.
@@ -243,8 +245,10 @@ def _why_not(found: str | None, program: str) -> str | None:
 
 
 def java() -> str:
-    """Return the Java program that Spark will start. Raises PipelineError if there is none, or it is too
-    old."""
+    """Return the Java program that Spark will start.
+
+    Raises PipelineError if there is none, or if it is too old.
+    """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     wanted = f"Spark needs Java {JAVA_MIN} or newer"

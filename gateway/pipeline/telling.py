@@ -93,7 +93,7 @@ class Summary:
 
 @contextmanager
 def told(command: str, path: Path | None) -> Iterator[Summary]:
-    """Write the file when the block ends; its `ok` is False if the block raised."""
+    """Write the summary file when the block ends; its `ok` is False if the block raised."""
     summary = Summary(command, path)
     try:
         yield summary
@@ -117,7 +117,7 @@ def rows_behind(progress: Mapping[str, Any]) -> int:
 
 
 def _position(given: str | None) -> dict[str, int]:
-    """Return Spark's offsets, which are JSON."""
+    """Return the offsets that Spark wrote as JSON, or nothing for None."""
     return {} if given is None else dict(json.loads(given))
 
 

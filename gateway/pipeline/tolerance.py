@@ -11,7 +11,7 @@ WORD: Final = re.compile(r"(\d+(?:\.\d+)?)(%?)")
 
 
 class Tolerance(NamedTuple):
-    """Number of messages, or percentage of all."""
+    """Number of tolerated faults, or their percentage of all messages."""
 
     number: float
     percent: bool
@@ -25,6 +25,8 @@ class Tolerance(NamedTuple):
         return cls(float(found[1]), bool(found[2]))
 
     def allows(self, wrong: int, of: int) -> bool:
-        """Return True if `wrong` of `of` messages are tolerated. A percentage of zero messages tolerates
-        none."""
+        """Return True if `wrong` of `of` messages are tolerated.
+
+        A percentage of zero messages tolerates none.
+        """
         return wrong <= (self.number * of / 100 if self.percent else self.number)

@@ -14,8 +14,10 @@ from functools import cache
 
 @cache
 def spare_imports() -> None:
-    """Exclude the objects that exist so far from garbage collection in a Spark worker. In other processes do
-    nothing."""
+    """Exclude the objects that exist so far from garbage collection in a Spark worker.
+
+    In other processes nothing changes.
+    """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):  # python -m pyspark.daemon
         gc.collect()

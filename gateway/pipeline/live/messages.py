@@ -56,7 +56,10 @@ class Shape:
     """
 
     def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
-        """Raises PipelineError for unknown columns, and for rows without address or body."""
+        """Check the columns of the rows.
+
+        Raises PipelineError for unknown columns, and for rows without address or body.
+        """
         self.protocol = protocol
         self.fixed = dict(fixed)
         self.prefix = prefix

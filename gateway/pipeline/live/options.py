@@ -31,7 +31,10 @@ class Options:
     """Options of one query. Names are case-insensitive, as Spark's are."""
 
     def __init__(self, format_: str, given: Mapping[str, str], known: Iterable[str]) -> None:
-        """Raises PipelineError for an option that is not in `known`."""
+        """Accept the options that are in `known`.
+
+        Raises PipelineError for any other option, with a suggestion.
+        """
         self.format = format_
         self._given = {name.lower(): value for name, value in given.items()}
         names = {name.lower(): name for name in known}
@@ -47,18 +50,22 @@ class Options:
         return f"Options({self.format})"
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return a text, or the default."""
+        """Return the text of an option, or the default."""
         return self._given.get(name.lower(), default)
 
     def needed(self, name: str, example: str) -> str:
-        """Return a required text. Raises PipelineError if it is missing."""
+        """Return the text of a required option. Raises PipelineError if it is missing."""
         found = self.text(name)
         if not found:
             raise PipelineError(f"{self.format} needs option {name}, for example {example}")
         return found
 
     def listed(self, name: str) -> list[str]:
-        """Return texts separated by commas, or of a JSON list, for texts with commas in them."""
+        """Return the texts of an option.
+
+        They are separated by commas, or a JSON list, for texts with commas in them. Raises PipelineError for
+        an invalid list.
+        """
         stated = (self.text(name) or "").strip()
         if not stated.startswith("["):
             return [one.strip() for one in stated.split(",") if one.strip()]
@@ -71,7 +78,7 @@ class Options:
         return list(found)
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
-        """Return an integer from `least` to `most`. Raises PipelineError."""
+        """Return the value of an option as an integer from `least` to `most`. Raises PipelineError."""
         return int(self.number(name, default, least=least, most=most, wanted="a whole number", kind=int))
 
     def number(
@@ -84,7 +91,7 @@ class Options:
         wanted: str = "a number",
         kind: type[float] | type[int] = float,
     ) -> float:
-        """Return a number from `least` to `most`. Raises PipelineError."""
+        """Return the value of an option as a number from `least` to `most`. Raises PipelineError."""
         stated = self.text(name)
         if stated is None:
             return default
@@ -97,7 +104,7 @@ class Options:
         return found
 
     def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        """Return one of the words in `choices`. Raises PipelineError."""
+        """Return the value of an option, which is one of `choices`. Raises PipelineError."""
         found = self.text(name, default) or default
         if found not in choices:
             raise PipelineError(f"option {name} is one of {', '.join(choices)}, not {found!r}")

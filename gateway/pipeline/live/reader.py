@@ -42,8 +42,10 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader of one query. The connection is not pickled for the workers."""
 
     def __init__(self, chosen: Options, window: int, connect: Callable[[], Client]) -> None:
-        """`window` is the maximum of unacknowledged messages; `connect` returns a connection that
-        consumes."""
+        """Create a reader, which connects on first use.
+
+        `window` is the maximum of unacknowledged messages; `connect` returns a connection that consumes.
+        """
         self._chosen = chosen
         self._window = window
         self._connect = connect
@@ -56,8 +58,10 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def receiver(self) -> Receiver:
-        """Receiver of messages, connected on first use, since Spark also creates readers only to inspect
-        them."""
+        """Receiver of messages, connected on first use.
+
+        Spark also creates readers only to inspect them, and those do not connect.
+        """
         if self._receiver is None:
             given = self._chosen
             limits = Limits(
@@ -78,13 +82,17 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end when nothing has arrived for `quietSecs`, since a broker does not report an
-        end."""
+        """Make the query end when nothing has arrived for `quietSecs`.
+
+        A broker does not report an end of its messages.
+        """
         self._until_quiet = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next micro-batch. Messages before `start` are acknowledged: Spark has
-        committed them."""
+        """Return the end of the next micro-batch, after acknowledging the messages before `start`.
+
+        Spark has committed those messages.
+        """
         above = start["next"] if start["run"] == self._run else 0
         receiver = self.receiver
         receiver.commit(above)  # Spark calls `commit` only with the next batch, which may wait for capacity.

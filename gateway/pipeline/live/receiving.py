@@ -2,9 +2,9 @@
 
 One thread owns the connection: it reads while the buffer has capacity, acknowledges committed messages, and
 reconnects when the connection fails. A message can be acknowledged only on the connection that delivered it.
-So each connection starts a new *life*: unplanned messages of the previous one are dropped, because they are
-redelivered; planned ones stay. Capacity counts messages until they are acknowledged, which bounds the memory
-of the process.
+So when a connection is replaced, messages that Spark has not planned are dropped, because they are
+redelivered; planned ones stay. Each message has the number of its connection, its *life*. Capacity counts
+messages until they are acknowledged, which bounds the memory of the process.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class _Held(NamedTuple):
 
 
 class Receiver:
-    """Receiver of messages on connections from `connect`. Messages are numbered from 0 in order of
-    arrival."""
+    """Receiver of messages on connections from `connect`.
+
+    Messages are numbered from 0 in order of arrival.
+    """
 
     def __init__(self, connect: Callable[[], Client], limits: Limits) -> None:
         self._connect = connect
@@ -84,11 +86,10 @@ class Receiver:
             return max(end, above)
 
     def wait(self, above: int, seconds: float) -> None:
-        """Wait for messages behind number `above`, and until no more arrive; or until nothing has arrived for
-        `seconds`.
+        """Wait until messages behind number `above` have arrived and no more follow.
 
-        Without a connection it waits for one. Raises the error that prevents a connection, once the broker
-        was unreachable for too long.
+        Return also if nothing has arrived for `seconds`. Without a connection, wait for one. Raises the error
+        that prevents a connection, once the broker was unreachable for too long.
         """
         last = time.monotonic()
         while True:

@@ -48,7 +48,7 @@ class Published(WriterCommitMessage):
 
 
 class PublishSource(DataSource):
-    """The sink; see `docs/guides/pipeline-live.md`."""
+    """Spark data source of the sink `gateway_publish`; see `docs/guides/pipeline-live.md`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -82,7 +82,10 @@ class Publication:
     """Settings of one query, sent to every task. `run` is part of the ids of rows without one."""
 
     def __init__(self, given: Options, schema: StructType, run: str) -> None:
-        """Raises PipelineError for unusable options and columns."""
+        """Check the options of a query and the columns of its rows.
+
+        Raises PipelineError for unusable options and columns.
+        """
         protocol = given.access().target.protocol
         fixed = {word: text for word in WORDS[protocol] if (text := given.text(word)) is not None}
         fixed["assurance"] = str(given.whole("qos", 1, least=0, most=2))
@@ -161,8 +164,10 @@ class BatchPublisher(DataSourceArrowWriter):
         return self._publication.publish(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Complete the job. If there were no rows, connect once, so that an unreachable broker raises
-        LinkError."""
+        """Complete the job.
+
+        If there were no rows, connect once, so that an unreachable broker raises LinkError.
+        """
         if not any(isinstance(one, Published) and one.rows for one in messages):
             self._publication.connect()
 

@@ -26,7 +26,7 @@ BUFFER: Final = ("bufferMessages", "bufferBytes", "maxMessagesPerTrigger", "quie
 
 
 class LiveSource(DataSource):
-    """Base class of the three sources."""
+    """Base class of the sources `gateway_mqtt`, `gateway_amqp` and `gateway_amqpfast`."""
 
     protocol: ClassVar[str]
     own: ClassVar[tuple[str, ...]]
@@ -64,8 +64,10 @@ class LiveSource(DataSource):
 
 
 class MqttSource(LiveSource):
-    """Source of MQTT messages. `topics` are filters; with `clientId` the broker stores the session for
-    `sessionSecs` after the query stops."""
+    """Source of MQTT messages of the filters `topics`.
+
+    With `clientId` the broker stores the session for `sessionSecs` after the query stops.
+    """
 
     protocol = MQTT.name
     own = ("topics", "qos", "clientId", "sessionSecs")
@@ -97,8 +99,10 @@ class MqttSource(LiveSource):
 
 
 class AmqpSource(LiveSource):
-    """Source of AMQP 0-9-1 messages from `queues`; with `exchange` and `bindingKeys` the one queue is
-    declared durable and bound."""
+    """Source of AMQP 0-9-1 messages from `queues`.
+
+    With `exchange` and `bindingKeys` the one queue is declared durable and bound.
+    """
 
     protocol = AMQP091.name
     own = ("queues", "exchange", "bindingKeys")
@@ -131,8 +135,11 @@ class AmqpSource(LiveSource):
 
 
 class FastSource(LiveSource):
-    """Source of AMQP/Fast messages from `destinations` (`service:name`); a name that ends in a dot stands for
-    all that begin with it. With `clientId` and `subscription`, topic subscriptions are durable."""
+    """Source of AMQP/Fast messages from `destinations`, each written `service:name`.
+
+    A name that ends in a dot stands for all that begin with it. With `clientId` and `subscription`, topic
+    subscriptions are durable.
+    """
 
     protocol = AMQPFAST.name
     own = ("destinations", "clientId", "subscription")

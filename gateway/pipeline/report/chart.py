@@ -70,8 +70,10 @@ class _Scale:
 
 
 def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
-    """Return a path that is interrupted where no value follows within 1.5 steps, and dots with their
-    values."""
+    """Return a line of a chart as SVG: a path, and dots with their values.
+
+    The path is interrupted where no value follows within 1.5 steps; many values have no dots.
+    """
     path: list[str] = []
     before = None
     for time, value in points:

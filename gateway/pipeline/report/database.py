@@ -47,10 +47,10 @@ def is_database(to: str) -> bool:
 
 
 def put(url: str, rows: Iterable[Any]) -> int:
-    """Write rates (rows with the columns of NAMES; `client` may be missing) into the table. Return their
-    number.
+    """Write rates into the table, and return their number.
 
-    Raises PipelineError if the database is unreachable or refuses them.
+    `rows` have the columns of NAMES; `client` may be missing. Raises PipelineError if the database is
+    unreachable or refuses them.
     """
     try:
         import psycopg

@@ -42,8 +42,10 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Rates of one window, route and client. Times are UTC seconds; latencies are milliseconds, None if
-    unknown."""
+    """Rates of one window, route and client.
+
+    Times are UTC seconds; latencies are milliseconds, None if unknown.
+    """
 
     begin: float
     end: float

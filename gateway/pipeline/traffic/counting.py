@@ -106,8 +106,11 @@ class Texts:
 
 
 class FirstPass:
-    """First pass, for `mapInArrow`. With `against` the reference is that mapping's result, else the
-    record."""
+    """First pass over the rows, as a function for `mapInArrow`.
+
+    It computes numbers for the results of `candidate` and of a reference: the mapping `against`, or the
+    record if that is None.
+    """
 
     def __init__(self, candidate: Candidate, against: Candidate | None) -> None:
         self._candidate = candidate
@@ -115,6 +118,12 @@ class FirstPass:
         self._senders = candidate.per_sender or (against is not None and against.per_sender)
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield five numbers for each row of the batches, and the texts of hashes that are new in this task.
+
+        The numbers are the key of the row's message, the hashes of the candidate's and of the reference's
+        result, and the row's place: the hash of its shard, and its sequence number. The texts are in the
+        first row of a batch.
+        """
         spare_imports()
         texts = Texts()
         asked = Asked(self._candidate, texts)
@@ -222,8 +231,10 @@ class _Recipients:
 
 
 def coded(column: Any) -> tuple[Numbers, Any]:
-    """Return the index of each row's value in a dictionary, and the dictionary; null has the index behind its
-    end. A dictionary-encoded column is used as it is."""
+    """Return the index of each row's value in a dictionary, and the dictionary.
+
+    Null has the index behind the dictionary's end. A dictionary-encoded column is used as it is.
+    """
     found = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     places = found.indices.fill_null(len(found.dictionary)) if found.null_count else found.indices
     return places.to_numpy(zero_copy_only=False), found.dictionary
@@ -292,8 +303,10 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
-    """Second pass, for `mapInArrow`: rows with the same key are in one partition. Yield counted
-    combinations."""
+    """Yield counted combinations, as a function for `mapInArrow` after the first pass.
+
+    Rows with the same key must be in one partition.
+    """
     spare_imports()
     parts: list[list[Numbers]] = []
     told: list[str] = []

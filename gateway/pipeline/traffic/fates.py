@@ -24,8 +24,10 @@ from gateway.store.journal.wires import words_of
 
 
 class Fate(NamedTuple):
-    """Result of one route for a message: endpoint, address in the journal's form (None: refused, with the
-    reason), and guarantee."""
+    """Result of one route for a message: endpoint, address and guarantee.
+
+    `address` is in the journal's form; None if the message was refused, for the reason `refused`.
+    """
 
     route: str
     endpoint: str
@@ -66,7 +68,11 @@ class Candidate:
         *,
         worlds: Map[str, str] | None = None,
     ) -> None:
-        """`worlds`: see Router. Raises MappingError when the routes do not compile."""
+        """Compile the routes of `mappings`.
+
+        `texts` has the text of each mapping file by its path; for `worlds` see Router. Raises MappingError if
+        the routes do not compile.
+        """
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
         self._hops_max = hops_max
@@ -100,8 +106,10 @@ class Candidate:
         return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 
     def queue_of(self, endpoint: str, route: str) -> str:
-        """Return the queue that `route` consumes from at an endpoint; "" if it consumes from none, or does
-        not exist."""
+        """Return the queue that `route` consumes from at an endpoint.
+
+        Return an empty text if the route consumes from no queue, or does not exist.
+        """
         return self._queues.get((endpoint, route), "")
 
     @staticmethod

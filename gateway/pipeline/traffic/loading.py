@@ -44,8 +44,11 @@ Piece = tuple[Callable[[Any], Iterator[Arrow]], Any]
 
 
 class Span(NamedTuple):
-    """Selection of rows: received from `begin` to before `end` (ISO 8601, UTC by default), and satisfying the
-    SQL condition `where`. None is no bound."""
+    """Selection of rows by their time of receipt and an SQL condition.
+
+    Rows were received from `begin` to before `end` (ISO 8601, UTC by default), and satisfy `where`. None is
+    no bound.
+    """
 
     begin: str | None = None
     end: str | None = None
@@ -58,11 +61,10 @@ class Span(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """Rows of a journal (`folder`), of an `archive`, or of both (then archived rows are read from the
-    archive).
+    """Rows of a journal (`folder`), of an `archive`, or of both.
 
-    Rows of messages that left an outbox are excluded: those messages have another row, from when they were
-    accepted.
+    Of both, archived rows are read from the archive. Rows of messages that left an outbox are excluded: those
+    messages have another row, from when they were accepted.
     """
 
     spark: SparkSession
@@ -71,10 +73,9 @@ class Recording(NamedTuple):
     archive: str | None = None
 
     def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
-        """Return the result of `function` on batches with these columns; `schema` is the Spark schema of the
-        result.
+        """Return the result of `function` on batches with these columns.
 
-        Raises PipelineError, JournalError.
+        `schema` is the Spark schema of the result. Raises PipelineError, JournalError.
         """
         where = self.span.where
         condition = None if where is None else condition_of(self.spark, where)
@@ -118,8 +119,10 @@ class Recording(NamedTuple):
 
 
 class _Straight:
-    """Function for `mapInArrow` on numbers of pieces: reads them, filters their rows, and calls
-    `function`."""
+    """Function for `mapInArrow` on numbers of pieces.
+
+    It reads the pieces, filters their rows, and calls `function` with them.
+    """
 
     def __init__(self, pieces: Sequence[Piece], condition: Condition | None, function: Batches) -> None:
         self._pieces = pieces
@@ -158,8 +161,10 @@ def staying(batch: Arrow) -> Arrow:
 def traffic(
     spark: SparkSession, folder: str | None, names: Iterable[str], span: Span, *, archive: str | None = None
 ) -> DataFrame:
-    """Return these columns of the rows of a journal, of an archive, or of both. Raises PipelineError for an
-    invalid time."""
+    """Return these columns of the rows of a journal, of an archive, or of both.
+
+    Raises PipelineError for an invalid time.
+    """
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
         return within(read_archive(spark, archive, folder, columns=columns), span)

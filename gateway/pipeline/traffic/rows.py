@@ -27,8 +27,10 @@ def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
 
 
 def property_set_of(text: str | None) -> PropertySet:
-    """Return the property set of a row's JSON. Decoding raises RemoteProtocolError for properties that were
-    not recorded."""
+    """Return the property set of a row's JSON.
+
+    Decoding it raises RemoteProtocolError for properties that were not recorded.
+    """
     if not text or text == NOTHING:
         return NO_PROPERTIES
     return PropertySet("journal", text.encode(), _decode)

@@ -1,5 +1,6 @@
-"""Time windows of a stream: which ones are complete, and which have to be reported again. Pure code without
-Spark or files.
+"""Time windows of a stream: which ones are complete, and which have to be reported again.
+
+The code is pure, without Spark or files.
 
 The journal is in the order of settlement: a message that waits for an unreachable broker is written hours
 after later messages. So the newest row does not bound older ones, and a watermark on it would lose them. The
@@ -24,8 +25,11 @@ UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Touched(NamedTuple):
-    """Rows of a micro-batch in one shard and window (microseconds UTC), with the number behind the newest,
-    and the last time of receipt."""
+    """Rows of a micro-batch in one shard and window.
+
+    `rows` is their number, `next` the number behind the newest one, and `last_us` the last time of receipt;
+    times are in microseconds UTC.
+    """
 
     shard: str
     begin: int
@@ -36,8 +40,11 @@ class Touched(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Result of a micro-batch: `windows` to report, as (begin, end) in order; those reported before; and the
-    number of rows later than the report of their window."""
+    """Result of a micro-batch: windows to report.
+
+    `windows` are all of them as (begin, end), in order; `again` those that were reported before; `late_rows`
+    is the number of rows that were read after the report of their window.
+    """
 
     windows: list[tuple[int, int]]
     again: set[tuple[int, int]]
@@ -69,8 +76,10 @@ class Windows:
         return cls(**given | {"waiting": [(begin, end) for begin, end in given["waiting"]]})
 
     def read(self, number: int, rows: Iterable[Touched]) -> Windows:
-        """Return the state after reading micro-batch `number` with these rows, before anything is
-        reported."""
+        """Return the state after reading micro-batch `number` with these rows.
+
+        No window is reported yet.
+        """
         found = Windows(number, dict(self.ends), self.horizon, self.newest)
         waiting = set(self.waiting)
         for one in rows:
@@ -81,8 +90,10 @@ class Windows:
         return found
 
     def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> Due:
-        """Return the windows to report now, by the low-water mark of each shard, and remove them from
-        `waiting`."""
+        """Return the windows to report, and remove them from `waiting`.
+
+        `marks` are the low-water marks of the shards, and `late_us` is `late`, in microseconds.
+        """
         before = self.horizon
         known = [mark for mark in marks.values() if mark is not None]
         complete = min(known) if known and len(known) == len(marks) else 0
