@@ -61,7 +61,7 @@ def _gateway(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """A protocol gateway between MQTT, AMQP 0-9-1 and AMQP/Fast."""
+    """Run, test and operate a protocol gateway between MQTT, AMQP 0-9-1 and AMQP/Fast."""
 
 
 def commands() -> typer.Typer:

@@ -42,6 +42,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Publish messages and measure the time. Exit code 1 if some are refused or do not arrive.
+
     Without --receive, times are from publishing a group of messages to its confirmation; a group has
     --in-flight messages, or those of 10 ms at --rate. With --receive, times are until each message arrives.
     """

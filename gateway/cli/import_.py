@@ -47,6 +47,7 @@ def rabbitmq(
     as_json: AsJson = False,
 ) -> None:
     """Convert RabbitMQ's definitions: queues, users and policies unchanged, shovels and federation to links.
+
     Definitions without a counterpart are listed and left out. For an invalid file nothing is written, and the
     exit code is 1.
     """
@@ -68,6 +69,7 @@ def mosquitto(
     as_json: AsJson = False,
 ) -> None:
     """Convert Mosquitto's configuration: listeners, access rules and limits, bridges to links with routes.
+
     Lines without a counterpart are listed and left out. For an invalid file nothing is written, and the exit
     code is 1. Password hashes cannot be converted: set users' passwords again with `gateway passwd`.
     """

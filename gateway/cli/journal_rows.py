@@ -72,6 +72,11 @@ def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
 
 
 def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
+    """Return a gap or hole of a shard as a finding with the keys shard, what, damage and text.
+
+    `torn` is True for a hole that an interrupted write has left at the end, which is no damage. A gap is
+    damage if its rows were written, but are unreadable or deleted.
+    """
     if isinstance(item, Gap):
         text = f"rows {item.first} to {item.first + item.rows - 1}: {item.text or item.reason} {item.where}"
         damage = item.reason in ("damage", "gone")
@@ -81,10 +86,18 @@ def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
 
 
 def reader_of(config: Path | None, folder: Path | None) -> JournalReader:
+    """Return a reader of the journal in `folder` (None: that of the configuration), which skips damage.
+
+    Raises ConfigurationError.
+    """
     return JournalReader(folder or settings_of(config).journal_path(), skip=True)
 
 
 def chosen_shards(reader: JournalReader, shard: str | None) -> list[str]:
+    """Return the names of the shards to read: `shard` alone, or all if it is None.
+
+    Raises BadParameter if the journal has no such shard.
+    """
     shards = reader.shards()
     if shard is None:
         return shards
@@ -94,6 +107,7 @@ def chosen_shards(reader: JournalReader, shard: str | None) -> list[str]:
 
 
 def print_item(item: Row | Gap, as_json: bool) -> None:
+    """Print a row, as text or as a line of JSON, or a gap to standard error."""
     if isinstance(item, Gap):
         rows = f"{item.rows} rows from {item.first} on are missing"
         typer.echo(f"{item.shard} {rows}: {item.reason} {item.text}".rstrip(), err=True)
@@ -130,6 +144,7 @@ def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
 
 
 def described(extent: Extent) -> str:
+    """Return a line of text about the rows, blocks, files, bytes and times of a shard."""
     span = "no rows"
     numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"
     if extent.first_us is not None and extent.last_us is not None:

@@ -89,6 +89,7 @@ def explain_address(
     as_json: AsJson = False,
 ) -> None:
     """Show which routes an address or a message matches, the results, and why other routes do not match.
+
     With --message, show what happened to a message; exit code 1 if the journal does not have it.
     """
     settings = settings_of(config)

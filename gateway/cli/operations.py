@@ -258,7 +258,7 @@ def _quoted(key: str) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return `90`, `90s`, `15m`, `12h` or `7d` in seconds. Raises BadParameter."""
+    """Convert a duration such as `90`, `90s`, `15m`, `12h` or `7d` to seconds. Raises BadParameter."""
     found = AGE.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration such as 90s, 15m, 12h or 7d")

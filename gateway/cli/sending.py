@@ -165,12 +165,17 @@ def publish_with(client: Client, message: Message) -> str:
 
 
 def body_of(message: str | None, file: Path | None) -> bytes:
+    """Return the body of the message to publish.
+
+    The body is the text `message`, else the content of `file`, else that of standard input.
+    """
     if message is not None:
         return message.encode()
     return file.read_bytes() if file is not None else sys.stdin.buffer.read()
 
 
 def target_of(url: str) -> Target:
+    """Parse the URL of a broker. Raises BadParameter if it is invalid."""
     try:
         return parse_url(url)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`gateway status`: says if a running gateway is healthy, and what is wrong if it is not."""
+"""`gateway status`: reports if a running gateway is healthy, and what is wrong if it is not."""
 
 from __future__ import annotations
 

@@ -69,6 +69,7 @@ def archive(
     conf: SparkOption = None,
 ) -> None:
     """Append new rows of the journal to an archive, merge small files, and delete old days.
+
     With --follow, repeat this in one Spark session until it is interrupted.
     """
     from gateway.pipeline.telling import told
@@ -96,10 +97,9 @@ def archive(
 
 
 def _follow(spark: SparkSession, given: _Given, every_secs: float, made: Summary) -> None:
-    """Archive again and again until interrupted.
+    """Archive the new rows at intervals of `every_secs` seconds until interrupted.
 
-    Print a line for each run that archived rows, and write the summary after every run. `every_secs`: seconds
-    between runs.
+    Print a line for each run that archived rows, and write the summary after every run.
     """
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job

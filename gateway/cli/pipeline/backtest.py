@@ -65,6 +65,7 @@ def backtest(
     as_json: AsJson = False,
 ) -> None:
     """Route recorded messages by a candidate mapping, and print the differences.
+
     Exit code 1 if there are differences that --allow does not permit.
     """
     mappings = mappings_of(files or [], config)

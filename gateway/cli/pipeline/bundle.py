@@ -24,6 +24,7 @@ def bundle(
     ] = False,
 ) -> None:
     """Write the program and the code for a Spark cluster, and print how to submit them.
+
     Driver and executors need the same version of Python as this program.
     """
     installed()

@@ -30,7 +30,8 @@ def lineage(
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
-    """Print by which versions of its mapping file the rows of each route were made, with times.
+    """Print which versions of its mapping file routed the rows of each route, and when.
+
     The versions are stored beside the journal; with --archive the rows are those of the archive.
     """
     check_span(begin, end)

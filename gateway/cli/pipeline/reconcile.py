@@ -83,7 +83,8 @@ def reconcile(
     conf: SparkOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare accepted messages with delivered, dead and waiting ones, and name lost and repeated messages.
+    """Compare accepted messages with delivered, dead-lettered and waiting ones; name lost and repeated ones.
+
     Exit code 1 if faults exceed --tolerance, or rows of the journal itself are missing.
     """
     from gateway.pipeline.telling import told

@@ -70,6 +70,7 @@ def replay(
     conf: SparkOption = None,
 ) -> None:
     """Publish recorded messages again, in order, with unchanged ids.
+
     Exit code 1 if some were refused, or their bodies are not in the journal.
     """
     from gateway.pipeline.telling import told

@@ -41,6 +41,7 @@ def ship(
     conf: SparkOption = None,
 ) -> None:
     """Copy complete files of the journal to a store, without Spark.
+
     Other commands and Spark jobs read the journal there with --journal URI.
     """
     from gateway.pipeline.telling import told

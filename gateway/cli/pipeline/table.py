@@ -74,6 +74,7 @@ def table(
     conf: SparkOption = None,
 ) -> None:
     """Append new messages of a route to its table, with captures and the fields of bodies as columns.
+
     Each message is inserted once. Bodies that do not fit their JSON Schema go to a second table with the
     reason. Exit code 1 if more do not fit than --tolerance permits.
     """
