@@ -55,9 +55,9 @@ class FastCommands:
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
         """Send one message, with the content of `file` as its body if that is given.
 
-        With `transaction`, send each line of the body as a message, and commit after so many messages. Show
-        the replies of a peer service that have arrived by then. Return the reason of a refusal, or "". Raises
-        LinkError.
+        With `transaction`, send each line of the body as a message, and commit after that number of messages.
+        Show the replies of a peer service that have arrived by then. Return the reason of a refusal, or an
+        empty text. Raises LinkError.
         """
         try:
             if file is not None:
@@ -137,10 +137,11 @@ class FastCommands:
     ) -> bool:
         """Show messages until `show` returns False, `seconds` are over, or the user interrupts.
 
-        Each message is acknowledged after it was shown, and with `transaction` committed after so many;
-        `browse` shows the waiting messages without consuming them. `save`: a folder for the bodies. With
-        a peer service, bytes are exchanged instead, from standard input and to standard output, until the
-        service closes. Return True if the user interrupted. Raises LinkError.
+        Each message is acknowledged after it was shown. With `transaction`, each transaction has that number
+        of messages; the last one may have fewer. With `browse`, waiting messages are shown without being
+        consumed. `save` is a folder for the bodies. With a peer service, bytes are exchanged instead, from
+        standard input and to standard output, until the service closes. Return True if the user interrupted.
+        Raises LinkError.
         """
         return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, wanted)
 
