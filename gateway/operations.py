@@ -135,9 +135,12 @@ RATES: Final = _page(
     "/rates",
     "List rates of the last hour",
     {
-        "kind": Word(("process", "listener", "link", "route"), "Kind of counter."),
+        "kind": Word(("process", "protocol", "listener", "link", "route"), "Kind of counter."),
         "name": NAME,
-        "what": Word(("in", "out", "settled", "refused", "dead_letters"), "Counted quantity."),
+        "what": Word(
+            ("in", "out", "settled", "refused", "dead_letters", "frames_in", "frames_out"),
+            "Counted quantity.",
+        ),
     },
 )
 

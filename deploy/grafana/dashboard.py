@@ -68,6 +68,20 @@ ROWS: Final = {
             {"{{route}} {{outcome}}": rate("gateway_route_messages_total", "route, outcome")},
         ),
     ),
+    "By protocol": (
+        Shown(
+            "Frames by protocol and direction",
+            "cps",
+            "Packets of MQTT, frames or methods of AMQP, commands of AMQP/Fast.",
+            {"{{protocol}} {{direction}}": rate("gateway_frames_total", "protocol, direction")},
+        ),
+        Shown(
+            "Bytes by protocol and direction",
+            "Bps",
+            "Read from and written to sockets.",
+            {"{{protocol}} {{direction}}": rate("gateway_network_bytes_total", "protocol, direction")},
+        ),
+    ),
     "How long it takes": (
         Shown(
             "Until the source has its answer",

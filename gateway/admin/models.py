@@ -21,12 +21,12 @@ class Row(Documented):
 class RateRow(Row):
     """Rates of one counter during the last hour, per second."""
 
-    kind: Literal["process", "listener", "link", "route"]
+    kind: Literal["process", "protocol", "listener", "link", "route"]
     name: str
-    """Name of the listener, link or route."""
+    """Name of the protocol, listener, link or route."""
     what: str
-    """`in`, `out`, `settled`, `refused` or `dead_letters`. For a route, `in` counts matched messages, `out`
-    delivered ones, and `refused` failed and dropped ones."""
+    """`in`, `out`, `settled`, `refused` or `dead_letters`; for a protocol `frames_in` or `frames_out`. For a
+    route, `in` counts matched messages, `out` delivered ones, and `refused` failed and dropped ones."""
     now: float
     """Rate over the last five seconds."""
     step_secs: int
@@ -362,8 +362,25 @@ class TransferRow(Row):
     """Time of the last received part."""
 
 
+class AlarmRow(Row):
+    """Something that is wrong now."""
+
+    name: str
+    """Name of the alert, and of the runbook's section."""
+    of: str
+    """Object that it is about; "" is the gateway."""
+    text: str
+    act: str
+    """What to do."""
+    since: str
+    page: str
+    """Section of the runbook."""
+
+
 class Status(Whatever):
     """State of the gateway, as the console shows it."""
+
+    alarms: list[AlarmRow]
 
 
 class SessionOfCaller(Row):

@@ -29,7 +29,7 @@ from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer,
 from gateway.admin.events import EventsApi, Names
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
-from gateway.admin.messages import Hide, nothing_hidden
+from gateway.admin.messages import Hide, moment, nothing_hidden
 from gateway.admin.models import Status
 from gateway.admin.operations import Api, Served, description_of, routes_of
 from gateway.admin.page import Page
@@ -44,6 +44,7 @@ from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
 from gateway.operations import PREFIX, STATUS
 from gateway.settings import Http, HttpTls
+from gateway.telemetry.alarms import Alarm
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
 from gateway.transport.computing import computed
@@ -58,6 +59,7 @@ class AdminState:
     admission: Admission
     apis: Sequence[Api] = ()
     outboxes: Callable[[], list[OutboxState]] = list
+    alarms: Callable[[], list[Alarm]] = list
     scrape_token_file: Path | None = None
     rabbit: RabbitApi | None = None
     taps: Taps | None = None
@@ -120,6 +122,10 @@ def health(state: AdminState) -> list[BaseRoute]:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+def _alarm_shown(alarm: Alarm) -> dict[str, Any]:
+    return {**alarm._asdict(), "since": moment(alarm.since), "page": alarm.page}
+
+
 def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
     """Return the routes of probes, also with the default paths and methods of load balancers."""
     return [
@@ -135,6 +141,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
     def shown() -> dict[str, Any]:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
+        document["alarms"] = [_alarm_shown(one) for one in state.alarms()]
         document["outboxes"] = [outbox_shown(outbox) for outbox in state.outboxes()]
         return document
 

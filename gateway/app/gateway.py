@@ -81,6 +81,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.settings.engine import ENGINE
+from gateway.telemetry.alarms import Alarms
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
@@ -210,9 +211,9 @@ class Gateway:
             )
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
-            self.certificates = Certificates(settings)
             self.metrics: Metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
+            self.alarms = Alarms(self.metrics)
             undo.pop_all()
 
     async def run(
@@ -280,6 +281,7 @@ class Gateway:
             admission,
             apis,
             self.core.outbox_states,
+            self.alarms.present,
             self.settings.http.scrape_token_file,
             RabbitApi(
                 self.hosts,
@@ -315,6 +317,7 @@ class Gateway:
                 self.health_port = state.health_port
                 self.console.open(self.http_port)
                 nursery.start_soon(forever, "timer", self.history.run)
+                nursery.start_soon(forever, "timer", self.alarms.run)
             self._add_endpoints(Tasks(nursery))
             self._route_links()
             for listener in self.listeners.values():
@@ -537,7 +540,7 @@ class Gateway:
             route_latencies=lambda: self.dispatcher.latencies,
             paused_routes=core.pauses.held,
             paused_links=lambda: sorted(core.pauses.links),
-            certificates=self.certificates.expiries,
+            certificates=Certificates(self.settings).expiries,
             disk_space=lambda: disk_space(self.settings),
             limit_ratios=lambda: limit_ratios(limits_of(self)),
             traces=dict if tracing is None else lambda: tracing.counts,

@@ -39,5 +39,8 @@ def status(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = Fals
             ),
         ]
         typer.echo("\n".join(table(rows)))
+        for one in found.get("alarms", ()):
+            of = f" {one['of']}" if one["of"] else ""
+            typer.echo(f"{one['name']}{of} since {one['since']}: {one['text']}. {one['act']} ({one['page']})")
     if not found["ready"]:
         raise typer.Exit(Exit.FAILED)

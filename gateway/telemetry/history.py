@@ -31,7 +31,7 @@ COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 class Key(NamedTuple):
     """Identifier of a counter.
 
-    `kind` is process, listener, link or route; `what` is the quantity counted for `name`.
+    `kind` is process, protocol, listener, link or route; `what` is the quantity counted for `name`.
     """
 
     kind: str
@@ -140,9 +140,13 @@ class History:
         for (route, _), count in metrics.sources.dead_lettered().items():
             letters[route] = letters.get(route, 0) + count
         totals = {"in": 0, "out": 0, "settled": 0, "refused": 0}
+        frames: dict[tuple[str, str], int] = {}
         rows: list[tuple[Key, int]] = []
         for stats in metrics.endpoints():
             kind = "listener" if isinstance(stats, ListenerStats) else "link"
+            for direction, count in zip(("in", "out"), stats.frame_totals(), strict=True):
+                at = (stats.protocol, direction)
+                frames[at] = frames.get(at, 0) + count
             settled = refused = 0
             for outcome, _, count in stats.settled():
                 settled += count
@@ -153,6 +157,8 @@ class History:
                 rows.append((Key(kind, stats.name, what), count))
         for what, count in totals.items():
             yield Key("process", "", what), count
+        for (protocol, direction), count in frames.items():
+            yield Key("protocol", protocol, f"frames_{direction}"), count
         yield Key("process", "", "dead_letters"), sum(letters.values())
         yield from rows
         for one in metrics.sources.routes():

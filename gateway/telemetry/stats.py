@@ -340,6 +340,19 @@ class EndpointStats:
                 self._add_frames(sums, UNKNOWN_VERSION, frames)
         return sums
 
+    def frame_totals(self) -> tuple[int, int]:
+        """Return the frames received and sent by connections whose version is known."""
+        received = sent = 0
+        for frames in self._frames.values():
+            received += self._sum(frames.received)
+            sent += self._sum(frames.sent)
+        return received, sent
+
+    def _sum(self, counts: Sequence[int] | Mapping[str, int]) -> int:
+        if isinstance(counts, Mapping):
+            return sum(counts.values())
+        return sum([count for name, count in zip(self._frame_names, counts, strict=False) if name])
+
     def _add_frames(self, sums: dict[FrameKey, int], version: str, frames: FrameCounts) -> None:
         for direction, counts in (("in", frames.received), ("out", frames.sent)):
             named = (

@@ -213,7 +213,7 @@ def test_the_last_hour_is_shown(filled: httpx.Client, described: dict[str, Any])
     found = checked(described, f"{V1}/rates", "get", filled.get(f"{V1}/rates", params=asked))
     assert [(one["name"], one["what"]) for one in found["items"]] == [("mqtt", "in")]
     everything = filled.get(f"{V1}/rates", params={"count": 1_000}).json()
-    assert {one["kind"] for one in everything["items"]} == {"process", "listener", "route"}
+    assert {one["kind"] for one in everything["items"]} == {"process", "protocol", "listener", "route"}
     assert all(one["now"] >= 0 for one in everything["items"])
 
 

@@ -227,6 +227,100 @@ def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway:
     scene.close()
 
 
+def test_each_figure_leads_to_its_rows(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    figures = page.locator(".numbers dd")
+    expect(figures.first).to_be_visible()
+    without = [text for text in figures.all_inner_texts() if text not in ("healthy", "off")]
+    assert page.locator(".numbers dd a").count() == len(without) >= 8
+    targets = [link.get_attribute("href") for link in page.locator(".numbers dd a").all()]
+    assert {str(target).removeprefix("#/") for target in targets} <= {
+        view.lower().replace(" ", "-") for view in VIEWS
+    }
+    page.get_by_role("link", name=re.compile("^dead letters: ")).click()
+    expect(page.get_by_role("heading", name="Dead letters", exact=True)).to_be_visible()
+    scene.turn("Overview")
+    page.get_by_role("link", name="mqtt", exact=True).click()
+    expect(page.get_by_role("heading", name="Connections", exact=True)).to_be_visible()
+    expect(page.get_by_label("Listener", exact=True)).to_have_value("mqtt")
+    expect(scene.row("press 7")).to_be_visible()
+    expect(scene.row("amqp091")).to_have_count(0)
+    expect(scene.row("press 7")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d UTC"))
+    page.go_back()
+    expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
+    scene.close()
+
+
+def test_a_table_is_sorted_by_a_click_on_a_heading(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    page = scene.page
+
+    def first(column: str) -> Any:
+        return page.get_by_role("table").filter(has=page.get_by_role("columnheader", name=column)).first
+
+    def names() -> list[str]:
+        return [row.locator("td").first.inner_text() for row in first("Kind").locator("tbody tr").all()]
+
+    scene.log_in()
+    expect(scene.row("mqtt listener")).to_be_visible()
+    for way, expected in (
+        ("ascending", ["amqp091", "amqpfast", "mqtt"]),
+        ("descending", ["mqtt", "amqpfast", "amqp091"]),
+    ):
+        page.get_by_role("button", name="Name", exact=True).click()
+        expect(page.get_by_role("columnheader", name="Name", exact=False)).to_have_attribute("aria-sort", way)
+        expect(first("Kind").locator("tbody tr td").first).to_have_text(expected[0])
+        assert names() == expected
+    scene.turn("Queues")
+    with page.expect_request(re.compile("queues.*sort=messages")):
+        page.get_by_role("button", name="Messages", exact=True).click()
+    expect(page.locator("tbody tr td").first).to_have_text("stuck")
+    scene.turn("Connections")
+    with page.expect_request(re.compile("connections.*sort=bytes_in")):
+        page.get_by_role("button", name="In /s", exact=True).click()
+    expect(page.get_by_role("columnheader", name="In /s")).to_have_attribute("aria-sort", "descending")
+    expect(scene.row("press 7")).to_be_visible()
+    page.get_by_role("button", name="In /s", exact=True).click()
+    expect(page.get_by_role("columnheader", name="In /s")).not_to_have_attribute("aria-sort", "descending")
+    scene.turn("Limits")
+    page.get_by_role("button", name="Used", exact=True).click()
+    expect(page.locator("tbody tr td").first).to_have_text("memory_bytes_max")
+    assert serious(page) == []
+    scene.close()
+
+
+def test_an_alarm_says_since_when_and_what_to_do(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Routes")
+    page.get_by_role("button", name="Pause readings").click()
+    scene.turn("Overview")
+    alarm = scene.row("GatewayPaused")
+    expect(alarm).to_contain_text("route readings", timeout=15_000)
+    expect(alarm).to_contain_text(re.compile(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"))
+    expect(alarm).to_contain_text("Resume it")
+    expect(alarm).to_contain_text("runbook.md#gatewaypaused")
+    alarm.get_by_role("link", name="GatewayPaused").click()
+    page.get_by_role("button", name="Resume readings").click()
+    expect(page.get_by_role("button", name="Pause readings")).to_be_visible()
+    scene.turn("Overview")
+    expect(scene.row("GatewayPaused")).to_have_count(0, timeout=15_000)
+    scene.close()
+
+
+def test_frames_are_drawn_by_protocol_and_direction(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    chart = scene.page.get_by_role("img", name=re.compile("^Frames by protocol and direction, per second"))
+    expect(chart).to_be_visible(timeout=25_000)
+    for line in ("mqtt in", "mqtt out", "amqp091 in"):
+        expect(chart).to_have_attribute("aria-label", re.compile(f"{line}: at most"))
+    scene.close()
+
+
 def test_a_route_is_paused_and_goes_on(browser: Browser, gateway: Running) -> None:
     scene = Scene(browser, gateway)
     scene.log_in()
@@ -404,7 +498,7 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     scene.close()
 
 
-@pytest.mark.parametrize("scheme, width", [("light", 1_280), ("dark", 360)])
+@pytest.mark.parametrize("scheme, width", [("light", 1_440), ("dark", 360)])
 def test_every_view_is_for_everybody(browser: Browser, gateway: Running, scheme: Any, width: int) -> None:
     """axe finds nothing serious, and nothing is wider than the window, however narrow that is."""
     scene = Scene(browser, gateway, color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -170,7 +170,7 @@ def test_the_console_reads_only_what_status_says() -> None:
     store = Figures()
     journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
     metrics = metrics_with_traffic(store=store, journal=journal)
-    document = status(metrics, [], 5.0, 2.0) | {"outboxes": []}
+    document = status(metrics, [], 5.0, 2.0) | {"outboxes": [], "alarms": []}
     assert document["uptime_secs"] == 3.0
     root = files("gateway.admin") / "console"
     text = "".join((root / name).read_text() for name in ("app.js", "overview.js"))

@@ -76,6 +76,8 @@ def test_the_state_is_a_few_lines(operate: Run) -> None:
     assert said["state"].strip() == "ready"
     assert said["down"].strip() == "lost"
     assert said["routes"].strip() == "2"
+    eventually(lambda: "GatewayOptionalLinkDown lost since " in operate("status").out)
+    assert "docs/guides/runbook.md#gatewayoptionallinkdown" in operate("status").out
     assert json.loads(operate("status", "--json").out)["ready"]
 
 

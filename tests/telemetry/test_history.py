@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +147,17 @@ def test_a_step_counts_as_much_as_it_can() -> None:
     scene.tick(1.0)
     scene.tick(10.0)
     assert scene.values(IN) == [((1 << 32) - 1) / STEP_SECS]
+
+
+def test_frames_are_counted_by_protocol_and_direction() -> None:
+    scene = Scene()
+    frames = SimpleNamespace(received={}, sent={})
+    scene.listener.opened(frames)
+    scene.listener.spoke(frames, "5.0")
+    frames.received["PUBLISH"] = 40
+    frames.sent["PUBACK"] = 20
+    scene.tick(STEP_SECS)
+    scene.tick(STEP_SECS)
+    assert scene.values(Key("protocol", "mqtt", "frames_in"))[-1] == 4.0
+    assert scene.values(Key("protocol", "mqtt", "frames_out"))[-1] == 2.0
+    assert scene.values(Key("protocol", "amqp091", "frames_in"))[-1] == 0.0

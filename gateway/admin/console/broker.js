@@ -4,8 +4,8 @@ import {get, post} from "./api.js";
 import {Act, Body, Dialog, List, moment, number, octets, period, said} from "./parts.js";
 
 export function Connections() {
-  return html`<h2>Connections</h2><section><${List} path="connections" caption="Connected clients" words=${{rates: true}} keyed=${row => `${row.address} ${row.endpoint}`}
-    filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol"]]} columns=${again => [
+  return html`<h2>Connections</h2><section><${List} path="connections" caption="Connected clients" words=${{rates: true}} orders=${{Client: "client", User: "user", Address: "address", Listener: "endpoint", Since: "since", "In /s": "bytes_in", "Out /s": "bytes_out"}} keyed=${row => `${row.address} ${row.endpoint}`}
+    filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["endpoint", "Listener"], ["protocol", "Protocol"]]} columns=${again => [
     ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
     ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
     ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address, endpoint: row.endpoint}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
@@ -14,7 +14,7 @@ export function Connections() {
 export function Sessions() {
   const [shown, show] = useState(null);
   return html`<h2>Sessions</h2><section><${List} path="sessions" caption="MQTT sessions" keyed=${row => row.client} filters=${[["client", "Client (* is any text)"], ["user", "User"], ["in_use", "Connected"]]} columns=${again => [
-    ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Disconnected for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
+    ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
     ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Subscriptions of ${row.client}`} onClick=${async () => show(await get(`sessions/${encodeURIComponent(row.client)}`))}>Show</button>
       <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client} and discard its messages?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, exact: true, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>

@@ -1,11 +1,11 @@
 // Overview: what happens now, the last hour, routes as a picture.
 import {html, useEffect, useRef} from "./vendor/htm.js";
 import {everything, get, post, useAsked} from "./api.js";
-import {Act, List, millis, moment, number, octets, period, red} from "./parts.js";
+import {Act, List, Table, millis, moment, number, octets, period, red} from "./parts.js";
 
 const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600;
 
-const clock = secs => new Date(secs * 1000).toTimeString().slice(0, 5);
+const clock = secs => new Date(secs * 1000).toISOString().slice(11, 16);
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Lines over the last hour; the numbers are in a table beside it for who cannot see them.
@@ -18,7 +18,7 @@ export function Chart({title, lines, stepSecs, until}) {
     const made = new uPlot({
       width: width(), height: 180, cursor: {drag: {x: false, y: false}}, legend: {live: false}, scales: {x: {range: () => hour.current}, y: {range: (_, low, high) => [0, high || 1]}},
       axes: [{stroke: ink, grid, values: (_, ticks) => ticks.map(clock)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
-      series: [{}, ...lines.map(([label, , stroke]) => ({label, stroke: colour(stroke), width: 2}))],
+      series: [{}, ...lines.map(([label, , stroke, dash]) => ({label, stroke: colour(stroke), width: 2, dash}))],
     }, [[]], place.current);
     drawn.current = made;
     const watched = new ResizeObserver(() => made.setSize({width: width(), height: 180}));
@@ -33,10 +33,33 @@ export function Chart({title, lines, stepSecs, until}) {
     drawn.current.setData([times, ...lines.map(([, values]) => [...Array(count - values.length).fill(null), ...values])]);
   }, [lines, until]);
   const told = lines.map(([name, values]) => `${name}: at most ${number(Math.max(0, ...values))}, last ${number(values.at(-1) ?? 0)}`).join("; ");
-  return html`<section><h3>${title}</h3><div ref=${place} role="img" aria-label=${`${title}, per second. ${told}`}></div></section>`;
+  return html`<section><h3>${title} <span class="soft">per second, times in UTC</span></h3><div ref=${place} role="img" aria-label=${`${title}, per second. ${told}`}></div></section>`;
 }
 
-export const Numbers = ({pairs}) => html`<dl class="numbers">${pairs.map(([text, value, kind]) => html`<div><dt>${text}</dt><dd class=${kind}>${value}</dd></div>`)}</dl>`;
+// Figures; `view` is where the rows behind one are.
+export const Numbers = ({pairs}) => html`<dl class="numbers">${pairs.map(([text, value, kind, view]) => html`<div><dt>${text}</dt><dd class=${kind}>${view ? html`<a href=${`#/${view}`} aria-label=${`${text}: ${value}`}>${value}</a>` : value}</dd></div>`)}</dl>`;
+
+// View with the rows that an alarm is about, by the alarm's name.
+const ROWS = {GatewayPaused: "routes", GatewayOutboxOld: "routes", GatewayDeadLetters: "dead-letters", GatewayQueueUnconsumed: "queues?empty=false", GatewayJournalLosesRows: "journal"};
+const rowsOf = name => ROWS[name] ?? (/Link/.test(name) ? "links" : "limits");
+
+function Alarms({alarms}) {
+  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." columns=${[
+    ["Alarm", row => html`<a class="bad" href=${`#/${rowsOf(row.name)}`}>${row.name}</a>`], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
+}
+
+const COLOURS = ["--flow", "--good", "--warn", "--bad"];
+
+// Frames of each protocol, received and sent.
+function Frames() {
+  const {document: rates} = useAsked(() => get("rates", {kind: "protocol"}), []);
+  const used = rates?.items.filter(one => one.now > 0 || one.values.some(value => value > 0)) ?? [];
+  const first = used[0];
+  if (!first) return null;
+  const protocols = [...new Set(used.map(one => one.name))];
+  const lines = used.map(one => [`${one.name} ${one.what === "frames_in" ? "in" : "out"}`, one.values, COLOURS[protocols.indexOf(one.name) % COLOURS.length], one.what === "frames_in" ? undefined : [6, 4]]);
+  return html`<${Chart} title="Frames by protocol and direction" stepSecs=${first.step_secs} until=${first.until} lines=${lines} />`;
+}
 
 export function Overview({state}) {
   const {document: rates} = useAsked(() => get("rates", {kind: "process"}), []);
@@ -46,18 +69,20 @@ export function Overview({state}) {
   const sum = field => state.endpoints.reduce((all, one) => all + one[field], 0);
   const now = what => rates?.items.find(one => one.what === what)?.now ?? 0;
   return html`<h2>Overview</h2>
+    <section><h3>Alarms</h3><${Alarms} alarms=${state.alarms} /></section>
     <section><h3>Now</h3><${Numbers} pairs=${[
-      ["messages in /s", number(now("in"))], ["messages out /s", number(now("out"))], ["refused /s", number(now("refused")), now("refused") ? "bad" : ""],
-      ["connections", number(sum("connections"))], ["queues", number(state.broker.gateway_queues ?? 0)], ["sessions", number(state.broker.gateway_sessions ?? 0)],
-      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), (state.broker.gateway_dead_letters ?? 0) > (state.broker.gateway_dead_letters_unwanted ?? 0) ? "warn" : ""],
-      ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : ""]]} /></section>
+      ["messages in /s", number(now("in")), "", "routes"], ["messages out /s", number(now("out")), "", "routes"], ["refused /s", number(now("refused")), now("refused") ? "bad" : "", "dead-letters"],
+      ["connections", number(sum("connections")), "", "connections"], ["queues", number(state.broker.gateway_queues ?? 0), "", "queues"], ["sessions", number(state.broker.gateway_sessions ?? 0), "", "sessions"],
+      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), (state.broker.gateway_dead_letters ?? 0) > (state.broker.gateway_dead_letters_unwanted ?? 0) ? "warn" : "", "dead-letters"],
+      ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : "", "mappings"]]} /></section>
     ${first && html`<div class="columns">
       <${Chart} title="Messages" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["in", "in", "--flow"], ["out", "out", "--good"]])} />
       <${Chart} title="Outcomes" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["settled", "settled", "--flow"], ["refused", "refused", "--bad"], ["dead_letters", "dead letters", "--warn"]])} />
-    </div>`}
+    </div>
+    <${Frames} />`}
     <section><h3>Endpoints</h3><${Endpoints} /></section>
     ${state.outboxes.length > 0 && html`<section><h3>Outboxes</h3><${List} path="outboxes" caption="Outboxes" keyed=${row => row.route} columns=${() => [
-      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => row.messages === null ? "–" : number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
+      ["Route", row => html`<a href=${`#/routes?name=${encodeURIComponent(row.route)}`}>${row.route}</a>`, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => row.messages === null ? "–" : number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
       ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
     <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
 }
@@ -65,8 +90,8 @@ export function Overview({state}) {
 function Disks({disks: {store, journal}}) {
   const health = one => [one.healthy ? "healthy" : "not writable", one.healthy ? "good" : "bad"];
   return html`<${Numbers} pairs=${[
-    ...(store ? [["store", ...health(store)], ["waiting for the disk", number(store.pending_messages)], ["refused because of the disk", number(store.refused), store.refused ? "bad" : ""]] : [["store", "off", "soft"]]),
-    ...(journal ? [["journal", ...health(journal)], ["rows waiting", number(journal.backlog_rows)], ["rows dropped", number(journal.dropped), journal.dropped ? "warn" : ""]] : [["journal", "off", "soft"]])]} />`;
+    ...(store ? [["store", ...health(store)], ["waiting for the disk", number(store.pending_messages), "", "limits"], ["refused because of the disk", number(store.refused), store.refused ? "bad" : "", "limits"]] : [["store", "off", "soft"]]),
+    ...(journal ? [["journal", ...health(journal)], ["rows waiting", number(journal.backlog_rows), "", "journal"], ["rows dropped", number(journal.dropped), journal.dropped ? "warn" : "", "journal"]] : [["journal", "off", "soft"]])]} />`;
 }
 
 const errorsOf = row => Object.entries(row.errors).map(([reason, count]) => `${reason} ${number(count)}`).join(", ") || "none";
@@ -74,9 +99,9 @@ const errorsOf = row => Object.entries(row.errors).map(([reason, count]) => `${r
 // `kind`: links alone, or all.
 export function Endpoints({kind}) {
   return html`<${List} path="endpoints" caption=${kind === "link" ? "Links" : "Listeners and links"} words=${kind ? {kind} : {}} keyed=${row => row.name} columns=${again => [
-    ["Name", row => row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
+    ["Name", row => row.kind === "listener" ? html`<a href=${`#/connections?endpoint=${encodeURIComponent(row.name)}`}>${row.name}</a>` : row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
     ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
-    ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["50 % within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
+    ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["p50", row => millis(row.p50_secs), "number"], ["p99", row => millis(row.p99_secs), "number"],
     ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"], ["Last error", row => row.last_error ? `${row.last_error}, ${moment(row.last_error_at)}` : "none", "text"],
     ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
 }
@@ -129,9 +154,9 @@ export function Routes() {
       ${found.routes.length > ROUTES_DRAWN_MAX && html`<p class="soft">${ROUTES_DRAWN_MAX} of ${number(found.routes.length)} routes are drawn: failing, paused and slow ones first, then the busiest.</p>`}
       <${Picture} ...${found} /></section>`}
     <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => [
-      ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
-      ["99 % within", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
-      ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => red(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
+      ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["p50", row => millis(row.p50_secs), "number"],
+      ["p99", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
+      ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => row.failed ? html`<a class="bad" href=${`#/dead-letters?route=${encodeURIComponent(row.name)}`}>${number(row.failed)}</a>` : number(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
       ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["File", row => `${row.file}:${row.line}`, "text"],
       ["", row => html`<${Pause} at="routes" row=${row} again=${async () => { await list(); await again(); }} />`]]} /></section>`;
 }

@@ -8,7 +8,7 @@ export const number = n => n === null || n === undefined ? "–" : n >= 1e6 ? (n
 export const octets = n => n === null ? "–" : n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : Math.round(n) + " B";
 export const millis = s => s === null ? "–" : "≤ " + number(s * 1000) + " ms";
 export const period = s => s === null ? "–" : s < 120 ? Math.round(s) + " s" : s < 7200 ? Math.round(s / 60) + " min" : (s / 3600).toFixed(1) + " h";
-export const moment = text => text ? text.slice(0, 19).replace("T", " ") : "–";
+export const moment = text => text ? text.slice(0, 19).replace("T", " ") + " UTC" : "–";
 export const red = n => n > 0 ? html`<span class="bad">${number(n)}</span>` : number(n);
 
 let tell = () => {};
@@ -34,34 +34,62 @@ export function Act({label, act, sure, name}) {
   return html`<button disabled=${busy} onClick=${go} aria-label=${name ? `${label} ${name}` : null}>${label}</button>`;
 }
 
-// Columns are [heading, function from row to cell, "number" or "text" or nothing].
-export function Table({caption, columns, rows, keyed, empty = "None."}) {
+// What follows `?` in the address: the filters that a link to a view sets.
+const wanted = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
+
+// Text of a cell, and the number that it stands for; texts without one are sorted behind numbers.
+const plain = cell => cell === null || cell === undefined || cell === false ? "" : Array.isArray(cell) ? cell.map(plain).join(" ") : typeof cell === "object" ? plain(cell.props?.children) : String(cell);
+const UNITS = {"": 1, k: 1e3, M: 1e6, B: 1, kB: 1e3, MB: 1e6, GB: 1e9, ms: .001, s: 1, min: 60, h: 3600, "%": 1};
+function rank(cell) {
+  const text = plain(cell), found = /^[≤ ]*(-?[0-9.]+) ?([a-zA-Z%]*)$/.exec(text);
+  return found && found[2] in UNITS ? [0, Number(found[1]) * UNITS[found[2]], ""] : [1, 0, text];
+}
+export function sorted(rows, columns, order) {
+  const [, cell] = columns.find(([head]) => head === order.head), way = order.down ? -1 : 1;
+  const ranked = rows.map(row => [rank(cell(row)), row]);
+  ranked.sort(([a], [b]) => a[0] - b[0] || way * (a[1] - b[1] || a[2].localeCompare(b[2])));
+  return ranked.map(([, row]) => row);
+}
+
+// Columns are [heading, function from row to cell, "number" or "text" or nothing]. `order` is {head, down} or null; without `turn` the table sorts by itself.
+export function Table({caption, columns, rows, keyed, empty = "None.", order, turn}) {
+  const [own, turnOwn] = useState(null);
   if (!rows) return html`<p class="soft">…</p>`;
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
+  const now = turn ? order : own;
+  const shown = !turn && own ? sorted(rows, columns, own) : rows;
+  const next = (head, kind) => (turn || turnOwn)(now?.head !== head ? {head, down: kind === "number"} : now.down === (kind === "number") ? {head, down: !now.down} : null);
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
     <caption>${caption}</caption>
-    <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind}>${head}</th>`)}</tr></thead>
-    <tbody>${rows.map(row => html`<tr key=${keyed(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
+    <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind} aria-sort=${now?.head !== head ? null : now.down ? "descending" : "ascending"}>
+      ${head && html`<button class="sort" title=${`Sort by ${head}`} onClick=${() => next(head, kind)}>${head}<span aria-hidden="true">${now?.head !== head ? "" : now.down ? " ▾" : " ▴"}</span></button>`}</th>`)}</tr></thead>
+    <tbody>${shown.map(row => html`<tr key=${keyed(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
-// List of the API, page by page, refreshed while it is shown.
-export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true}) {
-  const [chosen, setChosen] = useState({});
-  const [pages, setPages] = useState([""]);
-  const after = pages[pages.length - 1];
-  const {document: found, error, again} = useAsked(() => get(path, {count: 50, after, ...words, ...chosen}), [path, after, JSON.stringify(words), JSON.stringify(chosen)], live);
+const SHOWN = 50, SORTED_MAX = 1000;
+
+// List of the API, page by page, refreshed while it is shown. `orders` are columns by which the gateway sorts; by others, the first SORTED_MAX rows are sorted here.
+export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true, orders = {}}) {
+  const [chosen, setChosen] = useState(() => Object.fromEntries(filters.flatMap(([name]) => name in wanted() ? [[name, wanted()[name]]] : [])));
+  const [pages, setPages] = useState([""]), [order, setOrder] = useState(null);
+  const after = pages[pages.length - 1], served = order && orders[order.head];
+  const asked = {count: order && !served ? SORTED_MAX : SHOWN, after, ...words, ...chosen, ...(served ? {sort: served} : {})};
+  const {document: found, error, again} = useAsked(() => get(path, asked), [path, JSON.stringify(asked)], live);
   choose(again);
+  const turn = next => { setPages([""]); setOrder(next && orders[next.head] && next.head === order?.head ? null : next); };
+  const rows = found && (order && !served ? sorted(found.items, columns(again), order).slice(0, SHOWN) : found.items);
   const given = event => { event.preventDefault(); setPages([""]); setChosen(Object.fromEntries(new FormData(event.target))); };
   return html`
     ${filters.length > 0 && html`<form class="line" role="search" onSubmit=${given}>
       ${filters.map(([name, label]) => html`<label>${label}${TEXTS[path]?.[name]
-        ? html`<select name=${name}><option value="">any</option>${TEXTS[path][name].map(one => html`<option>${one}</option>`)}</select>`
-        : html`<input name=${name} />`}</label>`)}
+        ? html`<select name=${name}><option value="">any</option>${TEXTS[path][name].map(one => html`<option selected=${chosen[name] === one}>${one}</option>`)}</select>`
+        : html`<input name=${name} defaultValue=${chosen[name] ?? ""} />`}</label>`)}
       <button>Show</button></form>`}
     ${error && html`<p class="bad" role="alert">${error}</p>`}
-    <${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${columns(again)} rows=${found && found.items} keyed=${keyed} empty=${empty} />
-    ${(pages.length > 1 || found?.next) && html`<p class="acts">
+    <${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${columns(again)} rows=${rows} keyed=${keyed} empty=${empty} order=${order} turn=${turn} />
+    ${order && !served && found?.total > SHOWN && html`<p class="soft">The first ${SHOWN} of ${number(Math.min(found.total, SORTED_MAX))} rows by ${order.head}.</p>`}
+    ${!(order && !served) && (pages.length > 1 || found?.next) && html`<p class="acts">
       <button disabled=${pages.length < 2} onClick=${() => setPages(pages.slice(0, -1))}>Previous page</button>
       <button disabled=${!found?.next} onClick=${() => setPages([...pages, found.next])}>Next page</button></p>`}`;
 }

@@ -7,7 +7,7 @@ export function Queues() {
   const [looked, look] = useState(null), [into, publish] = useState(null);
   const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue, exact: true});
   return html`<h2>Queues</h2>
-    <section><${List} path="queues" caption="Queues and durable subscriptions" keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
+    <section><${List} path="queues" caption="Queues and durable subscriptions" orders=${{Queue: "name", Messages: "messages"}} keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
       filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol"], ["empty", "Empty"], ["sort", "Order"]]} columns=${again => [
       ["Queue", row => row.queue, "text"], ["Virtual host", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Size", row => octets(row.messages_bytes), "number"],
       ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
