@@ -35,6 +35,7 @@ class Publication:
     is_unsafe: bool = False
     """True if it may arrive twice: it was sent again without a session, or the gateway tries again itself."""
     padding: int = 0
+    is_retained: bool = False
 
     def body(self) -> bytes:
         """Return the body, by which the message is known."""
@@ -204,6 +205,15 @@ class Ledger:
                 continue
             for one in lost[:SHOWN_MAX]:
                 self.faults.append(f"{target.name}: {self.name_of(one)} was accepted and is missing")
+
+    def check_retained(self, view: Destination, address: str) -> None:
+        """Note if a new subscriber, who got what is in `view`, was not sent what was retained last."""
+        of_topic = [one for one in self.publications if one.is_retained and one.address == address]
+        last = max((one.id for one in of_topic if one.is_accepted), default=0)
+        seen = max((one.id for one in of_topic if view.received[one.id]), default=0)
+        is_repeat = seen > 0 and self.publications[seen - 1].attempts > 1  # it may have come after the last
+        if seen < last and not is_repeat:
+            self.faults.append(f"{address}: message {last} is not retained, but {seen or 'nothing'}")
 
     def check_jobs(self, jobs: Destination, results: Destination, now: float) -> None:
         """Note jobs that are gone without a result: half of their transaction has taken effect."""

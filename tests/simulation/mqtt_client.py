@@ -75,8 +75,9 @@ class MqttClient:
         wishes: Sequence[Wish] = (),
         receive_max: int = 10,
         version: Version = Version.V5,
-        will: str = "",
+        heirs: Sequence[Destination] = (),
     ) -> None:
+        """`heirs` get the will of this device: it has one if there are any."""
         self.name = name
         self.is_open = False
         self.wire: Wire | None = None
@@ -87,7 +88,8 @@ class MqttClient:
         self._site = site
         self._receive_max = receive_max
         self._version = version
-        self._will = will
+        self._heirs = list(heirs)
+        self._will: Publication | None = None  # of the connection
         self._machine = ClientConnection(packet_bytes_max=268_435_455)
         self._packet_id = 0
         self._unacknowledged: list[tuple[PacketType, int]] = []
@@ -115,7 +117,10 @@ class MqttClient:
                 Property.SESSION_EXPIRY_INTERVAL: self.expiry_secs,
                 Property.RECEIVE_MAXIMUM: self._receive_max,
             }
-        will = Will(self._will, b"will", 1) if self._will else None
+        self._will = will = None
+        if self._heirs:
+            self._will = site.ledger.publish(self.name, f"w/{self.name}", 1, self._heirs, site.now)
+            will = Will(self._will.address, self._will.body(), 1)
         packet = Connect(self.name, self._version, self._wants_clean, 0, will, properties=properties)
         self._machine.connect(packet, 0.0)
         self._asked_at = site.now
@@ -145,6 +150,8 @@ class MqttClient:
             self._machine.disconnect()
             self._flush()
         self._site.trace(self.name, how)
+        if self._will is not None and self.is_open and how != "disconnect":
+            self._site.ledger.accept(self._will)
         self.give_up()
 
     def end_session(self) -> None:
@@ -154,7 +161,15 @@ class MqttClient:
             if not wish.destination.name.startswith("$share"):
                 self._site.ledger.end(wish.destination)
 
-    def publish(self, address: str, qos: int, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
+    def publish(
+        self,
+        address: str,
+        qos: int,
+        wanted: Sequence[Destination],
+        *,
+        ttl_secs: int = 0,
+        retained: bool = False,
+    ) -> bool:
         """Publish a message. Return False if too many are on their way."""
         site = self._site
         if not self.is_open or len(self.outgoing) >= OUTGOING_MAX:
@@ -170,6 +185,7 @@ class MqttClient:
             padding=padding,
         )
         one.is_unsafe = self._version is not Version.V5
+        one.is_retained = retained
         packet_id = self._new_id() if qos else 0
         if qos:
             self.outgoing[packet_id] = Unfinished(one)
@@ -189,7 +205,13 @@ class MqttClient:
             left = max(int(one.ttl_secs), 1)
             properties = encode_list({Property.MESSAGE_EXPIRY_INTERVAL: left}, PacketType.PUBLISH)
         self._machine.publish(
-            one.address.encode(), one.body(), one.qos, dup=dup, packet_id=packet_id, properties=properties
+            one.address.encode(),
+            one.body(),
+            one.qos,
+            retain=one.is_retained,
+            dup=dup,
+            packet_id=packet_id,
+            properties=properties,
         )
         self._flush()
 
@@ -299,8 +321,6 @@ class MqttClient:
 
     def _note(self, topic: str, body: bytes, qos: int, *, is_repeat: bool) -> None:
         site = self._site
-        if body == b"will":
-            return
         for wish in self.wishes:
             if fits(wish.filter, topic):
                 by = self.name if wish.destination.name.startswith("$share") else ""

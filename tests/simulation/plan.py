@@ -19,6 +19,9 @@ FEATURES: Final = (
     "tight",
     "mqtt311",
     "slow",
+    "paged",
+    "wills",
+    "retained",
 )
 FAULTS: Final = (
     "crash",
@@ -36,6 +39,7 @@ FAULTS: Final = (
     "delete-session",
     "redrive",
     "split",
+    "away",
 )
 STEPS: Final = 400
 
@@ -52,11 +56,11 @@ class Plan:
 
     @classmethod
     def of_seed(cls, seed: int, steps: int = STEPS) -> Plan:
-        """Return the plan of a seed."""
+        """Return the plan of a seed. A further feature or fault does not change the others."""
         random = Random(f"plan {seed}")
         some, more = random.choice((0.3, 0.5, 0.8)), random.choice((0.1, 0.3, 0.6))
-        features = frozenset(one for one in FEATURES if random.random() < some)
-        faults = frozenset(one for one in FAULTS if random.random() < more)
+        features = frozenset(one for one in FEATURES if Random(f"{one} {seed}").random() < some)
+        faults = frozenset(one for one in FAULTS if Random(f"{one} {seed}").random() < more)
         return cls(seed, steps, features or frozenset({"sessions"}), faults)
 
     def smaller(self) -> list[Plan]:

@@ -152,6 +152,13 @@ class Simulation:
             to = ledger.destination("session single", is_once=True)
             self._add_device("single", [Wish("once/#", 2, to)])
             self._addresses["in/a"] = [to]
+        if has("wills"):
+            to = ledger.destination("session heir")
+            self._add_device("heir", [Wish("w/#", 1, to)])
+            heirs = [] if self.plan.faults & {"full-disk", "broken-disk"} else [to]
+            self.devices.append(MqttClient(self, "mortal", heirs=heirs))
+        if has("retained"):
+            self._addresses["r/a"] = self._addresses["r/b"] = []
         self._make_programs(queues)
 
     def _make_programs(self, queues: dict[str, Destination]) -> None:
@@ -195,6 +202,8 @@ class Simulation:
         limits: dict[str, Any] = {"memory_bytes_max": 1 << 40}
         if "tight" in self.plan.features:
             limits["queue_messages_max"] = 6
+        if "paged" in self.plan.features:
+            limits["queue_memory_messages_max"] = 2
         given: dict[str, Any] = {
             "listeners": {
                 "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
@@ -311,6 +320,9 @@ class Simulation:
                 ttl = 0
             if device.wire is None:
                 device.connect()
+            if address.startswith("r/"):
+                self.devices[1].publish(address, 1, wanted, retained=True)
+                continue
             device.publish(address, random.choice((0, 1, 2)), wanted, ttl_secs=ttl)
 
     def _reconnect(self, one: MqttClient | AmqpClient) -> None:
@@ -351,6 +363,10 @@ class Simulation:
                 await self._stop()
             case "cut":
                 random.choice(everybody).vanish(random.choice(("end", "reset", "disconnect")))
+            case "away":  # all who receive by sessions, for a while
+                for device in self.devices:
+                    if device.wishes:
+                        device.vanish(random.choice(("end", "disconnect")))
             case "half-open":
                 random.choice(everybody).vanish("half-open")
             case "stall":
@@ -374,6 +390,8 @@ class Simulation:
     async def _crash(self) -> None:
         fault = self._disk.fault
         self.trace("kill -9")
+        if (heir := self.ledger.destinations.get("session heir")) is not None:
+            self.ledger.excuse(heir)  # of a client that was lost in the moment of the crash
         self._dropped = self._counted_drops()
         await self._process.crash()
         await self._restart(fault)
@@ -463,18 +481,34 @@ class Simulation:
         self.reader.start_consuming()
         if self.getter is not None:
             self.getter.start_consuming()
-        quiet = 0
+        await self._until_quiet()
+        await self._look_at_retained()
+        await self._check()
+
+    async def _until_quiet(self) -> None:
+        """Go on with all clients connected, until nothing has happened for a while."""
+        quiet = octets = 0
         for _ in range(SETTLE_TURNS_MAX):
             count = len(self.lines)
             for one in self._clients:
                 if one.wire is None:
                     one.connect()
             await self._fair_turn()
-            quiet = quiet + 1 if len(self.lines) == count else 0
+            before, octets = octets, sum(len(one.wire.written) for one in self._clients if one.wire)
+            quiet = quiet + 1 if len(self.lines) == count and octets == before else 0
             if quiet >= QUIET_TURNS:
                 break
         self.trace("quiet")
-        await self._check()
+
+    async def _look_at_retained(self) -> None:
+        """Check what a new subscriber is sent."""
+        view = self.ledger.destination("view", is_ordered=False)
+        viewer = MqttClient(self, "viewer", wishes=[Wish("r/#", 1, view)])
+        self.devices.append(viewer)
+        viewer.connect()
+        await self._until_quiet()
+        for address in ("r/a", "r/b"):
+            self.ledger.check_retained(view, address)
 
     async def _check(self) -> None:
         ledger, gateway = self.ledger, self._process.gateway

@@ -21,11 +21,9 @@ from tests.simulation.simulation import simulate
 
 pytestmark = pytest.mark.interpreted
 SEEDS: Final = 40
-# Seeds that have found faults which are fixed; each has a test of its own near the code, too.
-FOUND: Final = (90, 229, 243, 402, 420, 457, 496, 526)
 
 
-@pytest.mark.parametrize("seed", [*range(SEEDS), *FOUND])
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_promise_is_kept(seed: int) -> None:
     result = simulate(Plan.of_seed(seed))
     assert not result.faults, report(result)
@@ -71,11 +69,12 @@ def stuck() -> Iterator[None]:
 @pytest.mark.parametrize("broken, word", [(lossy, "is missing"), (stuck, "held")])
 @pytest.mark.ids_alone
 def test_it_sees_a_broken_gateway_and_finds_a_smaller_plan(broken: Any, word: str) -> None:
-    plan = Plan(7, 400, frozenset({"queue", "tight", "sessions"}), frozenset({"cut"}))
-    assert not simulate(plan).faults
+    features = frozenset({"queue", "tight", "sessions"})
+    plans = [Plan(seed, 400, features, frozenset({"cut"})) for seed in range(8)]
     with broken():
-        result = simulate(plan)
-        assert any(word in one for one in result.faults), result.faults
+        results = (simulate(plan) for plan in plans)
+        result = next(one for one in results if any(word in fault for fault in one.faults))
         smaller = shrink(result, 2.0)
+    assert not simulate(result.plan).faults
     assert smaller.faults
-    assert smaller.plan.steps < plan.steps
+    assert smaller.plan.steps < result.plan.steps
