@@ -16,7 +16,9 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, amqp, publish
+from tests.idle import idle_report
 
+MODEL_MAX = 10
 PAST, FUTURE = time.time() - 60.0, time.time() + 3_600.0
 
 
@@ -195,15 +197,29 @@ def test_octets_fill_a_queue_too() -> None:
 
 
 class QueueModel(RuleBasedStateMachine):
-    """Whatever is done to a queue, messages keep their order and their number."""
+    """Whatever is done to a queue, messages keep their order and their number, and nothing waits for nothing.
+
+    One consumer stays; it has no credit at first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Queue("q")
+        self.queue = Queue("q", messages_max=MODEL_MAX)
+        self.stays = Taker(0)
+        self.queue.add(self.stays)
         self.ready: list[int] = []
         self.out: dict[int, tuple[int, Message]] = {}
         self.next = 0
 
+    def teardown(self) -> None:
+        """When all has been consumed and acknowledged nothing is left, and no publisher is held."""
+        self.queue.requeue(list(self.out.values()))
+        self.grant(1_000)
+        self.queue.acknowledged([position for position, _, _ in self.stays.taken])
+        assert idle_report(self.queue) == []
+        assert (len(self.queue), self.queue.unacknowledged, bool(self.queue._pressure)) == (0, 0, False)
+
+    @precondition(lambda self: len(self.ready) < MODEL_MAX)  # the queue refuses at twice that
     @rule(count=st.integers(1, 5))
     def publish(self, count: int) -> None:
         publish(self.queue, numbered(count, self.next))
@@ -222,6 +238,11 @@ class QueueModel(RuleBasedStateMachine):
         self.out[number] = (taken[0], taken[1])
 
     @rule(credit=st.integers(1, 4))
+    def grant(self, credit: int) -> None:
+        self.stays.credit += credit
+        self.queue.dispatch()
+
+    @rule(credit=st.integers(1, 4))
     def consume(self, credit: int) -> None:
         taker = Taker(credit)
         self.queue.add(taker)
@@ -235,6 +256,7 @@ class QueueModel(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.out)))
         self.queue.requeue([self.out.pop(number)])
+        self.queue.dispatch()
         self.ready = sorted([*self.ready, number])
 
     @precondition(lambda self: self.out)
@@ -244,7 +266,12 @@ class QueueModel(RuleBasedStateMachine):
         self.queue.acknowledged((position,))
 
     @invariant()
-    def counts_are_right(self) -> None:
+    def counts_are_right_and_nothing_waits(self) -> None:
+        for position, message, _ in self.stays.taken:
+            assert int(message.body) == self.ready.pop(0)
+            self.out[int(message.body)] = (position, message)
+        self.stays.taken.clear()
+        assert idle_report(self.queue) == []
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
         assert self.queue.octets == weight_of(numbered(1, number)[0] for number in self.ready)

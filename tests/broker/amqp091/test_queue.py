@@ -26,6 +26,7 @@ from gateway.protocols.amqp091.table import encode_value
 from gateway.protocols.amqp091.translate import content_properties
 from tests.broker.amqp091.parts import NONE, Host, integer
 from tests.broker.parts import SENDER, Taker, amqp, publish
+from tests.idle import idle_report
 
 SOON = 3_600.0
 
@@ -591,6 +592,14 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
         assert (one.unacknowledged, one.octets >= 0) == (len(held), True)
         if not len(one):
             assert one.octets == 0
+    one.requeue(held)
+    grave.add(rest := Taker())
+    taker.credit = 1_000
+    one.dispatch()
+    for each, consumer in ((one, taker), (grave, rest)):
+        each.acknowledged([position for position, _, _ in consumer.taken])
+        assert len(each) == each.unacknowledged == each.octets == 0
+    assert idle_report(host) == []
 
 
 def quorum(host: Host, name: str, **arguments: int | str) -> AmqpQueue:
