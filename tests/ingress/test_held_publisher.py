@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Limits, Store
 from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.amqpfast.client import PERSISTENT, Fast
-from tests.ingress.clients import Mqtt, connect, eventually, stats
+from tests.ingress.clients import PATIENCE_SECS, Mqtt, connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
 MAX: Final = 10
@@ -141,6 +142,37 @@ def test_fast_connection_close_is_answered(fast: Running) -> None:
         client.put(handle, b"waits", confirm=False)
         client.leave()
     assert fast_drained(fast, MAX + 2)[-1] == b"waits"
+
+
+@pytest.mark.parametrize("how", ["idle", "in a transaction", "held by a full queue", "with its sending shut"])
+def test_fast_client_that_closes_reads_the_answer_and_closes_the_socket_itself(
+    how: str, fast: Running
+) -> None:
+    """The gateway waits for some seconds only."""
+    with Fast(fast).open() as client:
+        if how == "in a transaction":
+            work = client.channel(transacted=True)
+            client.put(client.handle("q", channel=work), b"never committed", confirm=False)
+        elif how == "held by a full queue":
+            client.put(filled(client), b"waits", confirm=False)
+        client.machine.close()
+        client.flush()
+        if how == "with its sending shut":
+            client.sock.shutdown(socket.SHUT_WR)
+        while not client.machine.closed:
+            client.machine.receive_data(client.sock.recv(1), 0.0)
+        client.sock.setblocking(False)
+        if how != "with its sending shut":
+            with pytest.raises(BlockingIOError):
+                client.sock.recv(1)
+        if how in ("idle", "with its sending shut"):
+            client.sock.settimeout(PATIENCE_SECS)
+            assert client.rest() == b""
+        else:
+            client.cut()
+        eventually(lambda: not stats(fast, "amqpfast").connections)
+    if how == "held by a full queue":
+        assert fast_drained(fast, MAX + 2)[-1] == b"waits"
 
 
 @pytest.mark.parametrize("head", [b"", PERSISTENT])
