@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 import pytest
 
-from gateway.broker import storage
+from gateway import clock
 from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.times import WallTime
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.events import Confirms, Got
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
+from gateway.protocols.amqp091.events import Confirms, Got, MethodReceived
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.settings import Limits, Store
+from gateway.settings import AmqpPermissions, Http, Limits, Role, Store, User
 from tests.idle import idle_report
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import PERSISTENT, Fast
 from tests.ingress.clients import connect, eventually
-from tests.interop.gateway_fixture import Running, running, settings_of
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.passwords import hashed
 
 FULL = Limits(queue_messages_max=10)
 TTL_MS = 300
@@ -179,25 +185,99 @@ def test_clients_that_a_slow_disk_holds_go_on(ends: str, tmp_path: Path) -> None
                 numbers = max(number for _, number, _, _ in one.next(Confirms).confirms)
 
 
-@pytest.mark.parametrize("ends", [m.QueuePurge("q", no_wait=True), m.QueueDelete("q", no_wait=True)])
-def test_a_get_that_reads_from_disk_ends_when_the_queue_is_emptied_meanwhile(
-    ends: m.QueuePurge | m.QueueDelete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "PIECE_MESSAGES_MAX", 1)  # so that most gets wait for the disk
-    limits = Limits(queue_memory_messages_max=1)
-    settings = settings_of(limits=limits, store=Store(path=tmp_path))
-    with running(settings) as gateway, Amqp(gateway).open() as one, Amqp(gateway).open() as other:
-        one.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
-        one.call(m.ConfirmSelect(), m.ConfirmSelectOk)
-        one.publish("", "q", b"x")
-        eventually(lambda: gateway.ask(lambda: waiting(gateway) == 1))
-        one.publish("", "q", *[b"x"] * 19)  # on disk alone
-        eventually(lambda: gateway.ask(lambda: waiting(gateway) == 20))
-        with store_busy(gateway):
-            one.say(*[m.BasicGet("q", no_ack=True)] * 8)
-            eventually(lambda: holds(gateway))
-            other.say(ends)
-            eventually(lambda: gateway.ask(lambda: waiting(gateway) == 0))
-        one.events()
+COUNT = 20
+LIFE_MS = "3600000"
+EVERYTHING = AmqpPermissions(configure=".*", write=".*", read=".*")
+GET = {"count": 8, "ackmode": "ack_requeue_false", "encoding": "auto"}
+
+
+class Waiting(NamedTuple):
+    """A gateway that has read nothing of a queue, whose client `one` waits for messages of it."""
+
+    gateway: Running
+    one: Amqp
+    other: Amqp
+    later: list[float]  # seconds by which the clock is ahead
+
+
+@contextmanager
+def all_on_disk(folder: Path, later: list[float]) -> Iterator[Waiting]:
+    """Yield a gateway that has restarted with COUNT messages in its queue."""
+    settings = settings_of(
+        store=Store(path=folder),
+        http=Http(host=LOOPBACK, port=0),
+        users={"guest": User(password_hash=hashed("guest"), roles=("all",))},
+        roles={"all": Role(console="write", console_bodies=True, amqp091={"/": EVERYTHING})},
+    )
+    with running(settings) as gateway:
+        declared(gateway, {}, durable=True)
         with Amqp(gateway).open() as client:
-            client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+            properties = encode_basic_properties(BasicProperties(delivery_mode=2, expiration=LIFE_MS))
+            client.publish("", "q", *[b"x"] * COUNT, properties=properties)
+            eventually(lambda: gateway.ask(lambda: waiting(gateway) == COUNT))
+    with running(settings) as gateway, Amqp(gateway).open() as one, Amqp(gateway).open() as other:
+        assert gateway.ask(lambda: waiting(gateway)) == COUNT
+        yield Waiting(gateway, one, other, later)
+
+
+def purge(now: Waiting) -> None:
+    now.other.say(m.QueuePurge("q", no_wait=True))
+    eventually(lambda: now.gateway.ask(lambda: waiting(now.gateway)) == 0)
+
+
+def delete(now: Waiting) -> None:
+    now.other.say(m.QueueDelete("q", no_wait=True))
+    eventually(lambda: "q" not in now.gateway.gateway.host.queues)
+
+
+def expire(now: Waiting) -> None:
+    now.later[0] = 2.0 * int(LIFE_MS) / 1000
+
+
+def cut(now: Waiting) -> None:
+    now.one.cut()
+
+
+ENDS = (purge, delete, expire, cut)
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds by which the clock of the gateway is ahead."""
+    ahead, utc = [0.0], clock.utc
+    monkeypatch.setattr(clock, "utc", lambda: WallTime(utc() + ahead[0]))
+    return ahead
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+def test_a_get_that_reads_from_disk_ends_whatever_happens_meanwhile(
+    end: Callable[[Waiting], None], tmp_path: Path, later: list[float]
+) -> None:
+    with all_on_disk(tmp_path, later) as now:
+        with store_busy(now.gateway):
+            now.one.say(*[m.BasicGet("q", no_ack=True)] * 8)
+            eventually(lambda: holds(now.gateway))
+            end(now)
+        if end in (purge, expire):
+            assert [now.one.next(MethodReceived).method for _ in range(8)] == [m.BasicGetEmpty()] * 8
+        elif end is delete:
+            assert now.one.refusal().reply_code == 404
+        with Amqp(now.gateway).open() as client:
+            left = client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+            assert left.message_count in ({COUNT, COUNT - 8} if end is cut else {0})
+
+
+@pytest.mark.parametrize("end", [purge, delete, expire], ids=lambda end: end.__name__)
+def test_an_http_get_that_reads_from_disk_ends_whatever_happens_meanwhile(
+    end: Callable[[Waiting], None], tmp_path: Path, later: list[float]
+) -> None:
+    with all_on_disk(tmp_path, later) as now, ThreadPoolExecutor(1) as pool:
+        url = f"http://{LOOPBACK}:{now.gateway.gateway.http_port}/api/queues/%2F/q/get"
+        storage = now.gateway.gateway.host.queues["q"].storage
+        assert storage is not None
+        with store_busy(now.gateway):
+            got = pool.submit(httpx.post, url, json=GET, auth=("guest", "guest"), timeout=60.0)
+            eventually(lambda: now.gateway.ask(lambda: bool(storage._loaded)))
+            end(now)
+        assert (got.result().status_code, got.result().json()) == (200, [])
+        assert not now.gateway.ask(lambda: waiting(now.gateway))
