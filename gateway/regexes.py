@@ -29,13 +29,20 @@ class Regex:
 
     __slots__ = ("_compiled", "_found", "pattern")
 
-    def __init__(self, pattern: str, *, dot_is_any: bool = False) -> None:
-        """Compile an expression. With `dot_is_any` a dot also matches line breaks. Raises RegexError."""
+    def __init__(self, pattern: str, *, dot_is_any: bool = False, memory_bytes_max: int = 0) -> None:
+        """Compile an expression.
+
+        With `dot_is_any` a dot also matches line breaks. `memory_bytes_max` is the memory that the expression
+        may need, 0 for RE2's own limit: the time for a text grows with it. Raises RegexError.
+        """
         self.pattern = pattern
         self._found: dict[str, bool] = {}
         try:
             octets = pattern.encode()
-            self._compiled = re2.compile(octets, WITH_LINE_BREAKS if dot_is_any else OPTIONS)
+            options = WITH_LINE_BREAKS if dot_is_any else OPTIONS
+            if memory_bytes_max:
+                options = _limited(memory_bytes_max, dot_is_any)
+            self._compiled = re2.compile(octets, options)
         except UnicodeEncodeError:
             raise RegexError("it is not Unicode") from None
         except re2.error as error:
@@ -59,6 +66,14 @@ class Regex:
                 self._found.clear()
             self._found[text] = found
         return found
+
+
+def _limited(memory_bytes_max: int, dot_is_any: bool) -> re2.Options:
+    options = re2.Options()
+    options.log_errors = False
+    options.dot_nl = dot_is_any
+    options.max_mem = memory_bytes_max
+    return options
 
 
 def quote(text: str) -> str:

@@ -164,7 +164,7 @@ class RabbitApi:
             serve, words = _found(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:
                 return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
-            found = listed(request.query_params, await serve(api, request, *words))
+            found = await listed(request.query_params, await serve(api, request, *words))
             return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)

@@ -1,36 +1,71 @@
 """Query parameters of lists in RabbitMQ's HTTP API: filter by name, order, page and columns.
 
 `name` is a part of the name or, with `use_regex`, an expression that is found in it. `sort` is a field; `a.b`
-is `b` in `a`; rows without it are first. A list is complete, or in pages if the query has `page`.
+is `b` in `a`; rows without it are first. A list is complete, or in pages if the query has `page`. Whatever
+the parameters cost for a row, other clients are served in between: see `LoopTurns`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
-from pydantic_core import SchemaError, SchemaValidator, core_schema
+import trio
+
+from gateway import clock
+from gateway.regexes import Regex, RegexError
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
 PATTERN_MAX: Final = 1_000  # characters
+PATTERN_BYTES_MAX: Final = 1 << 16  # memory of an expression: a larger one takes too long for each name
+MATCH_SECS_MAX: Final = 1.0  # for all names of a list
+COLUMNS_MAX: Final = 100
+STEPS_MAX: Final = 8  # in the path of a column; no field is as deep
+TURN_SECS: Final = 0.002
+CHUNK: Final = 500  # rows that are sorted at once
+SORTED_MAX: Final = 1_000  # characters of a text by which rows are sorted
 SWITCH: Final = {"true": True, "false": False}
 
 Fields = dict[str, Any]
+Path = tuple[str, ...]
+"""Keys that lead to a field."""
 
 
-def listed(query: Mapping[str, str], found: Any) -> Any:
+class LoopTurns:
+    """Turns of the event loop during a long computation.
+
+    `spent` is the time in seconds that the computation has taken, without the turns of others.
+    """
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+        self._since = clock.monotonic()
+
+    async def take(self) -> None:
+        """Let the event loop run if the computation has taken TURN_SECS since the last turn."""
+        taken = clock.monotonic() - self._since
+        if taken >= TURN_SECS:
+            self.spent += taken
+            await trio.lowlevel.checkpoint()
+            self._since = clock.monotonic()
+
+
+async def listed(query: Mapping[str, str], found: Any) -> Any:
     """Return the rows or page of a list, or the columns of an object, that the query selects.
 
     Raises ValueError.
     """
-    columns = [one for one in query.get("columns", "").split(",") if one]
+    columns = _paths(query.get("columns", ""))
     if not isinstance(found, list):
         return _columns(found, columns)
-    rows = _sorted(query, _named(query, found))
+    rows = await _sorted(query, await _named(query, found))
     if "page" not in query:
-        return [_columns(row, columns) for row in rows] if columns else rows
+        return await _shown(rows, columns)
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
     pages = max(-(-len(rows) // size), 1) if size > 0 else 1
     if not 0 < size <= PAGE_SIZE_MAX:
@@ -45,7 +80,7 @@ def listed(query: Mapping[str, str], found: Any) -> Any:
         "page": page,
         "page_size": size,
         "page_count": pages,
-        "items": [_columns(row, columns) for row in shown],
+        "items": await _shown(shown, columns),
     }
 
 
@@ -63,60 +98,104 @@ def _switch(query: Mapping[str, str], word: str) -> bool:
     return SWITCH[said]
 
 
-def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
+async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
     said = query.get("name", "")
-    fits = _expression(said) if _switch(query, "use_regex") and said else lambda name: said in name
-    return [row for row in rows if fits(str(row.get("name", "")))] if said else rows
+    if not _switch(query, "use_regex") or not said:
+        return [row for row in rows if said in str(row.get("name", ""))] if said else rows
+    expression, found, turns = _expression(said), [], LoopTurns()
+    for row in rows:
+        if expression.search(str(row.get("name", ""))):
+            found.append(row)
+        await turns.take()
+        if turns.spent > MATCH_SECS_MAX:
+            raise ValueError(f"name takes longer than {MATCH_SECS_MAX:g} s to match: {said!r}")
+    return found
 
 
-def _expression(text: str) -> Callable[[str], bool]:
-    """Return a function that returns True if a regular expression matches within a name. Raises ValueError.
-
-    The expression comes from a client, so it must not take long: pydantic's engine compiles it once, matches
-    in linear time and does not backtrack.
-    """
+def _expression(text: str) -> Regex:
+    """Return the regular expression of a client, which may not need much memory. Raises ValueError."""
     if len(text) > PATTERN_MAX:
         raise ValueError(f"name has {PATTERN_MAX} characters at most")
     try:
-        found_in = SchemaValidator(core_schema.str_schema(pattern=text, regex_engine="rust-regex"))
-    except SchemaError as error:
-        raise ValueError(f"name is no regular expression: {text!r}") from error
-    return found_in.isinstance_python
+        return Regex(text, memory_bytes_max=PATTERN_BYTES_MAX)
+    except RegexError as error:
+        raise ValueError(f"name is no regular expression, or one that takes too long: {text!r}") from error
 
 
-def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
-    reverse, field = _switch(query, "sort_reverse"), query.get("sort", "")
-    if not field:
+async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
+    reverse, path = _switch(query, "sort_reverse"), _path(query.get("sort", ""))
+    if not path:
         return rows
+    left, parts, turns = iter(rows), [], LoopTurns()
+    while some := list(islice(left, CHUNK)):
+        keyed = []
+        for row in some:
+            keyed.append((_key(_at(row, path)), row))
+            await turns.take()
+        keyed.sort(key=itemgetter(0), reverse=reverse)
+        parts.append(keyed)
+    found = []
+    for _, row in heapq.merge(*parts, key=itemgetter(0), reverse=reverse):
+        found.append(row)
+        await turns.take()
+    return found
 
-    def key(row: Fields) -> tuple[int, float, str]:
-        value = _at(row, field)
-        if value is None:
-            return 0, 0.0, ""
-        if isinstance(value, int | float):
-            return 1, float(value), ""
-        return 2, 0.0, value if isinstance(value, str) else orjson.dumps(value).decode()
 
-    return sorted(rows, key=key, reverse=reverse)
+def _key(value: Any) -> tuple[int, float, str]:
+    """Return the sort key of a value: missing ones first, then numbers, then texts."""
+    if value is None:
+        return 0, 0.0, ""
+    if isinstance(value, int | float):
+        return 1, float(value), ""
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return 2, 0.0, text[:SORTED_MAX]
 
 
-def _at(row: Fields, column: str) -> Any:
+def _paths(columns: str) -> list[Path]:
+    """Return the paths of columns that are separated by commas, each once. Raises ValueError."""
+    names = dict.fromkeys(one for one in columns.split(",") if one)
+    if len(names) > COLUMNS_MAX:
+        raise ValueError(f"columns has {COLUMNS_MAX} names at most, not {len(names)}")
+    return [_path(one) for one in names]
+
+
+def _path(field: str) -> Path:
+    """Return the keys that lead to a field, or () for "". Raises ValueError if there are too many."""
+    if field.count(".") >= STEPS_MAX:
+        raise ValueError(f"a field has {STEPS_MAX} parts at most: {field[:100]!r}")
+    return tuple(field.split(".")) if field else ()
+
+
+def _at(row: Fields, path: Path) -> Any:
     value: Any = row
-    for step in column.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
+    for step in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(step)
     return value
 
 
-def _columns(row: Fields, columns: Sequence[str]) -> Fields:
+async def _shown(rows: list[Fields], columns: Sequence[Path]) -> list[Fields]:
+    """Return the columns of each row, or the rows themselves if there are no columns."""
+    if not columns:
+        return rows
+    found, turns = [], LoopTurns()
+    for row in rows:
+        found.append(_columns(row, columns))
+        await turns.take()
+    return found
+
+
+def _columns(row: Fields, columns: Sequence[Path]) -> Fields:
     if not columns:
         return row
     made: Fields = {}
-    for column in columns:
-        value = _at(row, column)
+    for path in columns:
+        value = _at(row, path)
         if value is None:
             continue
         place = made
-        *above, last = column.split(".")
+        *above, last = path
         for step in above:
             place = place.setdefault(step, {})
         place[last] = value

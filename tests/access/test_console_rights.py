@@ -525,3 +525,14 @@ def test_rights_of_several_roles_are_joined() -> None:
     assert joined({"console_bodies": True}) == NOTHING
     assert EVERYTHING.within(joined(read, write)) == joined(read, write)
     assert joined(write).within(joined({**write, "console_virtual_hosts": ["b"]})).write_hosts == frozenset()
+
+
+def test_a_reader_cannot_require_endless_work_of_a_list(tmp_path: Path) -> None:
+    with with_two_hosts(tmp_path) as gateway:
+        with closing(amqp(gateway, "client", "shop")) as connection:
+            connection.channel().queue_declare("a" * 240, durable=True)
+        slow = quote("(a?){1000}" * 20 + "b")
+        many = ",".join(f"c{number}" for number in range(101))
+        for query in (f"use_regex=true&name={slow}", f"columns={many}", f"sort={'a.' * 5_000}"):
+            found = call(gateway, basic("ann"), f"queues/shop?{query}", prefix="/api/")
+            assert (found.status, found.document["error"]) == (400, "bad_request"), found
