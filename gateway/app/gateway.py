@@ -587,7 +587,7 @@ class Gateway:
         }
 
     def _dead_letter(self, messages: list[Message], outcome: Outcome) -> None:
-        self.dead_letters.add(messages, "", outcome)
+        self.dead_letters.add(messages, "", outcome, was_accepted=True)
 
     # Tasks.
 

@@ -78,6 +78,18 @@ def sent_by(user: str, count: int) -> list[Message]:
     return [mqtt(body=b"%d" % number, sender=Sender("in", user=user)) for number in range(count)]
 
 
+@pytest.mark.parametrize("was_accepted", [False, True])
+def test_without_a_queue_it_is_a_loss_only_if_one_had_accepted_it(tmp_path: Path, was_accepted: bool) -> None:
+    with Opened(tmp_path) as one:
+        letters = DeadLetters(store=one.store)
+        letters.add([amqp(b"x")], "", LOST, was_accepted=was_accepted)
+        one.commit()
+        assert (one.store.letters_count, letters.unwanted) == ((1, 0) if was_accepted else (0, 1))
+    alone = DeadLetters()
+    alone.add([amqp(b"x")], "", LOST, was_accepted=was_accepted)
+    assert (len(alone), alone.unwanted) == (1, 0 if was_accepted else 1)
+
+
 def users_of(letters: list[Letter]) -> Counter[str]:
     return Counter(letter.message.sender.user for letter in letters)
 

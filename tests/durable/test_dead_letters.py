@@ -180,6 +180,53 @@ def test_what_no_one_wanted_is_gone_with_the_process(gateway: GatewayProcess) ->
     assert listed(gateway) == []
 
 
+AT_LEAST_ONCE = {
+    "x-queue-type": "quorum",
+    "x-overflow": "reject-publish",
+    "x-dead-letter-exchange": "amq.direct",
+    "x-dead-letter-strategy": "at-least-once",
+}
+
+
+def die_by_rejection(opened: Any) -> None:
+    """Reject a message whose dead letter no queue accepts."""
+    opened.queue_declare("q", durable=True, arguments=AT_LEAST_ONCE)
+    opened.basic_publish("", "q", b"order", pika.BasicProperties(delivery_mode=2))
+    method, _, _ = opened.basic_get("q")
+    opened.basic_reject(method.delivery_tag, requeue=False)
+
+
+def die_by_expiry(opened: Any) -> None:
+    """Let a message expire whose dead letter no queue accepts."""
+    opened.queue_declare("q", durable=True, arguments={**AT_LEAST_ONCE, "x-message-ttl": 1})
+    opened.basic_publish("", "q", b"order", pika.BasicProperties(delivery_mode=2))
+
+
+def become_due(opened: Any) -> None:
+    """Publish a delayed message that no queue accepts when it is due."""
+    arguments = {"x-delayed-type": "direct"}
+    opened.exchange_declare("d", "x-delayed-message", durable=True, arguments=arguments)
+    opened.basic_publish("d", "k", b"order", pika.BasicProperties(delivery_mode=2, headers={"x-delay": 50}))
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["killed", "stopped"])
+@pytest.mark.parametrize("lose", [die_by_rejection, die_by_expiry, become_due])
+def test_what_a_queue_had_accepted_and_no_queue_takes_now_is_on_disk(
+    gateway: GatewayProcess, lose: Callable[[Any], None], orderly: bool
+) -> None:
+    with channel(url_of(gateway)) as opened:
+        opened.queue_declare("copies", durable=True)
+        lose(opened)
+        until(lambda: len(listed(gateway)) == 1)
+        opened.queue_declare("written", durable=True)  # answered after a commit
+    gateway.terminate() if orderly else gateway.kill()
+    gateway.start()
+    assert [(one["body"], one["route"], one["reason"]) for one in listed(gateway)] == [
+        ("order", "", "no_route")
+    ]
+    assert [body for body, _ in drained(gateway, "copies")] == [b"order"]
+
+
 TWO_ROUTES = """
 version: 1
 routes:

@@ -2,11 +2,12 @@
 
 With a store they are written there, and a source is informed only when they are on disk, because a dead
 letter is an accepted message. Messages that no route and no subscriber wanted (no route, NO_ROUTE) are only
-held in memory: a device without subscribers is no loss, and must not wear out the disk. Without a store all
-of them are in memory. In both places there are limits, and every dead letter is counted by its reason. At a
-limit, or beyond its user's share, a message stays with a source that can keep it; without such a source the
-oldest dead letters of a user who has more than an equal share are deleted. Replicas that share a cluster have
-common dead letters there; a store has those from before.
+held in memory: a device without subscribers is no loss, and must not wear out the disk. A message that a
+queue had accepted before is a loss, and is written: its queue deletes it in the same transaction. Without a
+store all of them are in memory. In both places there are limits, and every dead letter is counted by its
+reason. At a limit, or beyond its user's share, a message stays with a source that can keep it; without such a
+source the oldest dead letters of a user who has more than an equal share are deleted. Replicas that share a
+cluster have common dead letters there; a store has those from before.
 
 A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
 the latter case CROSSED follows the name of the route in the store, because no name contains it.
@@ -109,9 +110,9 @@ def _shares_of(what: str, letters: DeadLetters) -> UserShares:
     return UserShares(what, count_max=letters.messages_max, octets_max=letters.octets_max)
 
 
-def _unwanted(route: str, outcome: Outcome) -> bool:
-    """Return True if no route and no subscriber wanted the message, which is no loss."""
-    return not route and outcome.reason is Reason.NO_ROUTE
+def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
+    """Return True if no route and no subscriber ever wanted the message, which is no loss."""
+    return not route and not was_accepted and outcome.reason is Reason.NO_ROUTE
 
 
 def _held(message: Message) -> Message:
@@ -209,14 +210,16 @@ class DeadLetters:
         *,
         crossed: bool = False,
         full: Callable[[Outcome], None] | None = None,
+        was_accepted: bool = False,
     ) -> None:
         """Store `messages` as dead letters. `then` is called when they are safe.
 
-        `crossed` is True if they are as the route built them for its target. If there is no space, `full` is
-        called instead with LETTERS_FULL, and the source keeps its messages. Without `full` the oldest dead
-        letters are deleted.
+        `crossed` is True if they are as the route built them for its target. `was_accepted` is True if a
+        queue had accepted them before, so that they are a loss even if no queue takes them now. If there is
+        no space, `full` is called instead with LETTERS_FULL, and the source keeps its messages. Without
+        `full` the oldest dead letters are deleted.
         """
-        unwanted = _unwanted(route, outcome)
+        unwanted = _unwanted(route, outcome, was_accepted)
         if full is not None and not unwanted and not self.has_room_for(messages):
             self.refused += len(messages)
             full(LETTERS_FULL)
@@ -233,7 +236,8 @@ class DeadLetters:
             self._common.add(messages, route, outcome, crossed=crossed, then=then)
             return
         if self._store is None or unwanted:
-            self._hold(messages, route, outcome, utc, crossed=crossed)
+            entries = self._unwanted if unwanted else self._wanted
+            self._hold(entries, messages, route, outcome, utc, crossed=crossed)
             if then is not None:
                 then()
             return
@@ -242,9 +246,15 @@ class DeadLetters:
             self._when_safe(then)
 
     def _hold(
-        self, messages: list[Message], route: str, outcome: Outcome, utc: WallTime, *, crossed: bool
+        self,
+        entries: UserEntries[str],
+        messages: list[Message],
+        route: str,
+        outcome: Outcome,
+        utc: WallTime,
+        *,
+        crossed: bool,
     ) -> None:
-        entries = self._unwanted if _unwanted(route, outcome) else self._wanted
         for message in messages:
             self._last += 1
             id, user = f"{MEMORY}{self._last}", message.sender.user
