@@ -132,7 +132,8 @@ class Limits(Section):
     matching_steps_per_user_max: int = Field(250_000, ge=1_000)
     """Steps (of some 30 ns) that the bindings of one user in one virtual host, or its MQTT subscriptions, may
     add to the matching of one message in the worst case. Steps come from headers bindings that share each
-    argument with many others, patterns with several wildcards, and members of shared subscriptions (12 each).
+    argument with many others, patterns with several wildcards, members of shared subscriptions (12 each),
+    exchanges bound to others (15 each) and queues of `x-consistent-hash` exchanges (20 each).
     Beyond it: 506 (AMQP), 0x97 (MQTT)."""
     definitions_bytes_max: int = Field(0, ge=0)
     """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
