@@ -12,8 +12,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
 RUN python -m venv /opt/build && python -m venv /opt/gateway
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. Versions and hashes are
-# locked.
+# mypyc reads the types of every package that the compiled modules import, those of the extra `otel` too. The image has these, and
+# what writes the journal as Parquet. Versions and hashes are locked.
 RUN sed '/^# What builds it/,$d' requirements.lock > running \
  && sed '/^# The data pipeline/,$d' requirements.lock > building \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes -r building

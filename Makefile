@@ -157,13 +157,13 @@ $(ALONE): requirements.lock pyproject.toml
 	      { test "$$(id -u)" = 0 && apt-get update && apt-get install -y python3-venv; } || \
 	      { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	sed '/^# Traces/,/^$$/d; /^# What compiles it/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
+	sed '/^# Traces/,/^$$/d; /^# The journal in Parquet/,/^$$/d; /^# What compiles it/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Who only builds the pages is spared Spark.
 $(DOCS): $(ALONE)
-	sed '/^# The data pipeline/,/^# The documentation/d; /^# Tests/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
+	sed '/^# The journal in Parquet/,/^$$/d; /^# The data pipeline/,/^# The documentation/d; /^# Tests/,$$d' requirements.lock | $(PIP) install --require-hashes -r /dev/stdin
 	@touch $@
 
 $(STAMP): $(ALONE)

@@ -25,6 +25,7 @@ HEAD: Final = """\
 SECTIONS: Final = (
     ("The gateway", ("",), ()),
     ("Traces: the extra `otel`", ("otel",), ()),
+    ("The journal in Parquet: the extra `parquet`", ("parquet",), ()),
     ("What builds it", (), ("hatchling",)),
     ("What compiles it", (), ("mypy", "pathspec", "setuptools", "types-PyYAML")),
     ("The image's bill of materials", (), ("cyclonedx-bom",)),

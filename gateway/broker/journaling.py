@@ -6,8 +6,10 @@ creates RecordedBatches, and gives a recorder to the recipients whose messages a
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, cast
 
@@ -38,7 +40,10 @@ from gateway.store.journal.writer import JournalWriter, Options
 log = structlog.get_logger()
 
 # Options of the writer that are not passed on.
-NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key"}
+NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key", "parquet"}
+CONVERTER: Final = (sys.executable, "-P", "-m", "gateway.pipeline.journal.closing")
+"""Command that writes complete segments as Parquet. It needs pyarrow, and is a process of its own."""
+
 UNROUTED_LABELS: Final = RowLabels("", "", "", "", False)
 UNROUTED_MAX: Final = 512  # messages without a target that are recorded together
 SLOTS_UNROUTED: Final = 1 << 31  # more than a batch has
@@ -524,7 +529,8 @@ class RecordingDispatcher(Dispatcher):
 
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     """Open the journal in `folder`. Raises JournalError if it cannot be written."""
-    options = Options(**settings.model_dump(exclude=NO_OPTIONS))
+    converter = CONVERTER if settings.parquet and find_spec("pyarrow") is not None else ()
+    options = Options(**settings.model_dump(exclude=NO_OPTIONS), converter=converter)
     open_batches = OpenBatches()
     writer = JournalWriter(
         folder,

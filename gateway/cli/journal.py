@@ -151,7 +151,7 @@ def export(
     ] = None,
 ) -> None:
     """Write rows into one file for other programs, without Spark.
-    Needs pyarrow, which the extra `pipeline` includes. Reports rows that are missing in the journal.
+    Needs pyarrow, which the extra `parquet` includes. Reports rows that are missing in the journal.
     """
     if (parquet is None) == (arrow is None):
         raise typer.BadParameter("say --parquet FILE or --arrow FILE")
@@ -162,7 +162,7 @@ def export(
         from gateway.pipeline.journal.export import Chosen
         from gateway.pipeline.journal.export import export as job
     except ImportError as error:
-        raise PipelineError("the export needs pyarrow: pip install 'gateway[pipeline]'") from error
+        raise PipelineError("the export needs pyarrow: pip install 'gateway[parquet]'") from error
     reader = reader_of(config, folder)
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if names is not None and (unknown := [name for name in names if name not in BY_NAME]):

@@ -1,8 +1,9 @@
 """Job `ship`: copies complete segments of the journal to a store, where jobs read them like a folder.
 
-Complete segments do not change, except by merging: a file may appear again under its name with the rows of
-the files behind it, which are then deleted. So a file is copied if the store has none of its name and size,
-and a file that the journal no longer has is deleted in the store when another one has its rows. A file is
+Complete segments do not change, except by merging, and by conversion to Parquet: a file may appear under its
+name or another with the rows of the files behind it, which are then deleted. So a file is copied if the store
+has none of its name and size, and a file that the journal no longer has is deleted in the store when another
+one has its rows. A file is
 written under a temporary name and moved when it is complete. The mapping files beside the journal are copied
 as well. Files beyond the retention are deleted in the store by the time of their newest row, oldest first,
 and are not copied again.
@@ -23,7 +24,7 @@ from gateway.pipeline.stores import Place
 from gateway.store.journal.mappings import FOLDER, folders_of, versions
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import NAME, Segment
-from gateway.store.journal.summary import Summary, summary_of
+from gateway.store.journal.summary import Summary
 
 DAY_SECS: Final = 86_400.0
 LISTED_MAX: Final = 10  # Attempts for one shard.
@@ -118,7 +119,7 @@ class _Run:
 
     def _ship(self, segments: list[Segment], shard: str) -> None:
         covered: list[range] = []
-        for segment, summary, following in _complete(segments):
+        for segment, summary, following in _complete(self._reader, segments):
             name = segment.path.relative_to(self._journal).as_posix()
             covered.append(range(segment.first, following))
             if self._there.get(name) == segment.octets or _is_over(segment, summary, self._oldest_us):
@@ -145,9 +146,7 @@ def _over(store: Place, oldest_us: int) -> list[str]:
     for shard in reader.shards():
         folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""
         for segment in reader.segments(shard)[:-1]:
-            with segment.path.open("rb", buffering=0) as file:
-                summary = summary_of(file, segment)
-            if not _is_over(segment, summary, oldest_us):
+            if not _is_over(segment, reader.summary(segment), oldest_us):
                 break
             found.append(f"{folder}{segment.path.name}")
     return found
@@ -161,11 +160,16 @@ def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
     return summary.received[1] < oldest_us
 
 
-def _complete(segments: list[Segment]) -> Iterator[tuple[Segment, Summary | None, int]]:
-    """Yield the complete segments with their summary, and the number behind their rows."""
+def _complete(
+    reader: JournalReader, segments: list[Segment]
+) -> Iterator[tuple[Segment, Summary | None, int]]:
+    """Yield the complete segments with their summary, and the number behind their rows.
+
+    Raises FileNotFoundError if one was merged, converted or deleted.
+    """
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
-        with segment.path.open("rb", buffering=0) as file:
-            summary = summary_of(file, segment)
+        segment.path.stat()
+        summary = reader.summary(segment)
         if summary is not None:
             yield segment, summary, summary.next
         elif following is not None:  # Its writer was killed.
@@ -193,4 +197,4 @@ def _shard_of(name: str) -> str:
 
 
 def _first_of(name: str) -> int:
-    return int(name.rpartition("-")[2].partition(".")[0])
+    return int(name.rpartition("/")[2].split("-")[1].partition(".")[0])

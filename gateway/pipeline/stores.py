@@ -406,8 +406,11 @@ class StoredPath:
     def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
         """Open the file for reading."""
         del mode, buffering  # The reader passes them for files on disks.
-        source = self._place.arrow().system.open_input_file(self._path)
-        return StoredFile(source)
+        return StoredFile(self.arrow_file())
+
+    def arrow_file(self) -> Arrow:
+        """Open the file as one of Arrow's. Raises FileNotFoundError."""
+        return self._place.arrow().system.open_input_file(self._path)
 
     def _known(self) -> Arrow:
         if self._info is None:

@@ -40,6 +40,9 @@ class Journal(Section):
     """
     retention_secs: float = Field(7 * 86_400.0, ge=0)
     """Age at which segments are deleted; 0: no limit."""
+    parquet: bool = True
+    """True if complete segments are written as Parquet, by a process of low priority, if pyarrow is installed
+    (`gateway[parquet]`)."""
     compress: int = Field(0, ge=0, le=9)
     """Compression level of zlib; 0: blocks are not compressed."""
     body_bytes_max: int = Field(65_536, ge=0)

@@ -99,10 +99,13 @@ def test_each_part_needs_nothing_but_the_parts_above_it() -> None:
     assert needs("hatchling") <= gateway.keys() | builder.keys()
     running = gateway.keys() | traces.keys()
     assert needs(*project["dependencies"], *extras["otel"]) <= running
+    parquet = pinned("The journal in Parquet")
+    assert needs(*extras["parquet"]) <= running | parquet.keys()
     building = ["mypy", "setuptools", "types-PyYAML", "pathspec", "cyclonedx-bom"]
     assert needs(*building) <= running | builder.keys() | compiler.keys() | bill.keys()
     spark = needs(*extras["pipeline"], *extras["hdfs"], *extras["postgresql"])
     parts = [pinned(one) for one in ("The data pipeline", "HDFS", "Rates in PostgreSQL")]
+    running |= parquet.keys()
     assert spark <= running | builder.keys() | bill.keys() | {name for one in parts for name in one}
     assert "pyspark" in parts[0]
     assert "sphinx" in pinned("The documentation's site")

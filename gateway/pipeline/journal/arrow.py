@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
 from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
-from gateway.store.journal.reader import Block
+from gateway.store.journal.reader import Block, ParquetBlock
 
 FIXED: Final = {
     Kind.INT64: pa.int64(),
@@ -53,6 +53,8 @@ def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:
     """Return the rows of a block as a RecordBatch with these columns in this order; missing columns are
     null."""
+    if isinstance(block, ParquetBlock):
+        return _batch(block, names, arrow_schema(names))
     made: dict[tuple[object, ...], Arrow] = {}
     return pa.RecordBatch.from_arrays(
         [_array(block, name, made) for name in names], schema=arrow_schema(names)
@@ -62,9 +64,32 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
     """Return the rows of a block with dictionary-encoded texts where the block has them so, for writers of
     Parquet."""
+    if isinstance(block, ParquetBlock):
+        return _batch(block, names, coded_schema(names))
     made: dict[tuple[object, ...], Arrow] = {}
     return pa.RecordBatch.from_arrays(
         [_coded(block, name, made) for name in names], schema=coded_schema(names)
+    )
+
+
+def _batch(block: ParquetBlock, names: Sequence[str], schema: Arrow) -> Arrow:
+    """Return columns of a row group; the name of the shard is that of the folder that is read."""
+    found = block.table(names)
+    rows = block.header.rows
+    columns = []
+    for one in schema:
+        if one.name == "shard":
+            columns.append(pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [block.shard]))
+        elif one.name not in found.schema.names:
+            columns.append(pa.nulls(rows, one.type))
+        else:
+            columns.append(found[one.name].combine_chunks())
+    return pa.RecordBatch.from_arrays(
+        [
+            column if column.type == one.type else column.cast(one.type)
+            for column, one in zip(columns, schema, strict=True)
+        ],
+        schema=schema,
     )
 
 
@@ -183,7 +208,7 @@ def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
     return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4_096)
 def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
     if properties is None:
         return None
@@ -198,13 +223,18 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
 
 def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
     """Return a boolean array of rows with one of `texts` in a coded column; None if all rows have."""
+    value_set = pa.array(sorted(texts), pa.string())
+    if isinstance(block, ParquetBlock):
+        coded = block.table((name,))[name].combine_chunks()
+        is_among = pc.is_in(coded.dictionary, value_set=value_set)
+        return pc.fill_null(is_among.take(coded.indices), False)
     column = block.columns.get(name)
     if column is None or column.kind is not Kind.CODED:
         return None
     indices, valid, offsets, octets = block.buffers(name)
     if not indices:
         return pa.repeat(pa.scalar(False), block.header.rows)
-    found = pc.is_in(_texts(valid, offsets, octets), value_set=pa.array(sorted(texts), pa.string()))
+    found = pc.is_in(_texts(valid, offsets, octets), value_set=value_set)
     if pc.all(found).as_py():
         return None
     return found.take(pa.Array.from_buffers(pa.uint32(), block.header.rows, [None, pa.py_buffer(indices)]))

@@ -9,6 +9,8 @@ A segment is complete when it is large or old enough, or has too many small bloc
 behind its last block. A segment with many small blocks is rewritten with few large ones, and the small
 segments of a past period are merged into one. Rewriting happens in another file, which then replaces the
 first: a reader sees the old file or the new one, and a crash leaves one of them.
+
+With a converter, complete segments become Parquet instead (converting.py), oldest first.
 """
 
 from __future__ import annotations
@@ -24,10 +26,20 @@ from typing import Final
 
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
+from gateway.store.journal.converting import Conversion, ConversionError, remove_drafts
 from gateway.store.journal.format import DamageError, JournalError, Laid, Octets, lay_out, seal
 from gateway.store.journal.merging import merge_segments, remove_leftovers, statistics_of
 from gateway.store.journal.reader import block_from
-from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
+from gateway.store.journal.segments import (
+    At,
+    Segment,
+    content_of,
+    segment_name,
+    segments_in,
+    size_of,
+    walk,
+    without_repeats,
+)
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 from gateway.store.restoring import set_aside
 from gateway.store.timeline import scale_ahead_secs, time_record
@@ -39,6 +51,7 @@ SMALL_MAX: Final = 256  # small blocks in the segment in use, which readers read
 # Bytes at a segment's end that stay in the page cache, for readers of new rows.
 CACHED_OCTETS: Final = 4 * 1_048_576
 MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
+CONVERT_AGAIN_SECS: Final = 3_600.0  # after a failed conversion
 PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
 Pwritev = Callable[[int, Sequence[Octets], int], int]
 
@@ -62,6 +75,8 @@ class Appender:
         retention_secs: float,
         sync_interval_secs: float,
         level: int = 0,
+        converter: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda _: None,
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
@@ -80,6 +95,10 @@ class Appender:
         self._merging_failed: set[Path] = set()
         self._to_merge = True  # True if there may be segments to merge
         self._periods_known: dict[tuple[Path, int], int] = {}
+        self._converter = converter
+        self._tell = tell
+        self._conversion: Conversion | None = None
+        self._convert_from: dict[Path, WallTime] = {}  # time of the next attempt, after one has failed
         self._utc = utc
         self._pwritev = pwritev
         self.next = 0
@@ -150,12 +169,16 @@ class Appender:
             self._sync()
         if self._looked is None or not 0 <= now - self._looked < RETENTION_SECS:
             self._retire()
-        if self._to_merge:
+        if self._conversion is not None:
+            self._convert_on(self._conversion, now)
+        elif self._to_merge:
             self._put_together(now)
 
     def close(self) -> None:
         """Sync what was written, and release the shard. Raises OSError."""
         try:
+            if self._conversion is not None:
+                self._conversion.stop()
             if self._file is not None:
                 self._leave()
                 self._retire()
@@ -205,11 +228,15 @@ class Appender:
     def _recover(self) -> None:
         """Continue at the end of the newest segment, unless it is complete, and cut off what is behind it."""
         remove_leftovers(self.folder, self.shard)
+        remove_drafts(self.folder, self.shard)
         own = self._without_repeats(self._own())
         self.segments = len(own)
         if not own:
             return
         newest = own[-1]
+        if newest.next is not None:
+            self.next = newest.next
+            return
         summary = Summary(newest.first, newest.first)
         end, opened = 0, self._utc()
         with newest.path.open("rb", buffering=0) as file:
@@ -244,6 +271,9 @@ class Appender:
                 segment.path.unlink(missing_ok=True)
                 continue
             left.append(segment)
+            if segment.next is not None:
+                reached = segment.next
+                continue
             with segment.path.open("rb", buffering=0) as file:
                 summary = summary_of(file, segment)
             reached = segment.first if summary is None else summary.next
@@ -344,10 +374,69 @@ class Appender:
     def _put_together(self, now: WallTime) -> None:
         """Merge the segments of one past period, if there are several and they are not too large."""
         own = [one for one in self._own() if self._file is None or one.first != self._summary.first]
+        if self._converter and (conversion := self._to_convert(own, now)) is not None:
+            self._conversion = conversion
+            return
         for some in self._periods(own, now):
             if self._merge(some):
                 return  # the next tick merges others
         self._to_merge = False
+
+    def _to_convert(self, own: Sequence[Segment], now: WallTime) -> Conversion | None:
+        """Start the conversion of the oldest segments that are not Parquet, if there are any.
+
+        A large segment is converted at once, small ones when their period is over, together.
+        """
+        limit = self._segment_bytes or sys.maxsize
+        waiting: list[Segment] = []
+        period, octets = -1, 0
+        for segment in without_repeats(own):
+            if segment.next is not None or self._convert_from.get(segment.path, WallTime(0.0)) > now:
+                if waiting:
+                    break
+                continue
+            of = int((now - _age(segment, now)) // self._period)
+            is_over = of < now // self._period or segment.octets > limit // MERGED_PART
+            if not is_over or (waiting and (of != period or octets + segment.octets > limit)):
+                break
+            waiting.append(segment)
+            period, octets = of, octets + segment.octets
+        if not waiting:
+            return None
+        try:
+            return Conversion(self._converter, self.shard, waiting, self._end_of(waiting[-1], own))
+        except OSError as error:
+            self._not_converted(waiting, error, now)
+        return None
+
+    def _end_of(self, segment: Segment, own: Sequence[Segment]) -> int:
+        """Return the number behind the rows of a complete segment. Raises OSError."""
+        with segment.path.open("rb", buffering=0) as file:
+            summary = summary_of(file, segment)
+        if summary is not None:
+            return summary.next
+        following = next((one.first for one in own if one.first > segment.first), None)
+        if following is None:
+            return self.next if self._file is None else self._summary.first
+        return following
+
+    def _convert_on(self, conversion: Conversion, now: WallTime) -> None:
+        """Commit a conversion that has ended."""
+        if not conversion.has_ended:
+            return
+        self._conversion = None
+        try:
+            conversion.commit()
+        except (ConversionError, OSError) as error:
+            self._not_converted(conversion.segments, error, now)
+        self._retire()
+
+    def _not_converted(self, segments: Sequence[Segment], error: Exception, now: WallTime) -> None:
+        """Report a failed conversion; segments stay as they are until the next attempt."""
+        self._tell(f"{segments[0].path} cannot be written as Parquet: {error}")
+        later = WallTime(now + CONVERT_AGAIN_SECS)
+        waiting = {path: until for path, until in self._convert_from.items() if until > now}
+        self._convert_from = waiting | dict.fromkeys([one.path for one in segments], later)
 
     def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
         """Yield lists of consecutive segments to merge: of the same period, which is over."""
@@ -375,7 +464,7 @@ class Appender:
         known = self._periods_known.get((segment.path, segment.inode))
         if known is None:
             summary = None
-            if segment.path not in self._merging_failed:
+            if segment.next is None and segment.path not in self._merging_failed:
                 with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
                     summary = summary_of(file, segment)
             rows = 0 if summary is None else summary.rows

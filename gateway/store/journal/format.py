@@ -1,8 +1,9 @@
 """Byte format of the journal, for its writer and its readers.
 
-A journal is a folder of *segments*, `<shard>-<sequence of the first row, 20 digits>.gwj`. A segment is a
-sequence of blocks. A block is what one flush wrote, complete in itself. All numbers are little-endian; the
-size of a block and the position of everything in it are multiples of 8 bytes from the start of the block.
+A journal is a folder of *segments*, `<shard>-<sequence of the first row, 20 digits>.gwj`, and complete ones
+may be Parquet (`gateway/store/journal/parquet.py`). A segment of the first kind is a sequence of blocks. A
+block is what one flush wrote, complete in itself. All numbers are little-endian; the size of a block and the
+position of everything in it are multiples of 8 bytes from the start of the block.
 
     header      72 bytes, HEADER below; its last four are the CRC-32 of the 68 before
     low water   8 bytes: a time, see below
@@ -65,10 +66,11 @@ The last block of a complete segment has the flag INDEX, no rows, and a summary 
 behind the mark (`gateway/store/journal/summary.py` has its keys), spaces up to a multiple of 8, then
 "GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is in use, or its writer
 was killed. Complete segments may be rewritten with fewer, larger blocks and the same rows, under the name of
-the first of them. The others are deleted afterwards, so for a moment rows may exist twice. A reader therefore
-goes by sequence numbers, skips rows that it has seen, and lists the files again when one is missing. An
-incomplete block at the end of the last segment is torn: a reader stops before it, since it may still be
-written, and the writer cuts it off when it starts.
+the first of them, or as one file in Parquet, whose name has the first sequence and that behind the last. The
+others are deleted afterwards, so for a moment rows may exist twice. A reader therefore goes by sequence
+numbers, skips rows that it has seen, and lists the files again when one is missing. An incomplete block at
+the end of the last segment is torn: a reader stops before it, since it may still be written, and the writer
+cuts it off when it starts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A reader may run beside a live writer, in any process, on any machine that sees 
 the file that it reads, and in memory the summaries of complete files. The writer may meanwhile replace
 several files by one: an open file stays as it was, and a missing one is looked up again by its numbers. The
 folder has the segments of any number of shards, itself or one folder below (one for each replica). A position
-is a sequence number of a shard, that of the next row wanted.
+is a sequence number of a shard, that of the next row wanted. A segment in Parquet (parquet.py) is read like
+others, a row group as a block; where rows are in both forms for a moment, those in Parquet are read.
 
 Unreadable rows are never skipped silently. A Gap in the stream stands for rows that the writer dropped. Rows
 that retention deleted or that are damaged raise an error, or with `skip` become a Gap, too. An incomplete
@@ -23,8 +24,9 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from struct import unpack
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
 
+from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import (
     ABSENT,
     ADDRESS_TEXTS,
@@ -45,6 +47,7 @@ from gateway.store.journal.format import (
     decode_runs,
     decompressed,
 )
+from gateway.store.journal.parquet import Arrow, Lost, ParquetSegment
 from gateway.store.journal.segments import (
     At,
     Hole,
@@ -55,6 +58,7 @@ from gateway.store.journal.segments import (
     segments_in,
     size_of,
     walk,
+    without_repeats,
 )
 from gateway.store.journal.summary import Span, Summary, is_small, summary_of, wider
 
@@ -149,10 +153,13 @@ class Stretch(NamedTuple):
     routes: frozenset[str] | None
 
 
+OpenSegment = BinaryIO | ParquetSegment
+
+
 class _OpenBlock(NamedTuple):
     """Block in an open file, of which rows from `begin` on are wanted."""
 
-    file: BinaryIO
+    file: OpenSegment
     at: At
     begin: int
 
@@ -283,6 +290,44 @@ class Block:
         return known
 
 
+@dataclass(frozen=True, slots=True)
+class ParquetBlock(Block):
+    """Row group of a segment in Parquet, read like a block: each column when it is used.
+
+    Raises DamageError where the file is damaged.
+    """
+
+    file: ParquetSegment | None = None
+
+    def table(self, names: Sequence[str] | None = None) -> Arrow:
+        """Return columns of all rows (None: all columns) as an Arrow table; see `ParquetSegment.table`."""
+        assert self.file is not None
+        return self.file.table(self.at.offset, names)
+
+    def buffers(self, name: str) -> tuple[memoryview, ...]:
+        """Raise JournalError, because the buffers are Arrow's."""
+        raise JournalError(f"{self.at.path} is Parquet: read column {name} by values, rows or table")
+
+    def values(self, name: str) -> list[Any]:
+        """Return a column as Python values, as of a block."""
+        found = self.table((name,)).column(name)
+        return list((found.cast("int64") if self.columns[name].kind is Kind.TIME else found).to_pylist())
+
+    def may_hold(self, only: Only) -> bool:
+        """Return False if no row matches `only`, by the first and the last text of the columns."""
+        assert self.file is not None
+        for name, wanted in only.items():
+            bounds = self.file.bounds(self.at.offset, name)
+            if bounds is not None and not any(bounds[0] <= text <= bounds[1] for text in wanted):
+                return False
+        return True
+
+
+def _row_group(shard: str, at: At, file: ParquetSegment, begin: int) -> ParquetBlock:
+    columns = {column.name: column for column in COLUMNS if column.name in file.names}
+    return ParquetBlock(shard, at, b"", columns, [], begin, at.header.next, file=file)
+
+
 def block_from(
     shard: str, at: At, octets: bytes, begin: int | None = None, expand: Expand = decode_runs
 ) -> Block:
@@ -332,7 +377,7 @@ class JournalReader:
             folder = self.folder / head if head else self.folder
             if folder.is_dir():
                 found = segments_in(folder, f"{head}/" if head else "")
-                return [one for one in found if one.shard == shard]
+                return without_repeats(one for one in found if one.shard == shard)
         if listing is None:
             listing = self._listed()
         if shard is not None:
@@ -343,7 +388,7 @@ class JournalReader:
         if not self.folder.is_dir():
             raise NoFolderError(f"there is no journal in {self.folder}: no such folder")
         found: dict[str, list[Segment]] = {}
-        for one in segments_below(self.folder):
+        for one in without_repeats(segments_below(self.folder)):
             found.setdefault(one.shard, []).append(one)
         return found
 
@@ -436,6 +481,8 @@ class JournalReader:
         """Return the number behind the newest row."""
         segments = self.segments(shard)
         behind = segments[-1].first if segments else 0
+        if segments and segments[-1].next is not None:
+            return segments[-1].next
         summary = self.summary(segments[-1]) if segments else None
         if summary is not None:
             return summary.next
@@ -455,6 +502,10 @@ class JournalReader:
             if summary is not None and (before is None or summary.next <= before):
                 found = max(found, summary.low_us)
                 continue
+            if segment.next is not None:
+                with suppress(FileNotFoundError):
+                    found = max(found, ParquetSegment(segment).low_water(before or 0))
+                continue
             with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
                 offset = 0 if summary is None or before is None else summary.place_of(before)
                 for item in walk(file, segment.path, offset):
@@ -468,20 +519,26 @@ class JournalReader:
         if known is not None and known[0] == segment:
             return known[1]
         try:
-            with segment.path.open("rb", buffering=0) as file:
+            with _opened(segment) as file:
                 return self._summary_in(file, segment)
         except FileNotFoundError:
             return None
 
-    def _summary_in(self, file: BinaryIO, segment: Segment) -> Summary | None:
-        found = summary_of(file, segment)
+    def _summary_in(self, file: OpenSegment, segment: Segment) -> Summary | None:
+        found = file.summary if isinstance(file, ParquetSegment) else summary_of(file, segment)
         if found is not None:  # otherwise it may become complete without a change of the listing
             self._summaries[segment.path] = segment, found
         return found
 
     def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
         """Return the summary of a file, and True if its own index has it."""
-        summary = self.summary(segment)
+        try:
+            summary = self.summary(segment)
+        except DamageError:
+            if segment.next is None:
+                raise
+            lost = segment.next - segment.first
+            return Summary(segment.first, segment.next, missing=lost), True
         if summary is not None:
             return summary, True
         made = Summary(segment.first, segment.first)
@@ -554,12 +611,19 @@ class JournalReader:
         later = next((at for at, one in enumerate(segments) if one.first > scan.expected), len(segments))
         for segment in segments[max(0, later - 1) :]:
             try:
-                file = segment.path.open("rb", buffering=0)
+                file = _opened(segment)
             except FileNotFoundError:
                 if listed is not None:
                     self._look_again()
                     return False
                 continue  # the next block shows what is missing
+            except DamageError as error:
+                if not self.skip or segment.next is None:
+                    raise
+                first, rows = scan.expected, segment.next - scan.expected
+                yield Gap(scan.shard, first, rows, "damage", str(error), str(segment.path))
+                scan.expected = segment.next
+                continue
             with file:
                 last = segment is segments[-1]
                 if not (yield from self._scan_file(scan, file, segment, listed, last=last)):
@@ -569,7 +633,7 @@ class JournalReader:
     def _scan_file(
         self,
         scan: _Scan,
-        file: BinaryIO,
+        file: OpenSegment,
         segment: Segment,
         listed: list[tuple[Path, int]] | None,
         *,
@@ -588,8 +652,14 @@ class JournalReader:
             begin, scan.expected = max(first, scan.expected), behind
             if isinstance(item, Stretch):
                 yield item._replace(first=begin)
+            elif isinstance(item, Lost):
+                reason = cast("Reason", item.reason)
+                yield Gap(scan.shard, item.first, item.rows, reason, item.text, str(segment.path))
             elif isinstance(item, At):
-                yield self._told(scan.shard, item, file) if item.header.gap else _OpenBlock(file, item, begin)
+                if item.header.gap and not isinstance(file, ParquetSegment):
+                    yield self._told(scan.shard, item, file)
+                else:
+                    yield _OpenBlock(file, item, begin)
         return True
 
     def _changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
@@ -597,13 +667,14 @@ class JournalReader:
         return [(one.path, one.inode) for one in self.segments(shard)] != listed
 
     def _within(
-        self, file: BinaryIO, segment: Segment, scan: _Scan, *, last: bool
-    ) -> Iterator[At | Stretch | range]:
+        self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
+    ) -> Iterator[At | Stretch | Lost | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
         expected, near, wanted = scan.expected, scan.near, scan.wanted
         known = self._summaries.get(segment.path)
         summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
         if summary is None:
+            assert not isinstance(file, ParquetSegment)
             offset = 0
             if near is not None and near.path == segment.path and _leads_to(file, near, expected):
                 offset = near.offset
@@ -632,6 +703,11 @@ class JournalReader:
                 for span in summary.spans
                 if wanted.misses((span.first_us, span.last_us), None)
             }
+        if isinstance(file, ParquetSegment):
+            for found in file.items(expected):
+                missed = isinstance(found, At) and found.offset in passed
+                yield range(*_range(found)) if missed else found
+            return
         for item in self._walk(file, segment, summary.place_of(expected), last=last, passed=passed):
             yield item if isinstance(item, At) else range(item.first, item.next)
 
@@ -754,9 +830,13 @@ class JournalReader:
 
     def _read(self, shard: str, found: _OpenBlock) -> Block | Gap:
         """Return the block, or with `skip` a Gap if it is damaged."""
-        at, header = found.at, found.at.header
+        at, header, file = found.at, found.at.header, found.file
         try:
-            return block_from(shard, at, self._sound(found.file, at), found.begin, self.expand)
+            if isinstance(file, ParquetSegment):
+                if self.skip:
+                    file.table(at.offset)  # checked now, because later it could only be an error
+                return _row_group(shard, at, file, found.begin)
+            return block_from(shard, at, self._sound(file, at), found.begin, self.expand)
         except DamageError as error:
             if not self.skip:
                 raise
@@ -813,6 +893,8 @@ class JournalReader:
         """
         segments = self.segments(shard)
         for segment in segments:
+            if segment.next is not None:  # its row groups are checked below
+                continue
             try:
                 file = segment.path.open("rb", buffering=0)
             except FileNotFoundError:  # deleted by retention
@@ -856,10 +938,19 @@ class _Scan:
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-def _range(item: At | Stretch | range) -> tuple[int, int]:
+def _opened(segment: Segment) -> OpenSegment:
+    """Open a segment. Raises FileNotFoundError, DamageError, and JournalError if pyarrow is missing."""
+    if segment.next is not None:
+        return ParquetSegment(segment)
+    return segment.path.open("rb", buffering=0)
+
+
+def _range(item: At | Stretch | Lost | range) -> tuple[int, int]:
     """Return the number of the first row, and that behind the last."""
     if isinstance(item, At):
         return item.header.base, item.header.next
+    if isinstance(item, Lost):
+        return item.first, item.first + item.rows
     return (item.first, item.next) if isinstance(item, Stretch) else (item.start, item.stop)
 
 

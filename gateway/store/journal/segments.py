@@ -6,7 +6,7 @@ The functions read headers and check CRCs; columns and rows are decoded in reade
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from os import SEEK_END
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -26,7 +26,9 @@ try:  # zlib's takes ten times as long, more than everything else that is done w
 except ImportError:  # a reader without the gateway's own dependencies
     from zlib import crc32
 
-NAME: Final = re.compile(r"(\d{1,10})-(\d{20})\.gwj")
+NAME: Final = re.compile(r"(\d{1,10})-(\d{20})(?:\.gwj|-(\d{20})\.parquet)")
+"""Name of a segment: shard, sequence of its first row, and of one in Parquet the number behind its last."""
+
 LEVELS: Final = 2  # levels of folders below a journal's: a replica's, and a worker's in it
 SEARCH_OCTETS: Final = 1_048_576  # bytes read at once when searching for the next block
 
@@ -36,7 +38,7 @@ class Segment(NamedTuple):
 
     `shard` is its number, after the names of the folders below the journal's, each with a slash. `first` is
     the sequence number of its first row. `octets` is its size in bytes when it was listed, `inode` identifies
-    the file.
+    the file. `next` is the number behind the last row of a segment in Parquet, and None for blocks.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class Segment(NamedTuple):
     first: int
     octets: int
     inode: int = 0
+    next: int | None = None
 
 
 class At(NamedTuple):
@@ -72,8 +75,30 @@ def segment_name(shard: int, first: int) -> str:
     return f"{shard}-{first:020}.gwj"
 
 
+def parquet_name(shard: int, first: int, next_: int) -> str:
+    """Return the name of the segment in Parquet with rows `first` to before `next_`."""
+    return f"{shard}-{first:020}-{next_:020}.parquet"
+
+
+def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
+    """Return the segments without those whose rows a segment in Parquet has; both exist for a moment."""
+    left: list[Segment] = []
+    shard, reached = "", 0
+    for segment in segments:
+        if segment.shard != shard:
+            shard, reached = segment.shard, 0
+        if segment.first < reached:
+            continue
+        left.append(segment)
+        reached = segment.next or 0
+    return left
+
+
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
-    """Return the segments of one folder, in order of shard and sequence."""
+    """Return the segments of one folder, in order of shard and sequence.
+
+    A segment in Parquet precedes those whose rows it has.
+    """
     found = []
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)
@@ -83,8 +108,10 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
             stat = path.stat()
         except FileNotFoundError:  # deleted by retention
             continue
-        found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), stat.st_size, stat.st_ino))
-    return sorted(found, key=lambda segment: (segment.shard, segment.first))
+        next_ = None if name[3] is None else int(name[3])
+        shard = f"{prefix}{int(name[1])}"
+        found.append(Segment(path, shard, int(name[2]), stat.st_size, stat.st_ino, next_))
+    return sorted(found, key=lambda segment: (segment.shard, segment.first, segment.next is None))
 
 
 def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from gateway.store.journal.format import (
     INDEX,
@@ -120,9 +120,7 @@ def is_small(header: Header) -> bool:
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
     """Return the block for the end of a segment, at `offset` of its file."""
-    given = asdict(summary)
-    given["routes"] = None if summary.routes is None else sorted(summary.routes)
-    text = json.dumps(given, separators=(",", ":")).encode()
+    text = json.dumps(encode_summary(summary), separators=(",", ":")).encode()
     text += b" " * len(padding(len(text)))
     base, low = summary.next, summary.low_us
     header = Header(INDEX, shard, 0, base, 0, *summary.received, 0, 0, 0, 0, low)
@@ -148,11 +146,22 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
     if octets is None:
         return None
     try:
-        given = json.loads(octets[LOOK_OCTETS : -TRAILER.size])
-        given = {name: given[name] for name in Summary.__slots__}  # a later gateway may write more keys
-        given["routes"] = None if given["routes"] is None else set(given["routes"])
-        given["spans"] = [Span(*span) for span in given["spans"]]
-        given["received"], given["settled"] = tuple(given["received"]), tuple(given["settled"])
-        return Summary(**given)
+        return decode_summary(json.loads(octets[LOOK_OCTETS : -TRAILER.size]))
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{segment.path}: what its end says cannot be read: {error}") from error
+
+
+def encode_summary(summary: Summary) -> dict[str, Any]:
+    """Return a summary as a JSON object."""
+    given = asdict(summary)
+    given["routes"] = None if summary.routes is None else sorted(summary.routes)
+    return given
+
+
+def decode_summary(given: Mapping[str, Any]) -> Summary:
+    """Return the summary that `encode_summary` encoded. Raises ValueError, TypeError or KeyError."""
+    found = {name: given[name] for name in Summary.__slots__}  # a later gateway may write more keys
+    found["routes"] = None if found["routes"] is None else set(found["routes"])
+    found["spans"] = [Span(*span) for span in found["spans"]]
+    found["received"], found["settled"] = tuple(found["received"]), tuple(found["settled"])
+    return Summary(**found)

@@ -52,7 +52,8 @@ class Options:
 
     `compress` is zlib's level, 0 to 9; 0 does not compress. Bodies larger than `body_bytes_max` bytes are
     left out; 0 leaves out all. `sync_interval_secs` is the time between fsyncs; 0 never syncs.
-    `backlog_bytes_max` limits the blocks that wait for the disk.
+    `backlog_bytes_max` limits the blocks that wait for the disk. `converter` is the command that writes
+    complete segments as Parquet (converting.py); without one they stay as they are.
     """
 
     segment_bytes: int = 64 * 1_048_576
@@ -67,6 +68,7 @@ class Options:
     backlog_bytes_max: int = 64 * 1_048_576
     sync_interval_secs: float = 1.0
     retry_secs: float = 1.0
+    converter: tuple[str, ...] = ()
 
 
 _Sources = list[Message] | list[Address]
@@ -120,6 +122,8 @@ class JournalWriter:
             retention_secs=chosen.retention_secs,
             sync_interval_secs=chosen.sync_interval_secs,
             level=chosen.compress,
+            converter=chosen.converter,
+            tell=tell,
             utc=utc,
             pwritev=pwritev,
         )

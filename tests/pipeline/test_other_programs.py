@@ -1,0 +1,66 @@
+"""The lines of the guide with which other programs read the journal's files in Parquet.
+
+DuckDB and Polars are not among what the tests install: where they are missing, their tests are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from gateway.pipeline.columns import BY_NAME
+from gateway.pipeline.journal.closing import close_segments
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import parquet_name
+from tests.pipeline.journals import written
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+GUIDE: Final = ROOT / "docs" / "guides" / "journal.md"
+LINES: Final = dict(re.findall(r"^\| (DuckDB|Polars|pandas) \| `(.+)` \|$", GUIDE.read_text(), re.MULTILINE))
+
+
+@pytest.fixture
+def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """A journal in data/journal below this folder, and how many rows in Parquet each route has."""
+    folder = written(tmp_path / "data" / "journal", 1_000, block_rows=20, segment_bytes=20_000)
+    for count in (2, 1):
+        own = [one for one in JournalReader(folder).segments("0") if one.next is None]
+        draft = folder / "draft.tmp"
+        close_segments(folder, 0, own[0].first, own[count].first, draft)
+        draft.replace(folder / parquet_name(0, own[0].first, own[count].first))
+        for one in own[:count]:
+            one.path.unlink()
+    monkeypatch.chdir(tmp_path)
+    closed = [one for one in JournalReader(folder).segments("0") if one.next is not None]
+    rows = JournalReader(folder).rows("0")
+    return Counter(row["route"] for row in rows if row["sequence"] < closed[-1].next)  # type: ignore[index, operator]
+
+
+def test_duckdb(routes: Counter[str]) -> None:
+    duckdb: Any = pytest.importorskip("duckdb", reason="pip install duckdb")
+    assert dict(duckdb.sql(LINES["DuckDB"]).fetchall()) == routes
+    described = duckdb.sql("DESCRIBE SELECT * FROM 'data/journal/*.parquet'").fetchall()
+    assert {name: kind for name, kind, *_ in described}["received"] == "TIMESTAMP WITH TIME ZONE"
+    assert [name for name, *_ in described] == [*BY_NAME]
+    headers = "SELECT DISTINCT header.value FROM 'data/journal/*.parquet', unnest(headers) AS _(header)"
+    assert ("°C",) in duckdb.sql(f"{headers} WHERE header.name = 'unit'").fetchall()
+
+
+def test_polars(routes: Counter[str]) -> None:
+    polars: Any = pytest.importorskip("polars", reason="pip install polars")
+    assert dict(eval(LINES["Polars"], {"polars": polars}).iter_rows()) == routes
+    schema = polars.scan_parquet("data/journal/*.parquet").collect_schema()
+    assert (schema["received"], schema["body"]) == (polars.Datetime("us", "UTC"), polars.Binary)
+
+
+def test_pandas(routes: Counter[str]) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    found = eval(LINES["pandas"], {"pandas": pandas, "Path": Path})
+    assert found["route"].value_counts().to_dict() == routes
+    assert list(found["sequence"]) == [*range(sum(routes.values()))]
