@@ -3,7 +3,8 @@
 Complete segments do not change, except by merging, and by conversion to Parquet: a file may appear under its
 name or another with the rows of the files behind it, which are then deleted. So a file is copied if the store
 has none of its name and size, and a file that the journal no longer has is deleted in the store when another
-one has its rows. A file is
+one has its rows. A file in Parquet has another name, so a listing of the store that is under way could find
+neither: the others are deleted by the run after that which copied it. A file is
 written under a temporary name and moved when it is complete. The mapping files beside the journal are copied
 as well. Files beyond the retention are deleted in the store by the time of their newest row, oldest first,
 and are not copied again.
@@ -121,8 +122,10 @@ class _Run:
         covered: list[range] = []
         for segment, summary, following in _complete(self._reader, segments):
             name = segment.path.relative_to(self._journal).as_posix()
-            covered.append(range(segment.first, following))
-            if self._there.get(name) == segment.octets or _is_over(segment, summary, self._oldest_us):
+            is_there = self._there.get(name) == segment.octets
+            if is_there or segment.next is None:
+                covered.append(range(segment.first, following))
+            if is_there or _is_over(segment, summary, self._oldest_us):
                 continue
             octets = _copy(segment.path, self._system, f"{self._root}/{name}")
             self._there[name] = octets

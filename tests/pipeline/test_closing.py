@@ -163,6 +163,39 @@ def test_what_was_planned_before_is_found(quiet: Path, begin: int) -> None:
     assert sum(one.next - one.first for one in again) == len(expected)
 
 
+@pytest.mark.parametrize("step", ["list", "stat"])
+def test_a_conversion_while_the_folder_is_listed(
+    quiet: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Neither the file, which is new, nor the segments, which are gone, are in such a listing."""
+    before = everything(quiet)
+    function = getattr(Path, "iterdir" if step == "list" else step)
+    left = [1]
+
+    def listed(folder: Path) -> Iterator[Path]:
+        found = list(function(folder))
+        if left:
+            left.pop()
+            converted(quiet, 3)
+        yield from (one for one in found if one.exists())
+
+    def looked(path: Path, **also: Any) -> os.stat_result:
+        if left and path.name.endswith(".gwj"):
+            left.pop()
+            converted(quiet, 3)
+        return function(path, **also)  # type: ignore[no-any-return]
+
+    reader = JournalReader(quiet)
+    patched = ("iterdir", listed) if step == "list" else ("stat", looked)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, *patched)
+        found = reader.segments("0")
+    assert not left
+    assert found[0].first == 0
+    assert found[0].next == found[1].first
+    assert everything(quiet) == before
+
+
 KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
@@ -429,7 +462,10 @@ def test_a_store_has_each_row_once(quiet: Path, tmp_path: Path) -> None:
     before = everything(to)
     path = converted(quiet)
     done = ship(quiet, place_of(str(to)))
-    assert (done.files, done.total) == (1, 1)
+    assert (done.files, done.deleted) == (1, 0), "who lists the store meanwhile finds the one or the others"
+    assert everything(to) == before
+    done = ship(quiet, place_of(str(to)))
+    assert (done.files, done.total) == (0, 1)
     assert [one.name for one in to.iterdir() if one.is_file()] == [path.name]
     assert everything(to) == before
     assert ship(quiet, place_of(str(to))).files == 0

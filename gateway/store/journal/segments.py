@@ -97,21 +97,30 @@ def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
     """Return the segments of one folder, in order of shard and sequence.
 
-    A segment in Parquet precedes those whose rows it has.
+    A segment in Parquet precedes those whose rows it has. A listing may miss both if it is made during the
+    conversion: a disk's folder is listed until two listings agree. A store keeps both for a while.
     """
-    found = []
+    before, found = None, _listed(folder, prefix)
+    while found is None or (isinstance(folder, Path) and (before is None or before.keys() != found.keys())):
+        before, found = found, _listed(folder, prefix)
+    return sorted(found.values(), key=lambda one: (one.shard, one.first, one.next is None))
+
+
+def _listed(folder: Path, prefix: str) -> dict[str, Segment] | None:
+    """Return the segments by their names; None if one was deleted meanwhile."""
+    found = {}
     for path in folder.iterdir():
         name = NAME.fullmatch(path.name)
         if name is None:
             continue
         try:
             stat = path.stat()
-        except FileNotFoundError:  # deleted by retention
-            continue
+        except FileNotFoundError:
+            return None
         next_ = None if name[3] is None else int(name[3])
         shard = f"{prefix}{int(name[1])}"
-        found.append(Segment(path, shard, int(name[2]), stat.st_size, stat.st_ino, next_))
-    return sorted(found, key=lambda segment: (segment.shard, segment.first, segment.next is None))
+        found[path.name] = Segment(path, shard, int(name[2]), stat.st_size, stat.st_ino, next_)
+    return found
 
 
 def segments_below(folder: Path, levels: int = LEVELS, prefix: str = "") -> list[Segment]:
