@@ -17,6 +17,8 @@ from gateway.model.properties import Properties, Value, ValueType, property_set,
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import parquet_name
 from gateway.store.journal.writer import JournalWriter, Options
 
 START: Final = 1_700_000_000.0
@@ -135,6 +137,19 @@ def written(
     made.write(first, count)
     made.close()
     return folder
+
+
+def convert(folder: Path, begin: int, end: int, shard: int = 0) -> None:
+    """Put complete segments number `begin` to before `end` of a shard into one file in Parquet."""
+    from gateway.pipeline.journal.closing import close_segments
+
+    own = JournalReader(folder).segments(str(shard))
+    some, behind = own[begin:end], own[end].first
+    draft = folder / "draft.tmp"
+    close_segments(folder, shard, some[0].first, behind, draft)
+    draft.replace(folder / parquet_name(shard, some[0].first, behind))
+    for one in some:
+        one.path.unlink()
 
 
 def _told(_: str) -> None:

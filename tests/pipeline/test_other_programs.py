@@ -15,10 +15,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from gateway.pipeline.columns import BY_NAME
-from gateway.pipeline.journal.closing import close_segments
 from gateway.store.journal.reader import JournalReader
-from gateway.store.journal.segments import parquet_name
-from tests.pipeline.journals import written
+from tests.pipeline.journals import convert, written
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 GUIDE: Final = ROOT / "docs" / "guides" / "journal.md"
@@ -29,13 +27,8 @@ LINES: Final = dict(re.findall(r"^\| (DuckDB|Polars|pandas) \| `(.+)` \|$", GUID
 def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """A journal in data/journal below this folder, and how many rows in Parquet each route has."""
     folder = written(tmp_path / "data" / "journal", 1_000, block_rows=20, segment_bytes=20_000)
-    for count in (2, 1):
-        own = [one for one in JournalReader(folder).segments("0") if one.next is None]
-        draft = folder / "draft.tmp"
-        close_segments(folder, 0, own[0].first, own[count].first, draft)
-        draft.replace(folder / parquet_name(0, own[0].first, own[count].first))
-        for one in own[:count]:
-            one.path.unlink()
+    convert(folder, 0, 2)
+    convert(folder, 1, 2)
     monkeypatch.chdir(tmp_path)
     closed = [one for one in JournalReader(folder).segments("0") if one.next is not None]
     rows = JournalReader(folder).rows("0")

@@ -22,13 +22,14 @@ from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.jobs.replay import COLUMNS, selected
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.shipping import ship
 from gateway.pipeline.stores import Place, _short, hadoop_of, place_of, spark_reaches
 from gateway.pipeline.traffic.loading import Span, traffic
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import Segment
 from tests.cli.conftest import Run
-from tests.pipeline.journals import written
+from tests.pipeline.journals import convert, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +65,11 @@ def test_a_journal_is_shipped_read_and_archived(
     done = job.run(spark, f"{store}/journal", f"{store}/archive")
     assert (done.rows, done.missing) == (there, 0)
     assert job.run(spark, f"{store}/journal", f"{store}/archive").rows == 0
+    convert(folder / "replica", 0, 1)
+    assert run(*ship, *confs).code == 0
+    for table in (read_journal(spark, f"{store}/journal"), found):
+        rows = table.select("shard", "sequence").orderBy("sequence").collect()
+        assert [(row.shard, row.sequence) for row in rows] == [("replica/0", n) for n in range(there)]
 
 
 MAPPING: Final = """version: 1

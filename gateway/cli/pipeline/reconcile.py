@@ -154,6 +154,7 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
     from gateway.pipeline.archive.manifest import Archive
     from gateway.pipeline.archive.tables import format_at, is_table_name
     from gateway.pipeline.jobs.archive import read_archive
+    from gateway.pipeline.journal.table import read_journal
     from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
     from gateway.store.journal.reader import JournalReader
 
@@ -167,7 +168,7 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
     if Archive(place).manifest().number:
         return read_archive(spark, folder, columns=names)
     if JournalReader(place.path()).is_there():
-        return spark.read.format("gateway_journal").option("columns", ",".join(names)).load(folder)
+        return read_journal(spark, folder, {"columns": ",".join(names)})
     return spark.read.parquet(spark_reaches(spark, place))
 
 

@@ -29,6 +29,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import bounded, next_of, reader_of
+from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, spark_writes
 
@@ -399,7 +400,7 @@ def run(
         rows = missing = 0
         if any(ends[shard] > starts[shard] for shard in ends):
             options = between(starts, ends) | {"failOnDataLoss": str(fail).lower()}
-            found = spark.read.format("gateway_journal").options(**options).load(journal)
+            found = read_journal(spark, journal, options)
             dated = found.withColumn("date", utc_date())
             begun = newest if position is None else position.version
             rows = form.append(spark, table, dated, before | ends, begun)

@@ -29,6 +29,7 @@ from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
 from gateway.pipeline.journal.planning import JournalPartition, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches, spark_writes
 
@@ -263,7 +264,7 @@ def read_archive(
         return rows
     read = ",".join(dict.fromkeys("received" if name == "date" else name for name in chosen))
     options = {"columns": read, **between(*since(spark, journal, offsets))}
-    rest = spark.read.format("gateway_journal").options(**options).load(journal)
+    rest = read_journal(spark, journal, options)
     return rows.union(rest.select(*(utc_date().alias(one) if one == "date" else one for one in chosen)))
 
 

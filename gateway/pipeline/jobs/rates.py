@@ -29,6 +29,7 @@ from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.journal.filters import Range, Wanted, options_for
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import reader_of
+from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import Rate, page
@@ -399,8 +400,7 @@ def _between(begin: int, end: int) -> dict[str, str]:
 
 
 def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
-    given = {"columns": ",".join(NEEDED)} | options
-    return spark.read.format("gateway_journal").options(**given).load(folder)
+    return read_journal(spark, folder, {"columns": ",".join(NEEDED)} | options)
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.pipeline.jobs.archive import found_in, read_archive
 from gateway.pipeline.journal.filters import Wanted, narrowed, options_for
 from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.conditions import Condition, condition_of, holds, leaves_of
@@ -172,8 +173,7 @@ def traffic(
     condition = None if span.where is None else condition_of(spark, span.where)
     leaves = [*_bounds(span), *(() if condition is None else leaves_of(condition))]
     options = {"columns": ",".join(columns)} | options_for(narrowed(Wanted(), leaves))
-    rows = spark.read.format("gateway_journal").options(**options).load(folder)
-    return within(rows, span)
+    return within(read_journal(spark, folder, options), span)
 
 
 def within(rows: DataFrame, span: Span) -> DataFrame:

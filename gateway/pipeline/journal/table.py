@@ -1,0 +1,137 @@
+"""The journal as one table: segments in Parquet by Spark's own reader, the others by the Python source.
+
+A segment in Parquet never changes, and rows have numbers. So the driver lists consecutive files in Parquet
+from the start on, and the Python source reads from the number behind them: each row is in one of the two,
+even if segments become Parquet or are written before the query runs. Spark passes conditions and columns on
+to its own reader; the Python source gets them as options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import functions as F
+
+from gateway.pipeline.columns import spark_schema
+from gateway.pipeline.journal.filters import Wanted, wanted_of
+from gateway.pipeline.journal.options import LATEST, Bound, Offsets, Options, columns_of, options_of
+from gateway.pipeline.journal.planning import bounded, reader_of
+from gateway.pipeline.stores import hadoop_of, spark_reaches
+from gateway.store.journal.reader import JournalReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FORMAT: Final = "gateway_journal"
+
+
+class _Closed(NamedTuple):
+    """Segments in Parquet with the rows `first` to before `next` of a shard, by their names below the
+    journal's folder."""
+
+    shard: str
+    first: int
+    next: int
+    names: list[str]
+    is_cut: bool
+    """True if the files have further rows."""
+
+
+def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """Return the journal as a table, with the `options` of the format `gateway_journal`.
+
+    `read_journal(spark, folder).createOrReplaceTempView("journal")` makes it a view for `spark.sql`. A table
+    has the rows that were written until a query on it runs; retention may meanwhile delete files that it
+    names. Raises PipelineError, and errors of the journal's reader.
+    """
+    given = dict(options or {})
+    source = spark.read.format(FORMAT).options(**given)
+    known = options_of({"path": folder} | given, stream=False, hadoop=hadoop_of(spark))
+    if known.end.at_us is not None:  # Only the source reports rows that are settled later.
+        return source.load(folder)
+    reader = reader_of(known)
+    if not reader.is_there():
+        return source.load(folder)
+    found, starts = _closed(reader, known)
+    if not found:
+        return source.load(folder)
+    names = columns_of(given) or tuple(spark_schema().names)
+    root = spark_reaches(spark, known.folder)
+    tables = [_table(spark, root, one, names, known) for one in found]
+    stated = {key: value for key, value in given.items() if not key.lower().startswith("starting")}
+    behind = json.dumps(starts)
+    rest = spark.read.format(FORMAT).options(**stated, startingOffsets=behind).load(folder).select(*names)
+    for table in tables:
+        rest = table.union(rest)
+    return rest
+
+
+def _closed(reader: JournalReader, options: Options) -> tuple[list[_Closed], Offsets]:
+    """Return the segments in Parquet to read, and for each shard the number from which the source reads."""
+    found: list[_Closed] = []
+    only = options.shards
+    with reader.at_a_glance():
+        shards = reader.shards()
+        starts = bounded(reader, options.start, shards)
+        is_open = options.end == Bound(LATEST, {})
+        ends = None if is_open else bounded(reader, options.end, shards)
+        for shard in shards:
+            if only is not None and shard not in only:
+                continue
+            one = _of_shard(reader, shard, starts[shard], None if ends is None else ends[shard])
+            if one is not None:
+                found.append(one)
+                starts[shard] = one.next
+    return found, starts
+
+
+def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) -> _Closed | None:
+    names: list[str] = []
+    next_, is_cut = first, False
+    folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""
+    for segment in reader.segments(shard):
+        if end is not None and next_ >= end:
+            break
+        if segment.first > next_ or (segment.next is None and segment.first == next_):
+            break
+        if segment.next is not None and segment.next > next_:
+            names.append(f"{folder}{segment.path.name}")
+            is_cut = is_cut or segment.first < next_
+            next_ = segment.next
+    if not names:
+        return None
+    if end is not None and next_ > end:
+        next_, is_cut = end, True
+    return _Closed(shard, first, next_, names, is_cut)
+
+
+def _table(
+    spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: Options
+) -> DataFrame:
+    """Return the rows of segments in Parquet. The shard's name is that below the folder that is read."""
+    wanted = wanted_of(options)
+    used = dict.fromkeys((*names, "sequence", "received", *wanted.only))
+    schema = spark_schema([name for name in used if name != "shard"])
+    reader = spark.read.schema(schema)
+    if not options.fail:
+        reader = reader.option("ignoreMissingFiles", "true").option("ignoreCorruptFiles", "true")
+    table = reader.parquet(*(f"{root}/{name}" for name in closed.names))
+    if closed.is_cut:
+        table = table.where((F.col("sequence") >= closed.first) & (F.col("sequence") < closed.next))
+    for condition in _conditions(wanted):
+        table = table.where(condition)
+    shard = F.lit(closed.shard).alias("shard")
+    return table.select(*(shard if name == "shard" else F.col(name) for name in names))
+
+
+def _conditions(wanted: Wanted) -> list[Column]:
+    """Return the selection of the options as conditions of Spark's."""
+    found = [F.col(name).isin(*sorted(texts)) for name, texts in wanted.only.items()]
+    first, until = wanted.received.first, wanted.received.until
+    if first is not None:
+        found.append(F.col("received") >= F.timestamp_micros(F.lit(first)))
+    if until is not None:
+        found.append(F.col("received") < F.timestamp_micros(F.lit(until)))
+    return found
