@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from gateway.store.journal.format import DamageError, JournalError
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.segments import Hole, parquet_name, segments_in
 from gateway.store.journal.writer import Options
-from tests.store.journal.samples import until
+from tests.store.journal import samples
 from tests.store.journal.test_merging import START, Quiet, leave_unmerged, rows_of, segments
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -70,6 +70,11 @@ def converted(folder: Path, count: int | None = None) -> Path:
     for segment in complete:
         segment.path.unlink()
     return final
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a conversion, which has the lowest priority on a machine that may be busy."""
+    samples.until(condition, 120.0)
 
 
 def files(folder: Path) -> list[Path]:
@@ -246,7 +251,7 @@ def test_killed_at_each_step(quiet: Path, place: str, count: int) -> None:
     for one in segments_in(quiet):
         assert one.first == reached, "no two files have the same rows"
         reached = one.next or next((two.first for two in segments_in(quiet) if two.first > one.first), 0)
-    until(lambda: not list(quiet.glob("*.tmp")), 5.0)
+    until(lambda: not list(quiet.glob("*.tmp")))
 
 
 @pytest.mark.needs("time")
