@@ -257,12 +257,15 @@ def _altered(records: Sequence[Record], clock_error_secs: float) -> Iterable[Id]
             first = sent[record.id]
             if first.carried is None:
                 continue
-            error_secs = LIFE_ERROR_SECS + clock_error_secs
-            if first.carried[:-1] != record.carried[:-1] or not _lives(
-                first.carried.life_secs, record.carried.life_secs, record.at - first.at, error_secs
-            ):
+            if not carries(record.carried, first.carried, record.at - first.at, clock_error_secs):
                 found[record.id] = None
     return found
+
+
+def carries(found: Carried, sent: Carried, passed: float, clock_error_secs: float) -> bool:
+    """Return True if a message has the properties that it was sent with, `passed` seconds ago."""
+    error_secs = LIFE_ERROR_SECS + clock_error_secs
+    return found[:-1] == sent[:-1] and _lives(sent.life_secs, found.life_secs, passed, error_secs)
 
 
 def _lives(sent: float | None, left: float | None, passed: float, error_secs: float) -> bool:

@@ -308,4 +308,7 @@ SHORT: Final = (
     Row("mqtt", "mqtt", "qos1", "confirmed", ("full-disk", "cut-member"), 1, 3_000, 4.0, members=3),
     Row("mqtt", "amqp", "qos2", "confirmed", ("pause-route", "reload", "kill-gateway"), 1, 3_000, 4.0),
     Row("fast", "amqp", "confirm", "confirmed", ("disk-error", "freeze-gateway"), 1, 3_000, 4.0),
+    Row("amqp", "mqtt", "confirm", "confirmed", ("delete-session", "kill-gateway"), 1, 3_000, 4.0),
+    Row("mqtt", "amqp", "qos1", "confirmed", ("damage-row", "cut"), 1, 3_000, 4.0),
+    Row("mqtt", "mqtt", "qos2", "confirmed", ("clock-days", "slow-disk"), 1, 3_000, 4.0),
 )

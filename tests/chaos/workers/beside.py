@@ -3,7 +3,7 @@
 One client sets, changes and clears retained messages, each after the one before was acknowledged, and often
 loses its connection before that. Other clients connect with a will and vanish; a watcher with a persistent
 session gets the wills. In the end a new subscriber must be sent exactly what was retained last, and each will
-of a client that was let in must have arrived.
+of a client that was let in must have arrived. Properties and times to live are compared, too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Publishes, Suback, Subscription, Will
-from gateway.protocols.mqtt.spec import FAILURE, Property, Version
+from gateway.protocols.mqtt.spec import FAILURE, RETAIN, Property, Version
 from gateway.protocols.mqtt.translate import FIELDS
-from tests.chaos.checker import MARK, History, Id, Interval, body_of, carried_by, judge, owed
+from tests.chaos.checker import (
+    MARK,
+    Carried,
+    History,
+    Id,
+    Interval,
+    body_of,
+    carried_by,
+    carries,
+    judge,
+    owed,
+)
 from tests.chaos.workers.common import SILENCE_SECS_MAX, Worker
-from tests.chaos.workers.mqtt import Device, MqttReceiver, opened
+from tests.chaos.workers.mqtt import Device, MqttReceiver, carried_of, listed, opened
 
 RETAINED: Final = "kept"
 WILLS: Final = "wills"
@@ -30,14 +41,33 @@ SHOWN_SECS_MAX: Final = 10.0
 PROBABILITY_OF_LOSS: Final = 0.1
 
 
+class Kept(NamedTuple):
+    """A retained message, with the monotonic time when it was first sent, or received."""
+
+    body: bytes
+    carried: Carried
+    at: float
+    is_flagged: bool = True  # RETAIN is set
+
+    def is_as(self, sent: Kept, clock_error_secs: float) -> bool:
+        """Return True if this is what a new subscriber must be sent of `sent`."""
+        passed = self.at - sent.at
+        return (
+            self.is_flagged
+            and self.body == sent.body
+            and carries(self.carried, sent.carried, passed, clock_error_secs)
+        )
+
+
 class Retainer(Worker):
     """Publishes retained messages, one at a time; `retained` is what the broker must have."""
 
     def __init__(self, port: int, chance: Random) -> None:
         super().__init__("retainer", port)
-        self.retained: dict[str, bytes] = {}
+        self.retained: dict[str, Kept] = {}
         self.done = False  # told to end, and the last one was acknowledged
         self._number = 0
+        self._begun = time.monotonic()  # when the present one was first sent
         self._chance = Random(chance.getrandbits(64))
         self._finishing = False
 
@@ -61,7 +91,10 @@ class Retainer(Worker):
 
     def _publish(self, device: Device) -> None:
         topic, body = self._current()
-        device.publish(topic, body, 1, 1, retain=True)
+        device.publish(topic, body, 1, 1, retain=True, properties=listed(self._carried()))
+
+    def _carried(self) -> Carried:
+        return carried_by(Id("retainer", "a0", self._number))
 
     def _current(self) -> tuple[str, bytes]:
         is_cleared = self._number % CLEARED_EVERY == CLEARED_EVERY - 1
@@ -71,10 +104,11 @@ class Retainer(Worker):
     def _accepted(self) -> None:
         topic, body = self._current()
         if body:
-            self.retained[topic] = body
+            self.retained[topic] = Kept(body, self._carried(), self._begun)
         else:
             self.retained.pop(topic, None)
         self._number += 1
+        self._begun = time.monotonic()
         self.done = self._finishing
 
 
@@ -158,14 +192,20 @@ class Beside:
         wills = [f"wills: {line}" for line in str(verdict._replace(stuck=())).splitlines()[1:]]
         if not self.retainer.done:
             return [*wills, f"retained: publish {self.retainer.why or 'not acknowledged'}"]
-        found = self._shown()
-        if found == self.retainer.retained:
+        found = self._shown(clock_error_secs)
+        if self._is_right(found, clock_error_secs):
             return wills
         return [*wills, f"retained: {found}, and not {self.retainer.retained}"]
 
-    def _shown(self) -> dict[str, bytes]:
+    def _is_right(self, found: dict[str, Kept], clock_error_secs: float) -> bool:
+        wanted = self.retainer.retained
+        return found.keys() == wanted.keys() and all(
+            one.is_as(wanted[topic], clock_error_secs) for topic, one in found.items()
+        )
+
+    def _shown(self, clock_error_secs: float) -> dict[str, Kept]:
         """Return what a new subscriber is sent, once that is what was retained or for long enough."""
-        found: dict[str, bytes] = {}
+        found: dict[str, Kept] = {}
         with Device(self._port) as device:
             device.sock.settimeout(SILENCE_SECS_MAX)
             device.say(Connect("chaos-shown", Version.V5, True, 0))
@@ -176,9 +216,13 @@ class Beside:
             end = time.monotonic() + SHOWN_SECS_MAX
             while True:
                 device.ping()
+                now = time.monotonic()
                 rows = [row for some in (*device.heard, *device.events(Publishes)) for row in some.rows]
-                found = {row[1].decode(): row[4] for row in rows}
-                if found == self.retainer.retained or time.monotonic() > end:
+                found = {
+                    topic.decode(): Kept(body, carried_of(raw), now, bool(flags & RETAIN))
+                    for flags, topic, _, raw, body in rows
+                }
+                if self._is_right(found, clock_error_secs) or now > end:
                     break
             device.machine.disconnect()
             device.flush()

@@ -87,7 +87,7 @@ def opened(
     return device, connack
 
 
-def _listed(carried: Carried) -> bytes:
+def listed(carried: Carried) -> bytes:
     """Return the property list of a PUBLISH; no bytes of it reach a version without properties."""
     found = encode_property(Property.USER_PROPERTY, (FIELDS["message_id"], carried.message_id))
     if carried.content_type is not None:
@@ -99,7 +99,8 @@ def _listed(carried: Carried) -> bytes:
     return found
 
 
-def _carried(raw: bytes) -> Carried:
+def carried_of(raw: bytes) -> Carried:
+    """Return what a PUBLISH with this property list carries."""
     left = decode_list(raw, PacketType.PUBLISH).get(Property.MESSAGE_EXPIRY_INTERVAL)
     return carried_in(decode_properties(raw), left)
 
@@ -173,8 +174,10 @@ class MqttSender(Sender):
         self._publishing[packet_id] = id
         carried = self.noted(id, bare=self._version is not Version.V5)
         topic = f"{self._prefix}/{id.address}".encode()
-        listed = _listed(carried)
-        device.machine.publish(topic, body_of(id), self._qos, packet_id=packet_id, dup=dup, properties=listed)
+        properties = listed(carried)
+        device.machine.publish(
+            topic, body_of(id), self._qos, packet_id=packet_id, dup=dup, properties=properties
+        )
 
     def _answered(self, device: Device, acks: Acks) -> None:
         for packet_id, reason in acks.rows:
@@ -244,7 +247,7 @@ class MqttReceiver(Receiver):
                 twice = flags & QOS == 4
                 if not twice or packet_id not in self._known:
                     address = topic.decode().removeprefix(f"{self._prefix}/")
-                    carried = _carried(raw) if self._version is Version.V5 else None
+                    carried = carried_of(raw) if self._version is Version.V5 else None
                     self.note(body, address, bool(flags & DUP), carried)
                 if twice:
                     self._known.add(packet_id)
