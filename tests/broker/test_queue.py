@@ -18,7 +18,7 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, amqp, publish
 from tests.idle import idle_report
 
-MODEL_MAX = 10
+MODEL_MAX = 4
 PAST, FUTURE = time.time() - 60.0, time.time() + 3_600.0
 
 
@@ -219,8 +219,8 @@ class QueueModel(RuleBasedStateMachine):
         assert idle_report(self.queue) == []
         assert (len(self.queue), self.queue.unacknowledged, bool(self.queue._pressure)) == (0, 0, False)
 
-    @precondition(lambda self: len(self.ready) < MODEL_MAX)  # the queue refuses at twice that
-    @rule(count=st.integers(1, 5))
+    @precondition(lambda self: len(self.ready) < 2 * MODEL_MAX)  # then the queue refuses
+    @rule(count=st.integers(1, MODEL_MAX))
     def publish(self, count: int) -> None:
         publish(self.queue, numbered(count, self.next))
         self.ready += range(self.next, self.next + count)

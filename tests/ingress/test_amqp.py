@@ -177,6 +177,8 @@ def test_a_client_that_closes_reads_close_ok_and_closes_the_socket_itself(gatewa
         client.flush()
         while not client.machine.closed:
             client.machine.receive_data(client.sock.recv(1), 0.0)
+        with Amqp(gateway).open():
+            """Several wake-ups of the gateway later."""
         client.sock.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.sock.recv(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from gateway.protocols.amqp091.events import ChannelOpened, Confirms
 from gateway.protocols.amqp091.spec import HEARTBEAT_FRAME
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.lifetime import PING_RESPOND
+from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS
 from gateway.protocols.mqtt.packets import Suback, Subscription
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Limits, Store
@@ -155,22 +157,26 @@ def test_fast_client_that_closes_reads_the_answer_and_closes_the_socket_itself(
             client.put(client.handle("q", channel=work), b"never committed", confirm=False)
         elif how == "held by a full queue":
             client.put(filled(client), b"waits", confirm=False)
+        began = time.monotonic()
         client.machine.close()
         client.flush()
         if how == "with its sending shut":
             client.sock.shutdown(socket.SHUT_WR)
         while not client.machine.closed:
             client.machine.receive_data(client.sock.recv(1), 0.0)
-        client.sock.setblocking(False)
+        with Fast(fast).open() as other:  # several wake-ups of the gateway later
+            pinged(other)
         if how != "with its sending shut":
+            client.sock.setblocking(False)
             with pytest.raises(BlockingIOError):
                 client.sock.recv(1)
-        if how in ("idle", "with its sending shut"):
+        if how == "idle":
             client.sock.settimeout(PATIENCE_SECS)
             assert client.rest() == b""
+            assert time.monotonic() - began > CLOSE_WAIT_SECS / 2
         else:
             client.cut()
-        eventually(lambda: not stats(fast, "amqpfast").connections)
+        eventually(lambda: fast.ask(lambda: not stats(fast, "amqpfast").connections))
     if how == "held by a full queue":
         assert fast_drained(fast, MAX + 2)[-1] == b"waits"
 
