@@ -72,7 +72,10 @@ def received(gateway: GatewayProcess, at_least: int) -> list[bytes]:
         assert isinstance(ready, m.QueueDeclareOk)
         assert ready.message_count >= at_least
         client.call(m.BasicConsume("kept", consumer_tag="c"), m.BasicConsumeOk)
-        return [bytes(one[-1]) for one in client.delivered(ready.message_count)]
+        try:
+            return [bytes(one[-1]) for one in client.delivered(ready.message_count)]
+        except ConnectionError as error:
+            raise AssertionError(f"{error}: {gateway.log}") from error
 
 
 def test_everything_acknowledged_before_the_backup_is_in_the_restored_store(tmp_path: Path) -> None:
