@@ -311,6 +311,9 @@ class Spool:
                 name = self.dead.popleft()
             except IndexError:
                 return
+            with self._lock:
+                if name in self.files:  # it was recalled since, and is unreferenced again later
+                    continue
             path = self.folder / name
             with suppress(FileNotFoundError):  # nothing was written to it yet
                 size = path.stat().st_size

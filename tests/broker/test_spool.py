@@ -219,3 +219,18 @@ def test_what_the_disk_may_still_have_keeps_its_file(host: Host, disk: Disk) -> 
     opened.commit()
     assert files(host) == 1
     disk.fault = ""
+
+
+def test_a_file_that_is_used_again_before_it_is_deleted_stays(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, octets_max=1 << 30, memory_octets_max=0, memory_total_max=0)
+    file = spool.draft()
+    file.write(b"body")
+    name = file.name
+    del file
+    again = spool.recall(name)
+    spool.bury()
+    assert again.read(0, 4) == b"body"
+    del again
+    spool.bury()
+    assert not (tmp_path / name).exists()
+    assert spool.used == 0
