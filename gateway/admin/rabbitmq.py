@@ -30,7 +30,7 @@ from gateway import clock
 from gateway.access.authorization import Roles
 from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
-from gateway.admin.admission import Admission, Caller
+from gateway.admin.admission import READING, Admission, Caller
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
@@ -156,10 +156,11 @@ class RabbitApi:
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         caller: Caller = request.state.caller
-        hosts = caller.rights.hosts(reading=request.method == "GET")
+        is_read = request.method in READING
+        hosts = caller.rights.hosts(reading=is_read)
         api = self if hosts is None else self.within(hosts)
         try:
-            if request.method != "GET":
+            if not is_read:
                 return await api.change(request, (word, *rest))
             serve, words = _found(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from gateway.model.properties import Headers, Value, ValueType, fits, string
+from gateway.model.properties import NESTING_MAX, Headers, Value, ValueType, fits, string
 from gateway.settings.endpoints import FilePath
 from gateway.settings.limits import Section
 
@@ -56,7 +56,10 @@ def headers(arguments: dict[str, Any]) -> Headers:
     return tuple(typed.value)
 
 
-def _typed(given: Any) -> Value:
+def _typed(given: Any, depth: int = 0) -> Value:
+    """Return a value with its AMQP type, `depth` levels below the arguments. Raises ValueError."""
+    if depth > NESTING_MAX:
+        raise ValueError("arguments: tables are nested too deeply")
     if isinstance(given, bool):
         return Value(ValueType.BOOL, given)
     if isinstance(given, int):
@@ -68,9 +71,11 @@ def _typed(given: Any) -> Value:
     if given is None:
         return Value(ValueType.VOID, None)
     if isinstance(given, list | tuple):
-        return Value(ValueType.ARRAY, tuple(_typed(one) for one in given))
+        return Value(ValueType.ARRAY, tuple(_typed(one, depth + 1) for one in given))
     if isinstance(given, dict):
-        return Value(ValueType.TABLE, tuple((_short(str(name)), _typed(one)) for name, one in given.items()))
+        return Value(
+            ValueType.TABLE, tuple((_short(str(name)), _typed(one, depth + 1)) for name, one in given.items())
+        )
     raise ValueError(f"{given!r} is not a valid argument value; put it in quotes to make it a text")
 
 
