@@ -30,16 +30,27 @@ class WithConsole(Protocol):
 
 
 class ConsoleRights(NamedTuple):
-    """Console rights of one caller: right, access to bodies, and virtual hosts it may read and change."""
+    """Console rights of one caller: right, access to bodies, and virtual hosts it may read and change.
+
+    With `bodies` it may read bodies of messages in `body_hosts`.
+    """
 
     right: Right
     bodies: bool = False
     read_hosts: Hosts = None
     write_hosts: Hosts = None
+    body_hosts: Hosts = None
 
     def hosts(self, *, reading: bool) -> Hosts:
         """Return the virtual hosts that a request may read (`reading` True) or change (False)."""
         return self.read_hosts if reading else self.write_hosts
+
+    def shows_bodies(self, host: str | None) -> bool:
+        """Return True if bodies of messages in a virtual host may be read.
+
+        None stands for messages that may be in any virtual host, or in none.
+        """
+        return self.bodies and (self.body_hosts is None or host in self.body_hosts)
 
     def within(self, other: ConsoleRights) -> ConsoleRights:
         """Return the rights that both this and `other` give."""
@@ -48,6 +59,7 @@ class ConsoleRights(NamedTuple):
             self.bodies and other.bodies,
             _common(self.read_hosts, other.read_hosts),
             _common(self.write_hosts, other.write_hosts),
+            _common(self.body_hosts, other.body_hosts),
         )
 
 
@@ -60,11 +72,13 @@ def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> Co
     given = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
     if not given:
         return NOTHING
+    showing = [role for role in given if role.console_bodies]
     return ConsoleRights(
         max([role.console for role in given], key=ORDER.index),
-        any(role.console_bodies for role in given),
+        bool(showing),
         _hosts_of(given),
         _hosts_of(role for role in given if role.console == "write"),
+        _hosts_of(showing) if showing else None,
     )
 
 

@@ -116,6 +116,17 @@ class Admission:
 
         return serve_or_refuse
 
+    async def is_still_admitted(self, request: Request) -> bool:
+        """Return True if the caller of an admitted request still has the right to it, in all virtual hosts.
+
+        The caller's rights are updated in the request.
+        """
+        caller = await self.caller(request, quiet=True)
+        if isinstance(caller, Response) or caller.rights.hosts(reading=request.method in READING) is not None:
+            return False
+        request.state.caller = caller
+        return True
+
     async def caller(
         self, request: Request, *, leaving: bool = False, quiet: bool = False
     ) -> Caller | Response:

@@ -1,12 +1,14 @@
 """Server-sent events: the state of the gateway, and messages that pass.
 
 Each stream occupies one of a limited number of places while it is open, and each user has a share of them.
-The login is checked before each event, so an ended session receives no more events.
+The caller's rights are checked before each event: the stream ends with the right to it, and shows no bodies
+after the right to bodies has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -31,7 +33,8 @@ TOLD_EACH_SECS: Final = 2.0
 PER_SECOND: Final = 10.0
 PER_SECOND_MAX: Final = 100.0
 
-Told = Callable[[], Awaitable[bytes]]
+Told = Callable[[], Awaitable[Callable[[], bytes]]]
+"""Function that waits for an event, and returns a function that encodes it by the caller's present rights."""
 
 
 class Names(NamedTuple):
@@ -83,12 +86,12 @@ class EventsApi:
     async def _listen(self, request: Request) -> Response:
         first = True
 
-        async def told() -> bytes:
+        async def told() -> Callable[[], bytes]:
             nonlocal first
             if not first:
                 await trio.sleep(self.each_secs)
             first = False
-            return _event("state", self._state())
+            return lambda: _event("state", self._state())
 
         return self._events(request, told)
 
@@ -109,13 +112,14 @@ class EventsApi:
             per_second=min(wanted.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 
-        seen = seen_by(request, self._hide)
-
-        async def told() -> bytes:
-            found, skipped = await tap.fetch(self.each_secs)
+        def encoded(found: Iterable[Passed], skipped: int) -> bytes:
+            seen = seen_by(request, self._hide)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
             rows = [_event("message", _passed(one, seen(one.route, one.message))) for one in found]
             return b"".join(rows) + more or b": nothing\n\n"
+
+        async def told() -> Callable[[], bytes]:
+            return partial(encoded, *await tap.fetch(self.each_secs))
 
         def begins() -> None:
             self._watched.add(owner, 0)
@@ -138,8 +142,8 @@ class EventsApi:
         return Events(self, request, told, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Return True if the caller still has the right to the stream."""
-        return not isinstance(await self._admission.caller(request, quiet=True), Response)
+        """Return True if the caller still has the right to the stream; update its rights in the request."""
+        return await self._admission.is_still_admitted(request)
 
 
 class Events(Response):
@@ -173,8 +177,11 @@ class Events(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if scope["method"] == "GET":
                 await send({"type": "http.response.body", "body": b": begins\n\n", "more_body": True})
-            while scope["method"] == "GET" and await api.may(self._request):
-                await send({"type": "http.response.body", "body": await self._told(), "more_body": True})
+            while scope["method"] == "GET":
+                encoded = await self._told()
+                if not await api.may(self._request):
+                    break
+                await send({"type": "http.response.body", "body": encoded(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             api.streams.remove(owner, 0)

@@ -80,13 +80,14 @@ def nothing_hidden(_: str, message: Message) -> Message:
     return message
 
 
-def seen_by(request: Request, hide: Hide) -> Hide:
+def seen_by(request: Request, hide: Hide, host: str | None = None) -> Hide:
     """Return a function that returns the visible part of a message for this caller.
 
-    That part is without private fields, and without the body unless the caller may see bodies.
+    That part is without private fields, and without the body unless the caller may see bodies in the virtual
+    host `host`, or everywhere if it is None.
     """
     caller: Caller = request.state.caller
-    if caller.rights.bodies:
+    if caller.rights.shows_bodies(host):
         return hide
 
     def without_body(route: str, message: Message) -> Message:

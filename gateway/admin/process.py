@@ -260,7 +260,7 @@ class ProcessApi:
             raise BadChoiceError("after must be `next` of another page") from None
         rows, reached = await computed(partial(_newest, self._process.journal, count, route, before))
         caller: Caller = request.state.caller
-        if not caller.rights.bodies:
+        if not caller.rights.shows_bodies(None):
             rows = [row | WITHHELD if row.get("body") is not None else row for row in rows]
         return answer({"items": rows, "next": reached})
 

@@ -113,7 +113,7 @@ class QueuesApi:
             raise AbsentError(f"there is no queue {asked.queue!r} of {where}")
         await _load(queue)
         found = islice(queue.browse(), min(max(asked.count, 0), PEEKED_MAX))
-        seen = seen_by(request, self._hide)
+        seen = seen_by(request, self._hide, asked.virtual_host)
         shown = [message_shown(seen("", message)) for _, message in found]
         return answer({"messages": len(queue), "shown": shown})
 

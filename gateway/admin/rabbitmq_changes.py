@@ -297,7 +297,7 @@ class RabbitChanges:
         if encoding not in ("auto", "base64"):
             raise ValueError("encoding: auto and base64 are possible")
         caller: Caller = request.state.caller
-        if not caller.rights.bodies:
+        if not caller.rights.shows_bodies(host.name):
             raise access_refused(f"user '{caller.principal.name}' may not read bodies of messages")
 
         def act(actor: Actor) -> AmqpQueue:

@@ -528,6 +528,12 @@ def test_rights_of_several_roles_are_joined() -> None:
     assert joined(write, {**write, "console_virtual_hosts": "b"}).write_hosts == frozenset("ab")
     assert joined({"console_bodies": True}) == NOTHING
     assert EVERYTHING.within(joined(read, write)) == joined(read, write)
+    elsewhere = joined({**write, "console_bodies": True}, {"console": "write"})
+    assert [elsewhere.shows_bodies(host) for host in ("a", "b", None)] == [True, False, False]
+    assert not elsewhere.within(
+        joined({**read, "console_bodies": True, "console_virtual_hosts": ["b"]})
+    ).body_hosts
+    assert joined({**read, "console_bodies": True}, write).shows_bodies(None)
     assert joined(write).within(joined({**write, "console_virtual_hosts": ["b"]})).write_hosts == frozenset()
 
 
@@ -571,3 +577,55 @@ def test_values_that_are_nested_too_deeply_are_an_error_of_the_request(depth: in
                 found = call(gateway, basic("carl"), path, body, way, prefix="/api/")
                 codes = (200, 201, 204) if depth < 32 else (200, 201, 204, 400) if depth < 64 else (400,)
                 assert found.status in codes, (path, found)
+
+
+def test_bodies_are_shown_only_where_the_role_that_shows_them_applies(tmp_path: Path) -> None:
+    listeners = document()["listeners"]
+    listeners["amqp091"]["virtual_hosts"] = ["/", "shop"]
+    users = {"ann": of_roles("of shop", "writer", "client"), "bob": of_roles("of shop", "client")}
+    with gateway_with(tmp_path, users, listeners=listeners) as gateway:
+        for host in ("/", "shop"):
+            with closing(amqp(gateway, "client", host)) as connection:
+                channel = connection.channel()
+                channel.queue_declare("q", durable=True)
+                channel.basic_publish("", "q", b"x")
+        for host, wanted in (("/", ""), ("shop", "x")):
+            asked = {"protocol": "amqp091", "virtual_host": host, "queue": "q", "count": 1}
+            shown = call(gateway, basic("ann"), "queues/peek", asked).document["shown"]
+            assert [row["body"] for row in shown] == [wanted], host
+            path = f"queues/{quote(host, safe='')}/q/get"
+            got = call(gateway, basic("ann"), path, GOT, prefix="/api/")
+            assert got.status == (200 if wanted else 401), got
+        client, _ = connect(gateway, "reads", user=("client", b"right"))
+        with client, stream(gateway, basic("ann"), "tap") as tap:
+            gateway.until(lambda: len(gateway.gateway.dispatcher.taps.open) == 1)
+            client.subscribe("t", 1)
+            published(gateway, "t", b"a secret")
+            assert next_message(tap)["body"] == ""
+        assert call(gateway, basic("bob"), "tap").status == 403
+
+
+@pytest.mark.parametrize("roles", [("of shop",), ("client",), ("reader",)])
+def test_an_open_stream_has_the_rights_that_its_user_has_now(roles: tuple[str, ...], tmp_path: Path) -> None:
+    with gateway_with(tmp_path, {"ann": of_roles("reader of bodies")}) as gateway:
+        client, _ = connect(gateway, "reads", user=("client", b"right"))
+        with (
+            client,
+            stream(gateway, basic("ann"), "tap") as tap,
+            stream(gateway, basic("ann"), "events") as state,
+        ):
+            gateway.until(lambda: len(gateway.gateway.dispatcher.taps.open) == 1)
+            client.subscribe("t", 1)
+            published(gateway, "t", b"shown")
+            assert next_message(tap)["body"] == "shown"
+            path = tmp_path / "gateway.yaml"
+            users = {"ann": of_roles(*roles)}
+            reloaded(gateway, "taken", lambda: written(path, given(tmp_path, users)))
+            published(gateway, "t", b"a secret")
+            if roles == ("reader",):
+                found = next_message(tap)
+                assert (found["body"], found["body_encoding"]) == ("", "withheld")
+            else:
+                assert b"a secret" not in tap.read()
+                state.read()
+                gateway.until(lambda: not gateway.gateway.dispatcher.taps.open)
