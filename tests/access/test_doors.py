@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,16 +27,17 @@ import gateway as gateway_package
 from gateway.app.access import roles_of
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened
+from gateway.protocols.amqpfast.events import ChannelClosed, Closed, Fragment, HandleClosed, Opened
+from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Settings, Store, User, load_settings
 from gateway.settings.access import DefaultRoles, Role
-from gateway.settings.amqpfast import OutOfBand
+from gateway.settings.amqpfast import FastVirtualHost, OutOfBand, PeerService
 from tests.broker.parts import newest
 from tests.files import replace_text
-from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
+from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.pahos import leave
@@ -556,6 +558,74 @@ def test_a_right_that_is_gone_ends_what_was_held_by_it() -> None:
             change(gateway, settings({}, {}))  # none at all: everything is allowed again
             publisher.publish("anything", qos=1, packet_id=4)
             assert publisher.acked(PacketType.PUBACK) == (4, NOBODY)
+
+
+TUNNEL: Final = {"queues": {"write": "*", "create": "*"}, "peers": ["shell", "echo"], "out_of_band": True}
+
+
+def talking(target: socket.socket, folder: Path, held: dict[str, Any]) -> Settings:
+    """Of a gateway with a peer at this address and a shared folder, where bob holds these rights."""
+    peers = {
+        "shell": PeerService(host=LOOPBACK, port=target.getsockname()[1]),
+        "echo": PeerService(kind="echo"),
+    }
+    hosts = {"/": FastVirtualHost(peers=peers)}
+    given = settings_of().listeners
+    more = {"virtual_hosts": hosts, "out_of_band": OutOfBand(folder=folder)}
+    listeners = {**given, "amqpfast": given["amqpfast"].model_copy(update=more)}
+    return settings({"talker": {"amqpfast": {"/": held}}}, {"bob": ("talker",)}, listeners=listeners)
+
+
+@pytest.mark.parametrize("left", ["tunnel", "echo", "transaction", "folder"])
+def test_a_lost_right_to_a_peer_or_a_folder_ends_what_is_held_by_it(tmp_path: Path, left: str) -> None:
+    """Each right is lost in turn; only what was held by it is closed, with 403."""
+    shared = tmp_path / "bob"
+    shared.mkdir()
+    lost: dict[str, dict[str, Any]] = {
+        "tunnel": {"peers": "echo"},
+        "echo": {"peers": "shell"},
+        "transaction": {"peers": "shell"},
+        "folder": {"out_of_band": False},
+    }
+    with socket.create_server((LOOPBACK, 0)) as target:
+        target.settimeout(PATIENCE_SECS)
+        with (
+            running(talking(target, tmp_path, TUNNEL)) as gateway,
+            fast(gateway, "bob").open() as client,
+        ):
+            tunnel = client.handle("shell", PEER)
+            stream = Transfer(client.machine, tunnel, EMPTY, 0, streaming=True)
+            stream.write(b"hello")
+            client.flush()
+            there, _ = target.accept()
+            there.settimeout(PATIENCE_SECS)
+            with there:
+                assert there.recv(5, socket.MSG_WAITALL) == b"hello"
+                client.channel()
+                if left == "echo":
+                    echo = client.handle("echo", PEER, channel=2)
+                    client.put(echo, b"x")
+                transacted = client.channel(transacted=True)
+                if left == "transaction":
+                    client.put(client.handle("echo", PEER, channel=transacted), b"x")
+                folder = client.channel(out_of_band=f"file:{shared}")
+                change(gateway, talking(target, tmp_path, TUNNEL | lost[left]))
+                if left == "tunnel":
+                    assert client.handle_closed() == (tunnel, 403)
+                    assert there.recv(1) == b""  # the connection to the address is closed
+                    return
+                if left == "echo":
+                    assert client.handle_closed() == (echo, 403)
+                elif left == "transaction":
+                    assert client.channel_closed() == (transacted, 403)
+                else:
+                    assert client.channel_closed() == (folder, 403)
+                    change(gateway, talking(target, tmp_path, TUNNEL))
+                    client.channel(out_of_band=f"file:{shared}")  # nobody uses the folder any more
+                there.sendall(b"more")  # the others are untouched
+                found = b""
+                while found != b"more":
+                    found += client.next(Fragment).octets
 
 
 def test_rules_are_read_again_when_their_file_changes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, cast
 
 from gateway.broker.amqpfast.destinations import FastQueue, Interest
@@ -67,17 +68,19 @@ class ActingGuest(FastGuest):
     def ingress(self) -> FastIngress:
         """Source of the client's listener."""
 
+    @abstractmethod
+    def check_folder(self, path: Path) -> None:
+        """Check the right to use a shared folder for out-of-band transfers. Raises Refused 403."""
+
     def _channel_open(self, command: m.ChannelOpen) -> None:
         self.reopen_channel(command.channel_id)
         channel = FastChannel(self, command)
         self.channels[command.channel_id] = channel
         if command.out_of_band:
             try:
-                rights = self.rights
-                if not rights.unlimited:
-                    decision = rights.fast_out_of_band(self.host.name)
-                    self.demand(decision, "out_of_band", "folder", command.out_of_band)
-                channel.folder = self.ingress.share_folder(command.out_of_band)
+                path = self.ingress.find_folder(command.out_of_band)
+                self.check_folder(path)
+                channel.folder = self.ingress.share_folder(path)
             except Refused as error:
                 self.close_channel(channel, error.code, str(error))
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -197,11 +198,18 @@ class FastConnection(ActingGuest):
             self._ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
             raise Refused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
 
+    def check_folder(self, path: Path) -> None:
+        """Check the right to use a shared folder for out-of-band transfers. Raises Refused 403."""
+        rights = self.rights
+        if not rights.unlimited:
+            self.demand(rights.fast_out_of_band(self.host.name), "out_of_band", "folder", str(path))
+
     def rules_changed(self) -> None:
         """Recheck the client against changed rules.
 
         Close the connection if its virtual host or client-name is no longer allowed, or else handles that
-        consume what may not be read any more, and channels whose transaction may not be sent any more.
+        consume what may not be read any more or talk to a peer that may not be used any more, and channels
+        whose transaction may not be sent, or whose shared folder may not be used, any more.
         """
         if not self._ready or self.gone:
             return
@@ -216,12 +224,18 @@ class FastConnection(ActingGuest):
         for handle in list(self.handles.values()):
             try:
                 self._check_reading(handle)
+                for peer in handle.peer_sessions:
+                    self.check("talk", "peer", peer)
             except Refused as error:
                 self.refuse(handle, error.code, str(error))
         for channel in list(self.channels.values()):
             try:
                 for _, message in channel.pending:
                     self.check("write", message.address.scope, message.address.name)
+                for call in channel.calls:
+                    self.check("talk", "peer", call.peer)
+                if channel.folder is not None:
+                    self.check_folder(channel.folder.path)
             except Refused as error:
                 self.close_channel(channel, error.code, str(error))
 

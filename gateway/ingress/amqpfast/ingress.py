@@ -174,17 +174,23 @@ class FastIngress(FastSource):
         """True if messages survive a restart."""
         return self.store is not None
 
-    def share_folder(self, text: str) -> SharedFolder:
-        """Return the folder that a channel's out-of-band string names.
+    def find_folder(self, text: str) -> Path:
+        """Return the path of the folder that a channel's out-of-band string names.
 
-        Raises Refused 540 if the string is not accepted, and 506 if another channel uses the folder or it is
-        unusable.
+        Raises Refused 540 if the string is not accepted.
         """
         given = self.options.out_of_band
         path = None if given is None else agreed(text, given.folder)
         if path is None:
             text = f"out-of-band transfer by {text!r} is not available"
             raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
+        return path
+
+    def share_folder(self, path: Path) -> SharedFolder:
+        """Return the folder at `path` for one channel.
+
+        Raises Refused 506 if another channel uses the folder or it is unusable.
+        """
         if path in self.folders:
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
         try:

@@ -548,13 +548,15 @@ class Publisher:
     def _make_calls(self, calls: list[Call]) -> None:
         """Call the peers of a committed transaction.
 
-        Handles closed since then are left out, since they could not receive responses.
+        Handles closed since then are left out, since they could not receive responses. Handles whose peer may
+        not be used any more are closed.
         """
         connection = self._connection
         for call in calls:
             if connection.handles.get(call.handle.number) is not call.handle:
                 continue
             try:
+                connection.check("talk", "peer", call.peer)
                 self._call(call)
             except Refused as error:
                 connection.refuse(call.handle, error.code, str(error))
