@@ -101,6 +101,7 @@ def verify(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
     """Read and check every block. Exit code 1 if one is damaged or missing.
+
     An incomplete end is reported but is no damage: the gateway is writing it, or removes it when it starts.
     The same is true of rows that the gateway itself has recorded as lost.
     """
@@ -151,6 +152,7 @@ def export(
     ] = None,
 ) -> None:
     """Write rows into one file for other programs, without Spark.
+
     Needs pyarrow, which the extra `parquet` includes. Reports rows that are missing in the journal.
     """
     if (parquet is None) == (arrow is None):

@@ -156,8 +156,10 @@ def _over(store: Place, oldest_us: int) -> list[str]:
 
 
 def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
-    """Return True if the newest row is older than `oldest_us`; for a file without a summary, if it was
-    written before."""
+    """Return True if the newest row is older than `oldest_us`.
+
+    For a file without a summary the time at which it was last written decides.
+    """
     if summary is None or not summary.rows:
         return segment.path.stat().st_mtime * 1e6 < oldest_us
     return summary.received[1] < oldest_us

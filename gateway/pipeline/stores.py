@@ -89,8 +89,10 @@ class Place:
         return cast("Path", StoredPath(self, self.arrow().path))
 
     def reached(self) -> Place:
-        """Return the same place after checking that the store is reachable; the folder need not exist. Raises
-        PipelineError."""
+        """Return the same place after checking that the store is reachable; the folder need not exist.
+
+        Raises PipelineError if the store is not reachable.
+        """
         system, path = self.arrow()
         try:
             system.get_file_info(path)
@@ -100,8 +102,10 @@ class Place:
 
 
 def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
-    """Return the folder with this name; relative paths become absolute. Raises PipelineError for an
-    incomplete URI."""
+    """Return the folder with this name; relative paths become absolute.
+
+    Raises PipelineError for an incomplete URI.
+    """
     if not is_uri(uri):
         if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
             raise PipelineError(f"{uri} is no URI: {scheme}://{uri[len(scheme) + 1 :]}? A folder is ./{uri}")
@@ -113,10 +117,9 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
 
 
 def free(place: Place) -> Place:
-    """Return the folder if it is empty or has only files of a Spark job, since such a job deletes everything
-    else.
+    """Return the folder if it is empty or has only files of a Spark job.
 
-    Raises PipelineError if not.
+    Raises PipelineError if not, since a Spark job deletes everything else.
     """
     system, path = place.reached().arrow()
     kind = system.get_file_info(path).type
@@ -133,8 +136,10 @@ def free(place: Place) -> Place:
 
 
 def is_uri(text: str) -> bool:
-    """Return True if `text` has a scheme and is no path. As in Hadoop, the host may be left out:
-    `hdfs:/data`."""
+    """Return True if `text` has a scheme and is no path.
+
+    As in Hadoop, the host may be left out: `hdfs:/data`.
+    """
     return URI.match(text) is not None
 
 
@@ -325,8 +330,10 @@ def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
 
 
 def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
-    """Return the file system for HDFS by its own protocol; name services, users and Kerberos come from
-    $HADOOP_CONF_DIR."""
+    """Return the file system for HDFS by its own protocol.
+
+    Name services, users and Kerberos come from $HADOOP_CONF_DIR.
+    """
     del hadoop
     try:
         from hdfs_native.fsspec import HdfsFileSystem

@@ -51,8 +51,10 @@ def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
 
 
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block as a RecordBatch with these columns in this order; missing columns are
-    null."""
+    """Return the rows of a block as a RecordBatch with these columns in this order.
+
+    Missing columns are null.
+    """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, arrow_schema(names))
     made: dict[tuple[object, ...], Arrow] = {}
@@ -62,8 +64,10 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
 
 
 def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
-    """Return the rows of a block with dictionary-encoded texts where the block has them so, for writers of
-    Parquet."""
+    """Return the rows of a block for writers of Parquet.
+
+    Texts are dictionary-encoded where the block has them so.
+    """
     if isinstance(block, ParquetBlock):
         return _batch(block, names, coded_schema(names))
     made: dict[tuple[object, ...], Arrow] = {}
@@ -202,8 +206,10 @@ def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
 
 @lru_cache(maxsize=16)
 def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
-    """Return the headers of each property set of a dictionary; most blocks have the dictionary of the
-    previous block."""
+    """Return the headers of each property set of a dictionary.
+
+    Results are cached: most blocks have the dictionary of the previous block.
+    """
     texts = _texts(memoryview(valid), memoryview(offsets), memoryview(octets))
     return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
 

@@ -1,5 +1,7 @@
-"""Export of the journal to one Arrow or Parquet file, without Spark: for DuckDB, Polars, pandas, or a
-notebook."""
+"""Export of the journal to one Arrow or Parquet file, without Spark.
+
+Such a file is for DuckDB, Polars, pandas, or a notebook.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ ROUTE: Final = "route"
 
 @dataclass(frozen=True)
 class Chosen:
-    """Selection of rows: shards and routes (None: all), received from `from_us` to before `to_us`
-    (microseconds UTC)."""
+    """Selection of rows by shard and route (None: all) and by time of receipt.
+
+    Rows were received from `from_us` to before `to_us` (microseconds UTC).
+    """
 
     shards: Sequence[str] | None = None
     routes: frozenset[str] | None = None

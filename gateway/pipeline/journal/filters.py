@@ -1,10 +1,10 @@
-"""Selection of journal rows: blocks without selected rows are skipped, other rows are dropped before they
-leave the task.
+"""Selection of journal rows.
 
-The selection comes from load options, or for jobs that read the journal themselves from the conjuncts of an
-SQL condition. Comparisons with a value are understood for the time of receipt, shard, sequence, and any coded
-column. Spark's own mechanism (`pushFilters`) is not used: Spark has one reader per table, so all uses of the
-table in a query get the filters of the last one, and rows are lost.
+Blocks without selected rows are skipped; other rows are dropped before they leave the task. The selection
+comes from load options, or for jobs that read the journal themselves from the conjuncts of an SQL condition.
+Comparisons with a value are understood for the time of receipt, shard, sequence, and any coded column.
+Spark's own mechanism (`pushFilters`) is not used: Spark has one reader per table, so all uses of the table in
+a query get the filters of the last one, and rows are lost.
 """
 
 from __future__ import annotations
@@ -73,8 +73,11 @@ ANY: Final = Range()
 
 @dataclass(frozen=True)
 class Wanted:
-    """Selected rows: times of receipt in microseconds UTC, sequence numbers, shards (None: all), and for
-    coded columns the texts of which a row must have one."""
+    """Selected rows, by time of receipt, sequence number, shard and coded columns.
+
+    Times are in microseconds UTC; `shards` None means all. `only` has, for coded columns, the texts of which
+    a row must have one.
+    """
 
     received: Range = ANY
     sequence: Range = ANY

@@ -64,8 +64,10 @@ Offsets = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Start or end of a read: a time (microseconds UTC), else offsets by shard, else `otherwise` for all
-    shards."""
+    """Start or end of a read.
+
+    It is the time `at_us` (microseconds UTC), else `offsets` by shard, else `otherwise` for all shards.
+    """
 
     otherwise: int
     offsets: Mapping[str, int]

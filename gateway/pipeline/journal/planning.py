@@ -49,16 +49,20 @@ class JournalPartition(InputPartition):
     place: Place | None
 
     def split(self, count: int) -> Iterator[JournalPartition]:
-        """Yield the same rows in `count` parts, or fewer if there are not enough; neighbours read one block
-        twice."""
+        """Yield the same rows in `count` parts, or fewer if there are not enough.
+
+        Neighbours read one block twice.
+        """
         step = -(-(self.next - self.first) // count)
         for first in range(self.first, self.next, step):
             yield JournalPartition(self.shard, first, min(first + step, self.next), self.place)
 
 
 class Shard:
-    """Unread blocks of one shard that may have rows received in `received` (microseconds UTC) and of `routes`
-    (None: all)."""
+    """Unread blocks of one shard that may have wanted rows.
+
+    These were received in `received` (microseconds UTC) and are of `routes` (None: all).
+    """
 
     def __init__(
         self,
@@ -189,11 +193,10 @@ def _at(reader: JournalReader, shard: str, at_us: int) -> int:
 def settled_later(
     reader: JournalReader, shard: str, place: int, at_us: int, chosen: Callable[[Block], Arrow | None]
 ) -> int:
-    """Return how many of the `chosen` rows (a boolean array; None: all) from number `place` on were received
-    before `at_us`.
+    """Return how many rows from number `place` on were received before `at_us`.
 
-    Their messages were settled later than others of the same time. Reading stops where the journal is
-    complete up to `at_us`.
+    Only `chosen` rows count (a boolean array; None: all). Their messages were settled later than others of
+    the same time. Reading stops where the journal is complete up to `at_us`.
     """
     end = None
     for segment in reader.segments(shard):
@@ -212,8 +215,10 @@ def settled_later(
 
 
 def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
-    """Divide `most` rows among the shards in proportion to their unread rows; at least one row in all, if any
-    wait."""
+    """Divide `most` rows among the shards in proportion to their unread rows.
+
+    The result has at least one row in all, if any wait.
+    """
     total = sum(waiting.values())
     if total <= most:
         return waiting

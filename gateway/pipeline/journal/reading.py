@@ -31,10 +31,10 @@ def read_part(
     part: InputPartition,
     batches: Callable[[Options, Wanted, tuple[str, ...], JournalPartition], Iterator[Arrow]] | None = None,
 ) -> Iterator[Arrow]:
-    """Yield the rows of a partition. `batches` builds the batches; None builds batches of about BATCH_ROWS
-    rows.
+    """Yield the rows of a partition in batches.
 
-    Raises JournalError, and PipelineError for faults of this machine.
+    `batches` builds the batches; None builds batches of about BATCH_ROWS rows. Raises JournalError, and
+    PipelineError for faults of this machine.
     """
     # Spark passes its own partition when there is nothing to read.
     if not isinstance(part, JournalPartition):
@@ -57,12 +57,14 @@ def read_part(
 def _gathered(
     options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
+    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
     return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
 
 
 def coded(
     options: Options, wanted: Wanted, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
+    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
     return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
 
 

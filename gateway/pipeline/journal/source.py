@@ -33,8 +33,10 @@ from gateway.store.journal.reader import JournalReader
 
 
 class JournalSource(DataSource):
-    """Data source `gateway_journal`; `options.py` describes its options. A given schema also selects
-    columns."""
+    """Data source `gateway_journal`; `options.py` describes its options.
+
+    A given schema also selects columns.
+    """
 
     hadoop: ClassVar[Hadoop] = {}
     """Hadoop options for stores. `of` makes a class with those of a session."""
@@ -111,8 +113,10 @@ class JournalTable(DataSourceReader):
         return [*parts_of(found, ranges, options)]
 
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
-        """Print a warning for rows received before `endingTimestamp` that were settled behind it, since the
-        read misses them."""
+        """Print a warning for rows that the read misses.
+
+        They were received before `endingTimestamp` and settled behind it.
+        """
         at_us, asked = self._options.end.at_us, wanted_of(self._options)
         if at_us is None:
             return
@@ -140,6 +144,8 @@ class JournalTable(DataSourceReader):
         return read_part(self._options, self._wanted, self._names, partition, coded)
 
     def narrow(self, filters: Iterable[Filter]) -> None:
-        """Skip blocks and rows by conditions that hold for each wanted row. Not for Spark, which has one
-        reader for all uses of a table."""
+        """Skip blocks and rows by conditions that hold for each wanted row.
+
+        Spark does not call this method: it has one reader for all uses of a table.
+        """
         self._wanted = narrowed(self._wanted, filters)

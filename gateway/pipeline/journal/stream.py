@@ -25,8 +25,10 @@ from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, Su
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream of rows in the order in which they are written. A shard that appears later is read from its
-    first row."""
+    """Stream of rows in the order in which they are written.
+
+    A shard that appears later is read from its first row.
+    """
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
         self._options = options

@@ -28,8 +28,10 @@ FORMAT: Final = "gateway_journal"
 
 
 class _Closed(NamedTuple):
-    """Segments in Parquet with the rows `first` to before `next` of a shard, by their names below the
-    journal's folder."""
+    """Segments in Parquet with the rows `first` to before `next` of a shard.
+
+    `names` are their paths below the journal's folder.
+    """
 
     shard: str
     first: int
