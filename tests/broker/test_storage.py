@@ -232,5 +232,26 @@ def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory
         one.until_healthy(True)
 
 
+def test_messages_that_were_read_while_the_disk_failed_are_loaded(tmp_path: Path) -> None:
+    """Nothing else would read them for a `get`, which would wait for ever."""
+    with Opened(tmp_path) as one:
+        queue = Queue("q")
+        log = one.store.log("queue", "q")
+        kept = QueueStorage(queue, one.store, log, memory_messages_max=0, memory_octets_max=1 << 20)
+        publish(queue, [_durable(b"kept")])
+        assert one.commit() is ACCEPTED
+        one.store.gate.close()
+        loaded: list[bool] = []
+        kept.when_loaded(lambda: loaded.append(True))
+        one.until(lambda: loaded)
+        assert queue.loading  # not dispatched
+        kept.when_loaded(lambda: loaded.append(True))
+        assert loaded == [True, True]
+        one.store.gate.open()
+        taken = queue.take()
+        assert taken is not None
+        assert taken[1].body == b"kept"
+
+
 def _durable(body: bytes) -> Message:
     return Message(amqp_address("", "q"), body, durable=True, sender=SENDER)

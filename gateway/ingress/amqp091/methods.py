@@ -285,15 +285,15 @@ class ActingGuest(AmqpGuest):
                 "active consumer"
             )
             raise Refused(ReplyCode.RESOURCE_LOCKED, text)
+        if queue.gate.shut:  # its messages may be withdrawn and redelivered
+            opened = trio.Event()
+            queue.gate.wait(opened.set)
+            raise Pending(opened)
         if queue.loading:
             assert queue.storage is not None
             loaded = trio.Event()
             queue.storage.when_loaded(loaded.set)
             raise Pending(loaded)
-        if queue.gate.shut:  # its messages may be withdrawn and redelivered
-            opened = trio.Event()
-            queue.gate.wait(opened.set)
-            raise Pending(opened)
         if not method.no_ack:
             self._check_unacknowledged(channel)
         taken = self._take_sound(queue)
