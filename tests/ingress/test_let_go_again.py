@@ -119,10 +119,11 @@ def test_a_publisher_that_a_full_queue_held_goes_on_when_it_drains(
 @contextmanager
 def store_busy(gateway: Running) -> Iterator[None]:
     """Keep the thread of the store from reading."""
-    store, done = gateway.gateway.store, threading.Event()
+    store, begun, done = gateway.gateway.store, threading.Event(), threading.Event()
     assert store is not None
 
     def job() -> Callable[[], None]:
+        begun.set()
         assert done.wait(30.0)
         return int  # nothing to do in the loop
 
@@ -132,6 +133,7 @@ def store_busy(gateway: Running) -> Iterator[None]:
 
     gateway.ask(begin)
     try:
+        assert begun.wait(30.0)  # what is stored before that may be written together with it, and first
         yield
     finally:
         done.set()
