@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from errno import EIO
 from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
@@ -19,7 +20,8 @@ from gateway import clock
 from gateway.access.authorization import Authorization
 from gateway.access.rights import DEFAULT_EXCHANGE, AllRights, Rights
 from gateway.admin.admission import Caller
-from gateway.admin.messages import Hide, nothing_hidden, plain, text_of
+from gateway.admin.messages import Hide, nothing_hidden, plain
+from gateway.admin.rabbitmq_lists import LoopTurns
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
 from gateway.broker.amqp091.checks import check_binding, check_leading, named
 from gateway.broker.amqp091.dead_lettering import own_properties
@@ -33,7 +35,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.properties import Headers
-from gateway.model.spooled import Spooled
+from gateway.model.spooled import Body, Spooled, Withheld
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import COPIES, content_properties, essentials
@@ -41,10 +43,12 @@ from gateway.settings.declare import headers as typed_headers
 from gateway.telemetry.audit import audit
 
 GET_MAX: Final = 1_000  # messages in one response
-GET_BYTES_MAX: Final = 16 * 1024 * 1024  # of their bodies, beyond the first
+GET_BYTES_MAX: Final = 16 * 1024 * 1024  # of their bodies, as far as they are shown
+THREAD_BYTES_MIN: Final = 65_536  # of a body that is encoded in a thread
 PUBLISH_SECS: Final = 5.0  # maximum time to wait for the outcome
 LOAD_SECS: Final = 5.0  # maximum time to wait until messages are read from the disk
 ACK_MODES: Final = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
+PUT_BACK: Final = ""  # instead of a mode, if the messages were not shown
 TEXTS: Final = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
     *("type", "user_id", "app_id", "cluster_id"),
@@ -287,7 +291,8 @@ class RabbitChanges:
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
         """Return messages from the head of a queue, and settle them as the body of a POST requires.
 
-        Raises Refused, and ValueError.
+        Messages that cannot be shown are put back, which counts as no delivery. Raises Refused, and
+        ValueError.
         """
         asked = await body_of(request)
         mode, encoding = asked.get("ackmode"), asked.get("encoding")
@@ -311,32 +316,46 @@ class RabbitChanges:
         rows: list[dict[str, Any]] = []
         settled = False
         try:
-            await self._take(queue, min(count, GET_MAX), taken)
+            await self._take(queue, min(count, GET_MAX), truncate, taken)
+            turns = LoopTurns()
             for position, message, redelivered in taken:
-                row = self._row(queue, position, message, encoding, truncate)
+                row = await self._row(queue, position, message, encoding, truncate)
                 rows.append({"redelivered": redelivered, "message_count": len(queue), **row})
+                await turns.take()
             left = len(queue) + len(rows)
             for at, row in enumerate(rows, 1):
                 row["message_count"] = left - at
             settled = True
         finally:
-            settle(queue, taken, mode if settled else "ack_requeue_true")
+            settle(queue, taken, mode if settled else PUT_BACK)
         return rows
 
     @staticmethod
-    async def _take(queue: AmqpQueue, count: int, taken: list[tuple[int, Message, bool]]) -> None:
+    async def _take(
+        queue: AmqpQueue, count: int, truncate: int, taken: list[tuple[int, Message, bool]]
+    ) -> None:
         """Take up to `count` messages, and add each to `taken` at once, in case this is cancelled.
 
-        Stops early at GET_BYTES_MAX, or if messages are not read from the disk within LOAD_SECS.
+        Stops early before more than GET_BYTES_MAX would be shown, or if messages are not read from the disk
+        within LOAD_SECS. Raises ValueError if the first message is larger.
         """
         queue.dispatch()
         octets = 0
-        while len(taken) < count and octets < GET_BYTES_MAX and not queue.deleted:
+        while len(taken) < count and not queue.deleted:
             found = queue.take_aside(_any) or queue.take()
             if found is not None:
-                taken.append(found)
-                octets += len(found[1].body)
-            elif queue.loading and queue.storage is not None:
+                position, message, _ = found
+                octets += min(len(message.body), truncate)
+                if octets <= GET_BYTES_MAX:
+                    taken.append(found)
+                    continue
+                queue.put_back([(position, message)])
+                queue.dispatch()
+                if not taken:
+                    size = len(message.body)
+                    raise ValueError(f"the message has {size} bytes: truncate it to {GET_BYTES_MAX} at most")
+                return
+            if queue.loading and queue.storage is not None:
                 there = trio.Event()
                 queue.storage.when_loaded(there.set)
                 with trio.move_on_after(LOAD_SECS) as scope:
@@ -346,7 +365,7 @@ class RabbitChanges:
             else:
                 return
 
-    def _row(
+    async def _row(
         self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
     ) -> dict[str, Any]:
         returns = None if queue.deliveries is None else queue.deliveries.of(position)
@@ -354,7 +373,7 @@ class RabbitChanges:
         try:
             native = decode_properties(own_properties(queue, shown, clock.utc(), returns))
             said = {name: value for name, value in vars(native).items() if value is not None}
-            body = shown.body.octets() if isinstance(shown.body, Spooled) else shown.body
+            text, word = await _payload(shown.body, encoding, truncate)
         except OSError as error:
             raise ValueError(f"the spool cannot be read: {error.strerror}") from error
         except (LocalProtocolError, RemoteProtocolError) as error:
@@ -363,18 +382,39 @@ class RabbitChanges:
         properties = {name: plain(value) for name, value in said.items()}
         if headers is not None:
             properties["headers"] = plain(plain_headers(headers))
-        payload = bytes(body)[:truncate]
-        text, word = text_of(payload) if encoding == "auto" else ("", "base64")
-        if word == "base64":
-            text = base64.b64encode(payload).decode()
         return {
             "exchange": message.address.scope,
             "routing_key": message.address.name,
-            "payload_bytes": len(body),
+            "payload_bytes": len(shown.body),
             "payload": text,
-            "payload_encoding": "base64" if word == "base64" else "string",
+            "payload_encoding": word,
             "properties": properties or [],  # as Erlang writes an empty table
         }
+
+
+async def _payload(body: Body, encoding: str, truncate: int) -> tuple[str, str]:
+    """Return at most `truncate` bytes of a body as text, and its `payload_encoding`. Raises OSError.
+
+    A body that may not be shown is "", and its encoding `withheld`.
+    """
+    if isinstance(body, Withheld):
+        return "", "withheld"
+    count = min(len(body), truncate)
+    if count < THREAD_BYTES_MIN and not isinstance(body, Spooled):
+        return _encoded(body, encoding, count)
+    return await trio.to_thread.run_sync(_encoded, body, encoding, count)
+
+
+def _encoded(body: Body, encoding: str, count: int) -> tuple[str, str]:
+    payload = body.read(0, count) if isinstance(body, Spooled) else body[:count]
+    if len(payload) != count:
+        raise OSError(EIO, "a body is shorter than it was")
+    if encoding == "auto":
+        try:
+            return payload.decode(), "string"
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(payload).decode(), "base64"
 
 
 def _any(message: Message) -> bool:
@@ -382,7 +422,7 @@ def _any(message: Message) -> bool:
 
 
 def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) -> None:
-    """Acknowledge, requeue or reject messages that were taken, as `mode` requires."""
+    """Acknowledge, requeue, reject or put back messages that were taken, as `mode` requires."""
     if not taken:
         return
     if queue.deleted or mode == "ack_requeue_false":
@@ -390,6 +430,8 @@ def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) 
     elif mode == "reject_requeue_false":
         for position, message, _ in taken:
             queue.reject(position, message)
+    elif mode == PUT_BACK:
+        queue.put_back([(position, message) for position, message, _ in taken])
     else:
         queue.requeue([(position, message) for position, message, _ in taken])
     if not queue.deleted:

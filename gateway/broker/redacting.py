@@ -102,8 +102,8 @@ class Redactor:
         )
 
     def _bodied(self, body: Body) -> Body:
-        if isinstance(body, Spooled):  # the journal has only its size
-            return body
+        if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
+            return Withheld(len(body)) if self._body is not None or self._fields else body
         if self._body == "drop" or (self._fields and len(body) > self._body_octets_max):
             return Withheld(len(body))
         if self._fields and body:

@@ -629,3 +629,76 @@ def test_an_open_stream_has_the_rights_that_its_user_has_now(roles: tuple[str, .
                 assert b"a secret" not in tap.read()
                 state.read()
                 gateway.until(lambda: not gateway.gateway.dispatcher.taps.open)
+
+
+PRIVATE_OF_AMQP: Final = """version: 1
+routes:
+  - name: cards
+    from: {endpoint: amqp091, exchange: amq.topic, binding_key: "cards.#"}
+    to: {endpoint: mqtt, topic: "cards/seen"}
+    private: {%s}
+"""
+LARGE: Final = b'{"number":"4111","x":"' + b"y" * (17 << 20) + b'"}'
+QUORUM: Final = {"x-queue-type": "quorum", "x-delivery-limit": 2}
+
+
+@contextmanager
+def with_private(folder: Path, rule: str, body: bytes) -> Iterator[Running]:
+    mapping = folder / "routes.yaml"
+    mapping.write_text(PRIVATE_OF_AMQP % rule)
+    with gateway_with(folder, {"ann": of_roles("boss", "client")}, mappings=[str(mapping)]) as gateway:
+        with closing(amqp(gateway, "client")) as connection:
+            channel = connection.channel()
+            channel.queue_declare("work", durable=True, arguments=QUORUM)
+            channel.queue_bind("work", "amq.topic", "cards.#")
+            channel.confirm_delivery()
+            channel.basic_publish("amq.topic", "cards.1", body)
+        yield gateway
+
+
+def got(gateway: Running, **more: Any) -> Answered:
+    return call(gateway, basic("ann"), "queues/%2F/work/get", {**GOT, **more}, prefix="/api/")
+
+
+@pytest.mark.parametrize("body", [b"no json", LARGE], ids=["no json", "on disk"])
+@pytest.mark.parametrize("rule", ["body: drop", "body: hash", "body: {truncate: 4}", "body.number: drop"])
+def test_get_shows_no_private_body(rule: str, body: bytes, tmp_path: Path) -> None:
+    with with_private(tmp_path, rule, body) as gateway:
+        found = got(gateway, truncate=40)
+        (row,) = found.document
+        assert found.status == 200
+        assert b"4111" not in orjson.dumps(row)
+        if len(body) > 100 or rule in ("body: drop", "body.number: drop"):
+            assert (row["payload"], row["payload_encoding"], row["payload_bytes"]) == (
+                "",
+                "withheld",
+                len(body),
+            )
+
+
+def test_messages_that_get_cannot_show_are_neither_lost_nor_counted(tmp_path: Path) -> None:
+    with with_private(tmp_path, "user: drop", LARGE) as gateway:
+        for mode in ("ack_requeue_true", "ack_requeue_false", "reject_requeue_false", "reject_requeue_true"):
+            found = got(gateway, ackmode=mode)
+            assert (found.status, found.document["error"]) == (400, "bad_request")
+            assert "truncate" in found.document["reason"]
+        (row,) = got(gateway, truncate=22).document
+        assert (row["payload"], row["payload_bytes"]) == (LARGE[:22].decode(), len(LARGE))
+        assert row["properties"]["headers"].get("x-delivery-count", 0) == 0
+        assert (
+            got(gateway, truncate=22, encoding="base64").document[0]["payload"]
+            == base64.b64encode(LARGE[:22]).decode()
+        )
+
+
+def test_get_ends_before_a_response_is_too_large(tmp_path: Path) -> None:
+    with with_private(tmp_path, "user: drop", b"first") as gateway:
+        with closing(amqp(gateway, "client")) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for body in (LARGE, b"last"):
+                channel.basic_publish("", "work", body)
+        found = got(gateway, count=9, ackmode="ack_requeue_false").document
+        assert [(row["payload"], row["message_count"]) for row in found] == [("first", 2)]
+        found = got(gateway, count=9, truncate=4, ackmode="ack_requeue_false").document
+        assert [row["payload"] for row in found] == [LARGE[:4].decode(), "last"]

@@ -296,6 +296,10 @@ class AmqpQueue(Queue):
         self.settle_head()  # the response to a `get` counts what is left
         return found
 
+    def put_back(self, taken: Iterable[tuple[int, Message]]) -> None:
+        """Return messages that were taken but shown to no client; this is not counted as a return."""
+        self.requeue(taken)
+
     def reject(self, position: int, message: Message) -> None:
         """Reject a delivered message: it becomes a dead letter or is dropped."""
         self.unacknowledged -= 1
@@ -461,6 +465,10 @@ class QuorumQueue(AmqpQueue):
             else:
                 returned.append((position, message))
         super().requeue(returned)
+
+    def put_back(self, taken: Iterable[tuple[int, Message]]) -> None:
+        """Return messages that were taken but shown to no client; this is not counted as a return."""
+        super().requeue(taken)
 
     def acknowledged(self, positions: Sequence[int]) -> None:
         """Settle delivered messages at these positions."""
