@@ -29,6 +29,7 @@ from gateway.access.places import place_of_host
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
 from gateway.admin.answers import PROBLEMS, problem, unless_known
+from gateway.admin.unsent import UnsentResponses
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 from gateway.telemetry.audit import audit
@@ -88,6 +89,7 @@ class Admission:
         self.sessions = sessions
         self.access = access
         self.rights_of = rights_of
+        self.unsent = UnsentResponses()
         self._token_file = token_file
 
     def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
@@ -106,13 +108,15 @@ class Admission:
             if not by_host and caller.rights.hosts(reading=request.method in READING) is not None:
                 return self._refused(request, f"{caller.principal.name!r} {ELSEWHERE}", 403)
             try:
+                self.unsent.check(caller.principal.name)
                 response = await serve(request)
             except tuple(PROBLEMS) as error:  # Changes made before the error are in the audit log.
                 response = problem(PROBLEMS[type(error)], str(error))
             if request.method in READING:
-                return unless_known(request, response)
-            await self._note(request, caller, response)
-            return response
+                response = unless_known(request, response)
+            else:
+                await self._note(request, caller, response)
+            return self.unsent.counted(caller.principal.name, response)
 
         return serve_or_refuse
 

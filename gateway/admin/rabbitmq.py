@@ -40,6 +40,7 @@ from gateway.admin.queues import gone_from
 from gateway.admin.rabbitmq_changes import Actor, Broker, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
+from gateway.admin.unsent import UnsentResponses
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
 from gateway.broker.amqp091.checks import check_binding
 from gateway.broker.amqp091.exchange import Exchange
@@ -140,11 +141,13 @@ class RabbitApi:
         self._doors = doors
         self._consuming = consuming
         self._changes = RabbitChanges(broker, flush)
+        self._unsent = UnsentResponses()
         self._is_part = False  # True for some virtual hosts only: data of all of them is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
         """Return the routes for the application: all paths below `/api` except `/api/v1`."""
         register_url_convertor("rabbitmq", _Path())
+        self._unsent = admission.unsent
         return [
             Route(
                 "/api/{rest:rabbitmq}", admission.admitted(self._serve, by_host=True), methods=list(METHODS)
@@ -165,8 +168,9 @@ class RabbitApi:
             serve, words = _found(PATHS, (word, *rest))
             if hosts is not None and serve in OF_ALL_HOSTS:
                 return answer({"error": "not_authorised", "reason": "Not management user"}, 403)
-            found = await listed(request.query_params, await serve(api, request, *words))
-            return await _as_json(found) if isinstance(found, list) else answer(found)
+            async with self._unsent.building(caller.principal.name):
+                found = await listed(request.query_params, await serve(api, request, *words))
+                return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except Refused as error:
@@ -769,9 +773,12 @@ class RabbitApi:
 
     async def get(self, request: Request, of: str, name: str) -> Response:
         """Return messages from the head of a queue, as the request's body requires."""
-        rows = await self._changes.get(request, self._host(of), name)
-        await self._done()
-        return await _as_json(rows)
+        caller: Caller = request.state.caller
+        await request.body()  # The client is waited for before other responses of the user wait.
+        async with self._unsent.building(caller.principal.name):
+            rows = await self._changes.get(request, self._host(of), name)
+            await self._done()
+            return await _as_json(rows)
 
     async def delete_queue(self, request: Request, of: str, name: str) -> Response:
         """Delete a queue, on the conditions `if-unused` and `if-empty` of the query.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -702,3 +703,44 @@ def test_get_ends_before_a_response_is_too_large(tmp_path: Path) -> None:
         assert [(row["payload"], row["message_count"]) for row in found] == [("first", 2)]
         found = got(gateway, count=9, truncate=4, ackmode="ack_requeue_false").document
         assert [row["payload"] for row in found] == [LARGE[:4].decode(), "last"]
+
+
+@contextmanager
+def unread(gateway: Running, user: str, path: str, count: int) -> Iterator[list[socket.socket]]:
+    """Request a path on several connections whose responses are not read."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            one = stack.enter_context(closing(socket.socket()))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            one.connect((LOOPBACK, gateway.gateway.http_port))
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {basic(user)['Authorization']}\r\n\r\n"
+            one.sendall(head.encode())
+            found.append(one)
+        yield found
+
+
+def test_a_user_who_reads_no_responses_does_not_fill_the_memory(tmp_path: Path) -> None:
+    users = {"ann": of_roles("boss"), "bob": of_roles("reader")}
+    with gateway_with(tmp_path, users) as gateway:
+        with closing(amqp(gateway, "client")) as connection:
+            channel = connection.channel()
+            for number in range(1_500):
+                channel.queue_declare("q" * 240 + str(number), durable=True)
+        shares = gateway.gateway.console.admission.unsent.shares
+        gateway.ask(lambda: shares.set_limits(4 << 20, 4 << 20))
+        assert call(gateway, basic("ann"), "overview", prefix="/api/").status == 200
+        secret = make(gateway, basic("ann"), "hers", console="write")
+        with unread(gateway, "ann", "/api/queues", 30):
+            gateway.until(lambda: shares.refused > 20)
+            assert 0 < gateway.ask(lambda: shares.of("ann")) < 8 << 20
+            for shown in (basic("ann"), bearer(secret)):
+                for path in ("queues", "overview", "v1/status"):
+                    found = call(gateway, shown, path, prefix="/api/")
+                    assert (found.status, "unsent" in found.document["detail"]) == (429, True), found
+                got = call(gateway, shown, "queues/%2F/none/get", GOT, prefix="/api/")
+                assert got.status == 429, "nothing is consumed for a response that cannot be sent"
+            assert call(gateway, basic("bob"), "queues?page=1&page_size=1", prefix="/api/").status == 200
+        gateway.until(lambda: not shares.total)
+        assert call(gateway, basic("ann"), "overview", prefix="/api/").status == 200
+        assert not gateway.ask(lambda: gateway.gateway.console.admission.unsent._builders)

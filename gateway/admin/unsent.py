@@ -1,0 +1,73 @@
+"""Responses that their clients have not read yet: how much memory each user may occupy with them.
+
+A response is complete in memory before its first byte is sent. A client that requests large ones on many
+connections and reads none would fill the memory, and then all publishers wait. A user who has more than a
+share of unsent bytes receives 429 until they are read or time out. Large responses of one user are built one
+at a time, so that each counts before the next one is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.admin.answers import ShareFullError
+from gateway.model.shares import UserShares
+
+UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one user, beyond the last response
+
+
+class UnsentResponses:
+    """Unsent responses by user; `shares` counts them."""
+
+    def __init__(self, octets_max: int = UNSENT_BYTES_MAX) -> None:
+        """Set the bytes of unsent responses with which a user may request more."""
+        self.shares = UserShares("unsent responses", octets_max=octets_max)
+        self._builders: dict[str, trio.Lock] = {}
+
+    def check(self, owner: str) -> None:
+        """Raise ShareFullError if a user has too many bytes of unsent responses."""
+        if limit := self.shares.limit_of_user(owner, 0):
+            self.shares.refuse(owner, limit, 1)
+            raise ShareFullError(f"read your other responses first: {self.shares.of(owner)} bytes are unsent")
+
+    @asynccontextmanager
+    async def building(self, owner: str) -> AsyncIterator[None]:
+        """Wait until no other large response of a user is being built. Raises ShareFullError."""
+        lock = self._builders.setdefault(owner, trio.Lock())
+        try:
+            async with lock:
+                self.check(owner)
+                yield
+        finally:
+            if not lock.locked():
+                self._builders.pop(owner, None)
+
+    def counted(self, owner: str, response: Response) -> Response:
+        """Return a response that counts for a user until it is sent."""
+        return Unsent(self.shares, owner, response) if response.body else response
+
+
+class Unsent(Response):
+    """Response that counts against a user's share of unsent bytes while it is sent."""
+
+    def __init__(self, shares: UserShares, owner: str, response: Response) -> None:
+        super().__init__(None, response.status_code)
+        self.body = response.body
+        self.raw_headers = response.raw_headers
+        self._shares = shares
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        size = len(self.body)
+        self._shares.add(self._owner, size)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._shares.remove(self._owner, size)
