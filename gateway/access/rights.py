@@ -278,10 +278,13 @@ class Rights:
             return Decision(True, "the authorizer is asked about what is done with it")
         return Decision(False, NOTHING)
 
-    def fast_out_of_band(self, host: str) -> Decision:
-        """Decide if a channel of the client may use the shared folder."""
-        for grant in self.fast_grants(host):
-            if grant.out_of_band:
+    def fast_out_of_band(self, host: str, folder: str) -> Decision:
+        """Decide if a channel of the client may use a folder.
+
+        `folder` is its name in the shared folder, or "" for the shared folder itself, which no rule allows.
+        """
+        for grant in self.fast_grants(host) if folder else ():
+            if grant.allows_folder(folder):
                 return Decision(True, f"{grant.rule}.out_of_band")
         return Decision(False, NOTHING)
 
@@ -338,8 +341,8 @@ class AllRights(Rights):
         """Return UNLIMITED for every destination: no role is configured."""
         return UNLIMITED
 
-    def fast_out_of_band(self, host: str) -> Decision:
-        """Return UNLIMITED: every channel may use the shared folder, since no role is configured."""
+    def fast_out_of_band(self, host: str, folder: str) -> Decision:
+        """Return UNLIMITED for every folder: no role is configured."""
         return UNLIMITED
 
 

@@ -134,7 +134,7 @@ class FastGrant(NamedTuple):
 
     rule: str
     names: Mapping[tuple[str, str], tuple[str, ...]]
-    out_of_band: bool = False
+    folders: tuple[str, ...] = ()
     pattern: Regex | None = None
     rights: tuple[str, ...] = ()
 
@@ -153,12 +153,21 @@ class FastGrant(NamedTuple):
         """Return True if `right` is given on a destination, or (`whole`) on all that begin with `name`."""
         if self.pattern is not None:
             return right in self.rights and service in SERVICES and not whole and self.pattern.search(name)
-        for text in self.names.get((service, right), ()):
-            if text[-1:] == "*" and name.startswith(text[:-1]):
-                return True
-            if text == name and not whole:
-                return True
-        return False
+        return _covers(self.names.get((service, right), ()), name, whole=whole)
+
+    def allows_folder(self, name: str) -> bool:
+        """Return True if channels may use the folder `name`, which is directly in the shared folder."""
+        return _covers(self.folders, name, whole=False)
+
+
+def _covers(texts: Iterable[str], name: str, *, whole: bool) -> bool:
+    """Return True if a rule's text matches `name`, or (`whole`) all names that begin with `name`."""
+    for text in texts:
+        if text[-1:] == "*" and name.startswith(text[:-1]):
+            return True
+        if text == name and not whole:
+            return True
+    return False
 
 
 def _may_mean(text: str, name: str) -> bool:
@@ -189,7 +198,15 @@ def _fast_grant(rule: str, given: FastPermissions, variables: Variables) -> Fast
         for right in ("read", "write", "create"):
             names[service, right] = _filled(getattr(one, right), variables)
         names[service, "browse"] = _filled((*one.browse, *one.read), variables)
-    return FastGrant(rule, names, given.out_of_band)
+    return FastGrant(rule, names, _folders(given.out_of_band, variables))
+
+
+def _folders(given: bool | tuple[str, ...], variables: Variables) -> tuple[str, ...]:
+    """Return the names of the folders that may be used, or their beginnings and a `*`."""
+    if isinstance(given, tuple):
+        return _filled(given, variables)
+    user = variables.get("user", "")
+    return (user,) if given and user and "*" not in user else ()
 
 
 def _filled(texts: Iterable[str], variables: Variables) -> tuple[str, ...]:

@@ -150,8 +150,10 @@ class FastPermissions(Section):
     """Rules for the topic service."""
     peers: Beginnings = ()
     """Peer services that may be used: names, or the beginning of a name and a `*`."""
-    out_of_band: bool = False
-    """True if channels may use the shared folder."""
+    out_of_band: bool | Beginnings = False
+    """Folders directly in the shared folder that channels may use: names, or the beginning of a name and a
+    `*`; `{user}` is a placeholder. `true` permits the folder that is called like the user, `false` none. The
+    shared folder itself may be used only while no roles are configured."""
 
 
 class Role(Section):

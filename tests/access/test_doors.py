@@ -27,7 +27,7 @@ import gateway as gateway_package
 from gateway.app.access import roles_of
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.events import ChannelClosed, Closed, Fragment, HandleClosed, Opened
+from gateway.protocols.amqpfast.events import ChannelClosed, Closed, Fragment, HandleClosed, Opened, Replies
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
 from gateway.protocols.mqtt.properties import encode_list
@@ -491,6 +491,72 @@ def test_a_shared_folder_is_for_whom_it_is(tmp_path: Path) -> None:
         client.machine.open_channel(out_of_band=f"file:{tmp_path}")
         client.flush()
         assert client.next(ChannelClosed).reply_code == 403
+
+
+FOLDERS = [
+    ("ann", True, "ann", 200),
+    ("ann", True, "", 403),
+    ("ann", True, "bob", 403),
+    ("ann", True, "ann.1", 403),
+    ("ann.1", True, "ann.1", 200),
+    ("ann.1", True, "ann", 403),
+    ("ann", False, "ann", 403),
+    ("ann", ["{user}", "{user}.*"], "ann", 200),
+    ("ann", ["{user}", "{user}.*"], "ann.1", 200),
+    ("ann", ["{user}", "{user}.*"], "bob", 403),
+    ("ann", "{user}.*", "", 403),
+    ("ann", "*", "bob", 200),
+    ("ann", "*", "", 403),
+    ("a*", ["{user}", "{user}.*"], "ann", 403),
+    ("*", True, "ann", 403),
+]
+
+
+def opened_with(client: Fast, folder: str) -> int:
+    """Open a channel with a folder. Return the code of the reply, or with which the channel was closed."""
+    client.machine.open_channel(out_of_band=folder)
+    client.flush()
+    while True:
+        for event in client.events:
+            if isinstance(event, ChannelClosed):
+                return event.reply_code
+            if isinstance(event, Replies):
+                return event.rows[0][3]
+        client.hear()
+
+
+@pytest.mark.parametrize("user, held, name, code", FOLDERS)
+def test_a_folder_is_its_users(user: str, held: Any, name: str, code: int, tmp_path: Path) -> None:
+    for one in ("ann", "ann.1", "bob"):
+        (tmp_path / one).mkdir()
+    given = settings_of().listeners
+    shared = given["amqpfast"].model_copy(update={"out_of_band": OutOfBand(folder=tmp_path)})
+    both = settings(
+        {"role": {"amqpfast": {"/": {"out_of_band": held}}}},
+        {user: ("role",)},
+        listeners={**given, "amqpfast": shared},
+    )
+    with running(both) as gateway, fast(gateway, user) as client:
+        client.next(Opened)
+        assert opened_with(client, f"file:{tmp_path}/{name}".rstrip("/")) == code
+
+
+def test_another_user_reads_no_file_that_a_client_has_left(tmp_path: Path) -> None:
+    """A client has written a file, and is disconnected before it sends it."""
+    (tmp_path / "bob").mkdir()
+    given = settings_of().listeners
+    shared = given["amqpfast"].model_copy(update={"out_of_band": OutOfBand(folder=tmp_path)})
+    rights = {"queues": {"write": "*", "read": "*", "create": "*"}, "out_of_band": True}
+    users = {"bob": ("role",), "eve": ("role",)}
+    both = settings({"role": {"amqpfast": {"/": rights}}}, users, listeners={**given, "amqpfast": shared})
+    with running(both) as gateway:
+        with fast(gateway, "bob").open(out_of_band=f"file:{tmp_path}/bob") as first:
+            file = tmp_path / "bob" / f"{first.handle('q')}-1.send"
+            file.write_bytes(b"secret")
+        with fast(gateway, "eve") as other:
+            other.next(Opened)
+            assert opened_with(other, f"file:{tmp_path}/bob") == 403
+        assert file.read_bytes() == b"secret"
 
 
 # What is counted and told

@@ -302,7 +302,7 @@ def opens_folder(gateway: Running, user: str) -> int:
     with Fast(gateway, user=user, password=PASSWORD) as client:
         client.next(Opened)
         folder = gateway._settings.listeners["amqpfast"].out_of_band.folder  # type: ignore[union-attr]
-        client.machine.open_channel(out_of_band=f"file:{folder}")
+        client.machine.open_channel(out_of_band=f"file:{folder}/{user}")
         client.flush()
         return code_of(client)
 
@@ -594,6 +594,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     for at, case in enumerate(CASES):
         roles[f"less-{at}"], others = without(case.less)
         users[f"less-{at}"] = ("full", "crosser") if f"less-{at}" in LOSING else (f"less-{at}", *others)
+    for name in users:
+        (folder / name).mkdir()
     listeners = settings_of().listeners
     fast = listeners["amqpfast"].model_copy(update={"out_of_band": OutOfBand(folder=folder)})
     given = settings_of(

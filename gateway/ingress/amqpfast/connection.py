@@ -202,7 +202,8 @@ class FastConnection(ActingGuest):
         """Check the right to use a shared folder for out-of-band transfers. Raises Refused 403."""
         rights = self.rights
         if not rights.unlimited:
-            self.demand(rights.fast_out_of_band(self.host.name), "out_of_band", "folder", str(path))
+            decision = rights.fast_out_of_band(self.host.name, self._ingress.folder_name(path))
+            self.demand(decision, "out_of_band", "folder", str(path))
 
     def rules_changed(self) -> None:
         """Recheck the client against changed rules.

@@ -18,7 +18,7 @@ from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
-from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
+from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed, name_in
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -185,6 +185,11 @@ class FastIngress(FastSource):
             text = f"out-of-band transfer by {text!r} is not available"
             raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
         return path
+
+    def folder_name(self, path: Path) -> str:
+        """Return the name of a folder in the listener's shared folder, or "" for the shared folder itself."""
+        given = self.options.out_of_band
+        return "" if given is None else name_in(path, given.folder)
 
     def share_folder(self, path: Path) -> SharedFolder:
         """Return the folder at `path` for one channel.

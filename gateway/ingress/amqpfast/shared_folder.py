@@ -1,7 +1,8 @@
 """Out-of-band transfers: bodies as files in a folder that client and gateway share (3.3.2, 3.5.3.1).
 
 The listener's configuration names a folder. CHANNEL OPEN names the same folder, or a folder directly in it,
-as `file:` and the path; one channel at a time may use it. The names of the files are fixed:
+as `file:` and the path; one channel at a time may use it. Where roles are configured, they say which folders
+a user may name. The names of the files are fixed:
 
 - `HANDLE-N.send` is the N-th out-of-band fragment, from 1, that the client sends on a handle of the channel:
   the file is complete before its SEND, has exactly `fragment-size` bytes, begins with the message's head if
@@ -44,6 +45,11 @@ def agreed(text: str, folder: Path) -> Path | None:
         return Path(base)
     parent, _, name = path.rpartition("/")
     return Path(path) if parent == base and OWN_NAME.fullmatch(name) else None
+
+
+def name_in(path: Path, folder: Path) -> str:
+    """Return the name of an agreed path in `folder`, or "" for `folder` itself."""
+    return "" if path == folder.absolute() else path.name
 
 
 class SharedFolder:
