@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gateway.broker.amqp091.dead_lettering import HISTORY
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.patterns import witness
 from gateway.mapping.router import Router
@@ -287,7 +288,8 @@ class PrivateFields:
     """Redaction of messages that people see, whether there is a journal or not.
 
     A message is redacted by the rules of the route that it took, and of every private route that could take
-    it. The first address of a message that has crossed a route is unknown: all rules of its source apply.
+    it. The first address of a message that has crossed a route, or died in a queue, is unknown: all rules of
+    its source apply.
     """
 
     def __init__(self, router: Callable[[], Router], key: bytes = b"") -> None:
@@ -317,6 +319,9 @@ class PrivateFields:
         rules = self._rules_of(router, route) if route else None
         if rules is None:
             rules = _rules(one for one in self._private if _could_take(one, message))
+        elif _has_died(message):
+            of_source = _rules(one for one in self._private if one.source == message.sender.endpoint)
+            rules = tuple(dict.fromkeys((*rules, *of_source)))
         if not rules:
             return message
         found = self._made.get(rules)
@@ -345,7 +350,15 @@ def _could_take(route: Route, message: Message) -> bool:
         return False
     if message.hops or message.address.protocol != route.pattern.dialect.name or route.pattern.queue:
         return True
-    return route.pattern.match(message.address, "") is not None
+    return route.pattern.match(message.address, "") is not None or _has_died(message)
+
+
+def _has_died(message: Message) -> bool:
+    """Return True if the message may be a dead letter of a queue, so that its first address is unknown."""
+    try:
+        return any(name == HISTORY for name, _ in message.properties.headers)
+    except RemoteProtocolError:
+        return True
 
 
 def _meet(one: Route, other: Route) -> bool:

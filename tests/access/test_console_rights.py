@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import orjson
+import pika
 import pytest
 from structlog.testing import capture_logs
 
@@ -25,6 +26,8 @@ from gateway.access.definitions import read_users
 from gateway.access.principal import Principal
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.settings import load_settings
@@ -374,6 +377,76 @@ def test_private_fields_are_hidden_from_who_watches_or_peeks(tmp_path: Path) -> 
             asked = {"protocol": "amqp091", "virtual_host": "/", "queue": queue, "count": 1}
             found = call(gateway, basic("ann"), "queues/peek", asked).document["shown"][0]
             assert "4111" not in found["body"]
+
+
+PRIVATE_EXCHANGE: Final = """version: 1
+routes:
+  - name: cards
+    from: {endpoint: amqp091, exchange: first, binding_key: "cards.#"}
+    to: {endpoint: mqtt, topic: "cards/seen"}
+    private: {body.number: drop}
+  - name: others
+    from: {endpoint: amqp091, exchange: "", binding_key: "dead"}
+    to: {endpoint: mqtt, topic: "dead/seen"}
+"""
+
+
+@pytest.mark.parametrize("way", ["died", "died twice", "delayed", "alternate exchange"])
+def test_private_fields_are_hidden_wherever_a_message_has_gone(way: str, tmp_path: Path) -> None:
+    """Each way ends in the queue `dead`; a message that was published to that queue is shown."""
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(PRIVATE_EXCHANGE)
+    with (
+        gateway_with(tmp_path, {"ann": of_roles("boss", "client")}, mappings=[str(mapping)]) as gateway,
+        closing(amqp(gateway, "client")) as connection,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("dead")
+        kind, arguments, source = "topic", {}, "work"
+        if way == "delayed":
+            kind, arguments = "x-delayed-message", {"x-delayed-type": "topic"}
+            source = "dead"
+        elif way == "alternate exchange":
+            channel.exchange_declare("other", "fanout")
+            channel.queue_bind("dead", "other")
+            arguments = {"alternate-exchange": "other"}
+        channel.exchange_declare("first", kind, arguments=arguments)
+        if way != "alternate exchange":
+            dying = {"x-dead-letter-exchange": "", "x-message-ttl": 0}
+            last = dying | {"x-dead-letter-routing-key": "dead"}
+            if way == "died twice":
+                channel.queue_declare("again", arguments=last)
+                last = dying | {"x-dead-letter-routing-key": "again"}
+            channel.queue_declare("work", arguments=last)
+            channel.queue_bind(source, "first", "cards.#")
+        asked = {"protocol": "amqp091", "virtual_host": "/", "queue": "dead", "count": 1}
+        for shown in (False, True):
+            if shown:
+                channel.basic_publish("", "dead", CARD)
+            else:
+                headers = {"x-delay": 1} if way == "delayed" else {}
+                channel.basic_publish("first", "cards.1", CARD, pika.BasicProperties(headers=headers))
+            gateway.until(lambda: len(gateway.gateway.hosts["/"].queues["dead"]) == 1)
+            found = call(gateway, basic("ann"), "queues/peek", asked).document["shown"][0]
+            assert ("4111" in found["body"]) is shown
+            got = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+            found = call(gateway, basic("ann"), "queues/%2F/dead/get", got, prefix="/api/").document[0]
+            assert ("4111" in found["payload"]) is shown
+
+
+@pytest.mark.parametrize("route", ["others", "gone", ""])
+def test_private_fields_are_hidden_in_what_died_before_it_took_a_route(route: str, tmp_path: Path) -> None:
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(PRIVATE_EXCHANGE)
+    death = Value(ValueType.ARRAY, (Value(ValueType.TABLE, (("queue", string("work")),)),))
+    said = property_set(Properties(headers=(("x-death", death),)))
+    message = Message(amqp_address("", "dead"), CARD, said, sender=Sender("amqp091"))
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}, mappings=[str(mapping)]) as gateway:
+        gateway.ask(lambda: gateway.gateway.dead_letters.add([message], route, LOST))
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 1)
+        row = call(gateway, basic("ann"), "dead-letters").document["items"][0]
+        assert "4111" not in row["body"]
 
 
 # Virtual hosts.
