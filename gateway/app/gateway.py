@@ -185,7 +185,7 @@ class Gateway:
                 self.bodies,
                 full_queues=self.full_queues,
                 quotas=self.quotas,
-                alarms=self.hosts.alarms,
+                work=self.dispatcher.limit_selectors(self.hosts.alarms),
             )
             watch_stores(self.readiness, self.store, self.state)
             if self.engine is not None:

@@ -7,8 +7,8 @@ dropped. Accepted ids are in memory, and in the store with the time when they ma
 An id on disk implies that its message is on disk or settled. If the target is local (a queue, a session, an
 outbox) and writes the message, the id is handed to the store in the same wake-up, so that one transaction has
 both or neither. What a local target accepts at once is in memory only, and so is its id. A remote broker
-accepts later, as does the end of a paused route: then the id is written first, and the source informed when
-it is on disk.
+accepts later, as does the end of a paused route, or a subscription that postpones its selector: then the id
+is written first, and the source informed when it is on disk.
 """
 
 from __future__ import annotations
@@ -72,16 +72,17 @@ class Ids:
 class RouteEnd(NamedTuple):
     """End of a route, as a guard in front of it sees it.
 
-    `local` is True if the target has or writes a message in the wake-up that brings it. `unrouted` is the
-    outcome of a message without a recipient. `releasing` returns True while a paused route hands on what it
-    held.
+    `local` is True if the target has or writes a message in the wake-up that brings it, unless the value of
+    `put_off_count` changes meanwhile. `unrouted` is the outcome of a message without a recipient.
+    `accepts_in_memory` returns True while targets get what was held or postponed before.
     """
 
     route: Route
     recipients_of: RecipientsOf
     local: bool
     unrouted: Outcome
-    releasing: Callable[[], bool]
+    accepts_in_memory: Callable[[], bool]
+    put_off_count: Callable[[], int]
 
 
 class Deduplication:
@@ -169,7 +170,8 @@ class Guard(OneSink):
         self._deduplication = deduplication
         self._recipients_of = end.recipients_of
         self._unrouted = end.unrouted
-        self._releasing = end.releasing
+        self._accepts_in_memory = end.accepts_in_memory
+        self._put_off_count = end.put_off_count
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self.ids.bound(deduplication.utc() + self._window)
@@ -181,7 +183,8 @@ class Guard(OneSink):
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        batch = part.batch.onward(PassedBatch(self, part))
+        source = PassedBatch(self, part)
+        batch = part.batch.onward(source)
         repeats: list[int] = []
         passed: list[str] = []
         for at, message in enumerate(part.messages):
@@ -210,8 +213,11 @@ class Guard(OneSink):
             if id:
                 passed.append(id)
         self._repeated(part, repeats)
+        put_off = self._put_off_count()
         batch.send()
-        if self.local:
+        if self._put_off_count() != put_off:
+            source.local = False
+        elif self.local:
             self._record_what_is_written(passed)
 
     def _record_what_is_written(self, passed: list[str]) -> None:
@@ -256,8 +262,12 @@ class Guard(OneSink):
 
     # Outcomes of passed messages.
 
-    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome) -> None:
-        """Settle the messages at these positions of `part`, with these ids, as the target has."""
+    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
+        """Settle the messages at these positions of `part`, with these ids, as the target has.
+
+        `local` is True if the target got them in the wake-up of the part: their ids are written, or in memory
+        as they are.
+        """
         positions = [at for at, _ in rows]
         named = [id for _, id in rows if id]
         if outcome is not ACCEPTED:
@@ -269,7 +279,7 @@ class Guard(OneSink):
             return
         store = self._deduplication.store
         until = self._deduplication.utc() + self._window
-        if self.local or store is None or not named or self._releasing():
+        if local or store is None or not named or self._accepts_in_memory():
             self._accept(part, positions, named, until, ACCEPTED)
             return
         for id in named:
@@ -304,24 +314,25 @@ class PassedBatch:
     A receipt is (position in the part, id or "").
     """
 
-    __slots__ = ("_guard", "_part")
+    __slots__ = ("_guard", "_part", "local")
 
     def __init__(self, guard: Guard, part: SubBatch) -> None:
         self._guard = guard
         self._part = part
+        self.local = guard.local  # False from the moment that a target has postponed messages
 
     def settle(
         self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Pass the target's outcomes to the guard."""
         if refused is None:
-            self._guard.settled(self._part, receipts, ACCEPTED)
+            self._guard.settled(self._part, receipts, ACCEPTED, self.local)
             return
         done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         if done:
-            self._guard.settled(self._part, done, ACCEPTED)
+            self._guard.settled(self._part, done, ACCEPTED, self.local)
         for at, outcome in refused.items():
-            self._guard.settled(self._part, [receipts[at]], outcome)
+            self._guard.settled(self._part, [receipts[at]], outcome, self.local)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Pause reading from the connections that published the part."""

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway import clock
+from gateway.broker.alarms import Alarms
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard, RouteEnd
 from gateway.broker.memory import Memory, plenty
@@ -26,6 +27,7 @@ from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.pausing import Gate, Pauses
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import AnswerEntry, Branch, Namespace, RoutingEntry, RoutingPlan, is_mandatory
+from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.tapping import Taps
 from gateway.containment import contained
 from gateway.errors import ProtocolError
@@ -268,6 +270,7 @@ class Dispatcher:
         self.memory = surroundings.memory or plenty()
         self.pauses = Pauses(None) if pauses is None else pauses
         self.taps = Taps(self.changed)
+        self.selection: SelectionWork = UNBOUNDED  # of the local subscriptions with a selector
         self._outbox = surroundings.outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
@@ -488,7 +491,8 @@ class Dispatcher:
         if guard is None:
             behind = partial(self._behind, end, route)
             guarded = RouteEnd(
-                route, behind, self.ends_here(route), _when_unrouted(route), self.pauses.is_releasing
+                *(route, behind, self.ends_here(route), _when_unrouted(route)),
+                *(self.accepts_in_memory, self.put_off_count),
             )
             guard = self._guards[route.name] = self.deduplication.guard(guarded)
         return guard
@@ -497,12 +501,29 @@ class Dispatcher:
         """Return True if the target has a message in the wake-up that brings it.
 
         It is then in memory at once, or in the transaction of that wake-up. Returns False for a remote
-        broker, which must confirm, and for the gate of a paused route.
+        broker, which must confirm, and for the gate of a paused route. A local subscription whose selector is
+        out of time is an exception that shows only afterwards: `put_off_count` has changed then.
         """
         if route.settle == "stored":
             return True
         gated = route.name in self.pauses.routes or route.name in self.pauses.gates
         return not gated and route.target_endpoint not in self.links
+
+    def limit_selectors(self, alarms: Alarms) -> SelectionWork:
+        """Return the time budget of the selectors of local subscriptions; `alarms` begin its passes."""
+        self.selection = SelectionWork(alarms)
+        return self.selection
+
+    def put_off_count(self) -> int:
+        """Return how often subscriptions have postponed messages, which they then neither have nor write."""
+        return self.selection.put_off
+
+    def accepts_in_memory(self) -> bool:
+        """Return True while targets get messages later than their batch.
+
+        What they accept in that time, at once and not after a commit, they have in memory only.
+        """
+        return self.pauses.is_releasing() or self.selection.is_selecting
 
     def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
         """Return a message's recipients at the end of a route, and True if the address determines them."""

@@ -4,6 +4,9 @@ Each selector of a topic or queue examines a message, and how long that takes de
 selectors and the message. Selectors therefore have some milliseconds in one pass; the rest is evaluated in
 the next ones, by calls stored with `later`. Nothing is lost or overtaken: a queue whose selector is postponed
 adds what arrives meanwhile behind it. Equal selectors are evaluated once for a message.
+
+A subscription neither has nor writes a message that it has postponed. A source that must know that its
+targets do when it has sent a batch compares `put_off` before and after it.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class SelectionWork:
         self._calls: dict[Callable[[], None], None] = {}
         self._results: dict[tuple[Selects, Message], bool] = {}
         self._is_set = False
+        self.put_off = 0  # parts that subscriptions have postponed so far
+        self.is_selecting = False  # True while postponed messages are evaluated
 
     def selects(self, selects: Selects, message: Message) -> bool:
         """Return the result of a selector, cached if an equal one was evaluated for the same message."""
@@ -73,6 +78,7 @@ class SelectionWork:
         self._began, self._spent = clock.perf_counter(), 0.0
         self._results.clear()
         calls, self._calls = self._calls, {}
+        self.is_selecting = True
         for call in calls:
             if self.over:
                 self.later(call)
@@ -81,6 +87,7 @@ class SelectionWork:
                 call()
             except Exception as error:
                 contained("delivery", error)
+        self.is_selecting = False
 
 
 UNBOUNDED: Final = SelectionWork()

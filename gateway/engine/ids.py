@@ -184,8 +184,11 @@ class SharedGuard(Guard):
         self.ids.open.difference_update(named)
         self._shared.free(self.route.name, named)
 
-    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome) -> None:
-        """Settle messages with an outcome: `rows` are positions in `part` and identifiers."""
+    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
+        """Settle messages with an outcome: `rows` are positions in `part` and identifiers.
+
+        `local` is ignored: the database has the ids, and not the transaction of the messages.
+        """
         positions = [at for at, _ in rows]
         named = [id for _, id in rows if id]
         if outcome is not ACCEPTED:

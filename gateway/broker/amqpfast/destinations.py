@@ -225,6 +225,7 @@ class Subscription(PriorityQueue):
             self._pressure.hold_sources(left)
         self._put_off.append(left)
         self._put_off_count += len(left.messages)
+        self._work.put_off += 1
         self._work.later(self._select_more)
 
     def _select(self, part: SubBatch) -> SubBatch | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from gateway.broker.alarms import Alarms
 from gateway.broker.amqpfast.definitions import FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
-from gateway.broker.selection_work import SelectionWork
+from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import UserQuotas
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
@@ -66,15 +65,14 @@ class FastHosts(dict[str, FastHost]):
         *,
         full_queues: FullQueues | None = None,
         quotas: UserQuotas | None = None,
-        alarms: Alarms | None = None,
+        work: SelectionWork = UNBOUNDED,
     ) -> None:
         """Create the virtual hosts and restore what is stored of them, before the store starts.
 
-        `changed` is called when routing may have changed. `alarms` are raised when selectors run out of time.
+        `changed` is called when routing may have changed. `work` limits the time of selectors.
         Raises ConfigurationError if a virtual host's destinations are refused.
         """
         super().__init__()
-        self.work = SelectionWork(alarms)
         quotas = UserQuotas(limits) if quotas is None else quotas
         self.clients = ActiveClients()
         self.partials = Partials(
@@ -111,7 +109,7 @@ class FastHosts(dict[str, FastHost]):
                     definitions=definitions,
                     full_queues=full_queues,
                     definition_shares=quotas.definitions,
-                    work=self.work,
+                    work=work,
                 )
             except Refused as error:  # by a limit or a rule for names, for declared or stored destinations
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error

@@ -9,8 +9,8 @@ messages in a log of their own, because the store writes the messages of a wake-
   that after a crash both exist or neither. PUBREC waits for that commit.
 - All targets have the message in memory only: so is the id, and a message that is repeated after a crash is
   published again.
-- A target is a remote broker, or behind a paused route: the id is written when it has accepted, and a crash
-  in between causes a repeat, but never loses a message.
+- A target is a remote broker, behind a paused route, or a subscription that has postponed its selector: the
+  id is written when it has accepted, and a crash in between causes a repeat, but never loses a message.
 """
 
 from __future__ import annotations

@@ -717,7 +717,7 @@ class Transaction:
         self._channel.connection.unsettled += len(renewed)
         batch = ingress.begun_batch()
         utc = clock.utc()
-        here = True
+        here, put_off = True, ingress.dispatcher.put_off_count()
         for entry, message, content in renewed:
             expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
@@ -729,7 +729,7 @@ class Transaction:
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
-        if here and not self._failed:
+        if here and not self._failed and ingress.dispatcher.put_off_count() == put_off:
             self._acknowledge_beside()
         self.told(True)
 

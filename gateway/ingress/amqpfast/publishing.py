@@ -498,11 +498,13 @@ class Publisher:
             commit.finish(ingress.store.refusal)
             return
         join = Join(len(pending) + 1, commit.finish)
+        put_off = ingress.dispatcher.put_off_count()
         ingress.begun_batch()
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
         ingress.turn_done()
-        if join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
+        here = ingress.dispatcher.put_off_count() == put_off
+        if here and join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
             for delivery in acknowledged:
                 delivery.forget_beside()
         if lasting:

@@ -101,10 +101,13 @@ class MqttIngress(ListenerSource):
         """Send the batch, then have the identifiers of its QoS 2 messages stored."""
         taken, self.taken = self.taken, []
         before, self._handing_on = self._handing_on, True
+        put_off = self.dispatcher.put_off_count()
         try:
             super().turn_done()
         finally:
             self._handing_on = before
+        if self.dispatcher.put_off_count() != put_off:
+            return  # then an identifier is stored when all targets have accepted its message
         for ids, packet_id in taken:
             ids.handed_on(packet_id)
 
@@ -169,8 +172,8 @@ class MqttIngress(ListenerSource):
 
     @property
     def accepted_in_memory(self) -> bool:
-        """True while a batch is being delivered: what targets accept in that time is not on disk yet."""
-        return self._handing_on or self.dispatcher.pauses.is_releasing()
+        """True while targets get messages: what they accept in that time is not on disk."""
+        return self._handing_on or self.dispatcher.accepts_in_memory()
 
     @staticmethod
     def new_client_id() -> str:
@@ -455,8 +458,8 @@ class MqttIngress(ListenerSource):
         The client's permission is checked again, as the rules may have changed, unless the client is no
         longer known (`principal` None). In any case a route that requires a role accepts the will only if the
         client is known to have that role. The caller then deletes the will's record. If the message is not
-        written in this wake-up (in front of a paused route, for example), it gets a new record until it is
-        settled.
+        written in this wake-up (in front of a paused route or a postponed selector, for example), it gets a
+        new record until it is settled.
         """
         rights = self.rights_of(principal or Principal(sender.user), sender.client)
         if principal is not None:
@@ -500,7 +503,10 @@ class MqttIngress(ListenerSource):
         if not taken:
             self.unclaimed(entry, message, None)
             sent.settled(None)
+        put_off = self.dispatcher.put_off_count()
         self.turn_done()
+        if self.dispatcher.put_off_count() != put_off:
+            sent.keep()
 
     async def _publish_will_later(
         self, pending: Pending, will: Will, sender: Sender, principal: Principal
@@ -521,7 +527,7 @@ class SentWill:
     dead letter.
     """
 
-    __slots__ = ("_ingress", "_key", "_principal", "_will", "message")
+    __slots__ = ("_ingress", "_is_accepted", "_key", "_principal", "_will", "message")
 
     def __init__(
         self,
@@ -535,12 +541,15 @@ class SentWill:
         self.message = message
         self._principal = principal
         self._key = ""
+        self._is_accepted = False
 
     def keep(self) -> None:
-        """Store a record of the will.
+        """Store a record of the will, unless it has one or is accepted.
 
         The will is published again if this process ends before it is settled.
         """
+        if self._key or self._is_accepted:
+            return
         namespace, sender = self._ingress.namespace, self.message.sender
         self._key = namespace.new_will_key(sender.client)
         namespace.keep_will(self._key, self._will, sender)
@@ -558,11 +567,11 @@ class SentWill:
         if outcome.verdict is Verdict.REJECTED:
             ingress.bury(message, outcome, self._forget, self.settled)
             return
-        if not self._key:
-            self.keep()
+        self.keep()
         publish = partial(ingress.publish_will, self._will, message.sender, self._principal)
         ingress.namespace.delay_will(self._key, OVERDUE, publish)
 
     def _forget(self) -> None:
+        self._is_accepted = True
         if self._key:
             self._ingress.namespace.forget_will(self._key)
