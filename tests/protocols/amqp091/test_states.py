@@ -14,7 +14,7 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
 )
 from gateway.protocols.amqp091.server import ServerConnection
-from gateway.protocols.amqp091.spec import PAUSED_BYTES_MAX, PROTOCOL_HEADER, ReplyCode
+from gateway.protocols.amqp091.spec import HANDSHAKE_FRAME_MAX, PAUSED_BYTES_MAX, PROTOCOL_HEADER, ReplyCode
 from tests.protocols.amqp091.wires import Wire, new_client, octets_apart, open_wire
 
 
@@ -90,6 +90,20 @@ def test_what_waits_is_limited() -> None:
         PROTOCOL_HEADER + encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", b"\0a\0b")), 0
     )
     (event,) = server.receive_data(bytes(PAUSED_BYTES_MAX + 1), 0)
+    assert isinstance(event, e.Closed)
+    assert event.reply_code == ReplyCode.FRAME_ERROR
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_start_ok_has_a_limit_that_a_token_fits_into(more: int) -> None:
+    """The type, channel, size and end of the frame are 8 bytes; its head is enough for the refusal."""
+    empty = len(encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", b"")))
+    token = bytes(HANDSHAKE_FRAME_MAX - empty + more)
+    octets = PROTOCOL_HEADER + encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", token))
+    if not more:
+        assert ServerConnection().receive_data(octets, 0) == [e.Authenticate("PLAIN", token, ())]
+        return
+    (event,) = ServerConnection().receive_data(octets[:100], 0)
     assert isinstance(event, e.Closed)
     assert event.reply_code == ReplyCode.FRAME_ERROR
 
