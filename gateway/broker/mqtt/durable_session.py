@@ -36,6 +36,7 @@ from gateway.broker.mqtt.session import (
     ROWS_OCTETS_MAX,
     UNKEPT,
     Grant,
+    LeftLog,
     Outlet,
     PassOn,
     QueuedRow,
@@ -502,17 +503,22 @@ class DurableSession(Session):
         del self._positions[packet_id]
         self._let_go(row.message.octets)
 
-    def leave(self) -> Log | None:
+    def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
+        """Return True if the client may have this waiting message, which was sent before a restart."""
+        return UNKEPT < position < self.sent and min(message.assurance, grant.qos) == 2
+
+    def leave(self) -> LeftLog | None:
         """Return the log of an ending session if it may have messages of shared subscriptions.
 
-        Other members get these. Messages that were sent at QoS 2 are not among them.
+        Other members get these. Messages in flight at QoS 2 are not among them. Those that were sent at QoS 2
+        before a restart are, but nobody gets them.
         """
         if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
             return None
         sent = [self._positions[packet_id] for packet_id, row in self.in_flight.items() if row.qos == 2]
         self._records.store.settle(self.log, [*self._gone, *sent])
         self._left = True
-        return self.log
+        return LeftLog(self.log, self.sent)
 
     def discarded(self) -> None:
         """End the session, and delete its records."""

@@ -4,19 +4,21 @@ They stay on disk. The log of an ending session is renamed, and read from its be
 one log after the other. Each message is passed to another member of its group: it leaves the log in the
 transaction that adds it to the log of that member. If no member can have it now (all are full, or the disk
 is), the log waits behind the others until the next tick. If the group has no members any more, the message is
-dropped and counted. A restart continues with what is left.
+dropped and counted; so is one that may have been sent to its client at QoS 2, because no other client may get
+it ([MQTT-4.8.2-5]). Which ones these are is part of the log's name. A restart continues with what is left.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.mqtt.session import SessionTally, Told, shared_filter
+from gateway.broker.mqtt.session import LeftLog, SessionTally, Told, qos_of, shared_filter
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.database import Stored
@@ -24,6 +26,7 @@ from gateway.store.index import Log
 from gateway.store.store import Store
 
 ENDED: Final = "ended"  # kind of their logs
+SENT: Final = re.compile(r" [0-9a-f]+<([0-9]+)\Z")  # end of a log's name: a unique number, and what was sent
 PIECE_MESSAGES_MAX: Final = 1_000
 PIECE_OCTETS_MAX: Final = 1_048_576
 
@@ -53,9 +56,10 @@ class EndedSessions:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def add(self, log: Log) -> None:
+    def add(self, left: LeftLog) -> None:
         """Add the log of a session that has ended."""
-        self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}")
+        log = left.log
+        self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}<{left.sent}")
         self._logs.append(log)
         self._go_on()
 
@@ -79,19 +83,28 @@ class EndedSessions:
         if not found:
             self._store.drop(self._logs.popleft())
             self._next = 0
+            self._go_on()
+            return
         utc = clock.utc()
+        sent = _sent(self._logs[0])
         for position, message, tag in found:
-            if not self._place(position, message, shared_filter(tag), utc):
+            is_sent = position < sent and qos_of(message, tag) == 2
+            if not self._place(position, message, shared_filter(tag), is_sent, utc):
                 self._wait()
                 break
             self._next = position + 1
         self._go_on()
 
-    def _place(self, position: int, message: Message, topic_filter: str, utc: float) -> bool:
-        """Pass the message to another session, or drop it. Return False if it must wait."""
+    def _place(self, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float) -> bool:
+        """Pass the message to another session, or drop it. Return False if it must wait.
+
+        `is_sent` is True if no other session may have it.
+        """
         log = self._logs[0]
         if topic_filter and message.expires and message.expires <= utc:
             self._tally.expired += 1
+        elif topic_filter and is_sent:
+            self._tally.unshared += 1
         elif topic_filter:
             self._open.add(position)
             handed = self._hand(topic_filter, message, partial(self._told, log, position))
@@ -119,3 +132,9 @@ class EndedSessions:
         self._stuck = True
         self._logs.rotate(-1)
         self._next = 0
+
+
+def _sent(log: Log) -> int:
+    """Return the position below which messages of an ended session may have been sent; 0 if it is unknown."""
+    found = SENT.search(log.name)
+    return 0 if found is None else int(found[1])

@@ -401,10 +401,10 @@ class MqttNamespace:
         """
         if ended:
             self.tally.unshared += session.unfinished()
-        log = session.leave() if ended else None
-        if log is not None:
+        left_log = session.leave() if ended else None
+        if left_log is not None:
             assert self._ended is not None
-            self._ended.add(log)
+            self._ended.add(left_log)
             return
 
         def pass_on(message: Message, grant: Grant, told: Told) -> bool:

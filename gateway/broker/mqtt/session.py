@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -126,6 +126,11 @@ def is_shared(octets: bytes) -> bool:
     return bool(octets[0] & SHARED)
 
 
+def qos_of(message: Message, octets: bytes) -> int:
+    """Return the QoS at which a message is sent that is stored with this encoded grant."""
+    return min(message.assurance, octets[0] & QOS)
+
+
 def shared_filter(octets: bytes) -> str:
     """Return the filter of a shared subscription from an encoded grant; "" if it is not shared."""
     return octets[1 + IDENTIFIER_OCTETS :].decode() if is_shared(octets) else ""
@@ -146,6 +151,13 @@ def decode_grant(session: Session, octets: bytes) -> Grant:
     ]
     options = options or [SubscriptionOptions(first & QOS, retain_as_published=as_published)]
     return Grant(session, options, retained=bool(first & RETAINED), shared=shared)
+
+
+class LeftLog(NamedTuple):
+    """Log of an ending session. Messages at positions below `sent` may have been sent to its client."""
+
+    log: Log
+    sent: int
 
 
 class Owing(Protocol):
@@ -713,6 +725,7 @@ class Session:
             waiting, self._waiting = self._waiting, None
             for message, grant, position in waiting or ():
                 owed = grant.shared and grant.qos and message.assurance
+                owed = owed and not self._was_sent_at_qos_2(message, grant, position)
                 if owed and self._passed(message, grant, position, pass_on):
                     self._let_go(message.octets)
                 else:
@@ -742,7 +755,11 @@ class Session:
         """Forget a message in flight, which another session owes now."""
         self.finish(packet_id)
 
-    def leave(self) -> Log | None:
+    def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
+        """Return True if the client may have this waiting message, which was sent before a restart."""
+        return False
+
+    def leave(self) -> LeftLog | None:
         """Return the log of an ending session, if others must pass on its messages."""
         return None
 

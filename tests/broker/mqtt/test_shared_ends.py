@@ -171,6 +171,107 @@ def test_what_is_in_flight_at_qos_2_ends_with_its_session_and_is_counted(
         assert space.tally.unshared == 4
 
 
+def send_first_of_two(world: World, qos: int = 2) -> None:
+    """The client of A is sent one message, and one more waits; both clients disconnect."""
+    first = world.session("A", SHARED, qos=qos)
+    outlet = connected(first, 1)
+    give(world, numbered(2, qos=qos))
+    first.pump()
+    assert [int(row.message.body) for row in outlet.rows] == [0]
+    away(world, "B", qos=qos)
+    first.detach()
+    world.space.left(first, 1e9)
+    assert world.one.commit() is ACCEPTED
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_sent_at_qos_2_is_nobody_elses_after_a_restart(
+    tmp_path: Path, crashes: Crashes, end: End, restarts: int, qos: int
+) -> None:
+    """With two restarts, the second one comes before others have got what the session left."""
+    with World(tmp_path, crashes=crashes) as world:
+        send_first_of_two(world, qos)
+        if qos == 2:
+            crashes.settled.add(b"0")
+        if not restarts:
+            end(world, world.space.sessions["A"])
+    if restarts:
+        with World(tmp_path, crashes=crashes) as world:
+            world.space.begin(1.0)
+            end(world, world.space.sessions["A"])
+            if restarts == 2:
+                world.space._ended = None  # nobody reads the log
+    with World(tmp_path, crashes=crashes) as world:
+        settle(world)
+        others = [1] if qos == 2 else [0, 1]
+        assert received(world, world.space.sessions["B"], len(others), crashes) == others
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_was_sent_at_qos_2_before_a_restart_is_counted(
+    tmp_path: Path, crashes: Crashes, end: End
+) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        send_first_of_two(world)
+        crashes.settled.add(b"0")
+    with World(tmp_path, crashes=crashes) as world:
+        world.space.begin(1.0)
+        end(world, world.space.sessions["A"])
+        settle(world)
+        assert world.space.tally.unshared == 1
+        assert len(world.space.sessions["B"]) == 1
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_after_a_kill_all_that_was_stored_may_have_been_sent(
+    tmp_path: Path, crashes: Crashes, qos: int
+) -> None:
+    with World(tmp_path, crashes=crashes) as world:
+        first = world.session("A", SHARED, qos=qos)
+        connected(first, 1)
+        give(world, numbered(2, qos=qos))
+        first.pump()
+        away(world, "B", qos=qos)
+        assert world.one.commit() is ACCEPTED
+        if qos == 2:
+            crashes.settled |= {b"0", b"1"}
+    with World(tmp_path, crashes=crashes) as world:
+        world.space.begin(1.0)
+        deletion(world, world.space.sessions["A"])
+        settle(world)
+        assert world.space.tally.unshared == (2 if qos == 2 else 0)
+        assert len(world.space.sessions["B"]) == (0 if qos == 2 else 2)
+
+
+def test_what_waits_for_its_second_sending_is_nobody_elses(tmp_path: Path, crashes: Crashes) -> None:
+    """The client returns after a restart with a smaller Receive Maximum, and is lost again."""
+    with World(tmp_path, crashes=crashes) as world:
+        first = world.session("A", SHARED, qos=2)
+        outlet = connected(first, 2)
+        give(world, numbered(3, qos=2))
+        first.pump()
+        assert len(outlet.rows) == 2
+        first.detach()
+        world.space.left(first, 1e9)
+        assert world.one.commit() is ACCEPTED
+    with World(tmp_path, crashes=crashes) as world:
+        world.space.begin(1.0)
+        again = world.space.sessions["A"]
+        outlet = connected(again, 1)
+        world.one.until(lambda: len(outlet.rows) == 1)
+        other = connected(world.session("B", SHARED, qos=2))
+        again.detach()
+        world.space.hand_over(again)
+        assert world.one.commit() is ACCEPTED
+        assert [int(row.message.body) for row in other.rows] == [2]
+        outlet = connected(again)
+        world.one.until(lambda: len(outlet.rows) == 2)
+        assert [(int(row.message.body), row.dup) for row in outlet.rows] == [(0, True), (1, True)]
+        assert world.space.tally.unshared == 0
+
+
 def test_what_is_not_of_a_group_ends_with_the_session(tmp_path: Path, crashes: Crashes) -> None:
     with World(tmp_path, crashes=crashes) as world:
         first, second = away(world, "A", "B")
