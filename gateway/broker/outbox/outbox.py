@@ -333,7 +333,9 @@ class Outbox(OneSink):
         if not refused:
             return part
         without = set(refused)
-        rest = part.chosen([at for at in range(count) if at not in without])
+        rest = SubBatch(part.batch, part.recipient)
+        rest.messages = [message for at, message in enumerate(messages) if at not in without]
+        rest.slots = [slot for at, slot in enumerate(part.slots) if at not in without]
         if self._route is not None:
             self._route.failed += len(refused)
         part.settle_at(refused, OUTBOX_USER_FULL)
