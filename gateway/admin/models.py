@@ -371,7 +371,7 @@ class AlarmRow(Row):
     """Object that it is about; "" is the gateway."""
     text: str
     act: str
-    """What to do."""
+    """Advice: how to end the alarm."""
     since: str
     page: str
     """Section of the runbook."""

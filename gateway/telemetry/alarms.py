@@ -147,4 +147,4 @@ ACTS: Final = {
     "GatewayLimitNear": "Find out who fills it, or raise it.",
     "GatewayCertificateExpires": "Replace the certificate; it is loaded within a second.",
 }
-"""What to do, by alarm; the runbook has more."""
+"""Advice for operators, by alarm; the runbook has more."""

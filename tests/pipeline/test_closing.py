@@ -269,19 +269,19 @@ made = writer(Path(sys.argv[1]), options=options)
 print("ready", flush=True)
 while True:
     made.record(HOME, [message(made.next + place) for place in range(20)], ACCEPTED, time.monotonic())
-    time.sleep(0.01)
+    time.sleep(0.1)
 """
     seed = int.from_bytes(os.urandom(4), "big")
     print("seed", seed)
     chance = random.Random(seed)
     there = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(
             (sys.executable, "-c", script, str(tmp_path)), stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        count, rest = len(files(tmp_path)) + 1, chance.randrange(10)
+        count, rest = len(files(tmp_path)) + 1, chance.randrange(1, 3)
         while rest > 0:
             rest -= len(files(tmp_path)) >= count
             numbers = [row["sequence"] for row in rows_of(tmp_path)]
@@ -291,7 +291,7 @@ while True:
         process.kill()
         process.stdout.close()
         process.wait()
-    assert len(files(tmp_path)) > 3
+    assert len(files(tmp_path)) >= 3
     tables = [pq.read_table(path, columns=["sequence"]) for path in files(tmp_path)]
     closed = [number for one in tables for number in one["sequence"].to_pylist()]
     assert closed == [*range(len(closed))], "the folder's glob has each row once"
