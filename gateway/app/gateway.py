@@ -154,7 +154,7 @@ class Gateway:
                 quotas=self.quotas,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.full_queues = FullQueues(self._may_hold)
+            self.full_queues = FullQueues(self._may_hold, self.quotas.delayed)
             self.mqtt, self.engine = topics_of(
                 settings,
                 self.dispatcher,
@@ -413,7 +413,8 @@ class Gateway:
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
         for delayed in list(self.hosts.delays()):
-            yield delayed, delayed.in_memory, delayed.user or "", ""
+            for claim, octets, user in delayed.claims():
+                yield claim, octets, user, ""
         for fast in list(self.fast_hosts.queues()):
             yield fast, fast.in_memory, fast.owning_user or "", ""
         for session in list(self.mqtt.sessions.values()):

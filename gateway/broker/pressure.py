@@ -10,10 +10,12 @@ of arrival.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from gateway.model.batch import SubBatch
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
 PACE_SECS: Final = 0.01  # between two measurements of a consumer's rate
@@ -34,12 +36,20 @@ def everybody_may_hold(user: str | None) -> bool:
 
 
 class FullQueues:
-    """Rights and counters of full queues, shared by all queues of a gateway."""
+    """Rights, shares and counters of full queues, shared by all queues of a gateway.
 
-    __slots__ = ("dropped", "may_hold", "refused")
+    `sender_shares` returns the shares of senders in a queue that limits them: in what an exchange delays.
+    """
 
-    def __init__(self, may_hold: MayHold = everybody_may_hold) -> None:
+    __slots__ = ("dropped", "may_hold", "refused", "sender_shares")
+
+    def __init__(
+        self,
+        may_hold: MayHold = everybody_may_hold,
+        sender_shares: Callable[[], UserShares] | None = None,
+    ) -> None:
         self.may_hold = may_hold
+        self.sender_shares = sender_shares or partial(UserShares, "delayed messages")
         self.refused = 0  # messages whose publisher was informed that the queue is full
         self.dropped = 0  # copies dropped by a queue that may not pause its publishers
 

@@ -135,6 +135,10 @@ class UserQuotas:
         """Return the shares in an outbox, which sets its limits."""
         return self._shares("outbox messages")
 
+    def delayed(self) -> UserShares:
+        """Return the shares in the messages that one exchange delays, which sets its limits."""
+        return self._shares("delayed messages")
+
     def all(self) -> tuple[UserShares, ...]:
         """Return the shares of each kind of thing."""
         return (

@@ -286,6 +286,14 @@ class SubBatch:
         self.number = 0
         self._settled: set[int] | None = None  # None: none yet; positions if settled one by one
 
+    def chosen(self, positions: Iterable[int]) -> SubBatch:
+        """Return a part with the messages at `positions` of this one, which must not settle them as well."""
+        part = SubBatch(self.batch, self.recipient)
+        for at in positions:
+            part.messages.append(self.messages[at])
+            part.slots.append(self.slots[at])
+        return part
+
     def accept(self) -> None:
         """Settle all messages of this part as accepted."""
         self.settle(ACCEPTED)

@@ -114,6 +114,10 @@ class UserShares:
             return f"{self._octets_option} ({self.octets_max})"
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
+    def octets_by_user(self) -> dict[str, int]:
+        """Return a copy of the bytes of each user."""
+        return dict(self._octets)
+
     def room_of(self, user: str) -> tuple[int, int, int, int]:
         """Return the remaining capacity in number and bytes, of all items and of those of `user`.
 

@@ -73,6 +73,45 @@ def metric(gateway: Running, name: str, what: str) -> float:
     return found[what.replace(" ", "_"),]
 
 
+# Messages that an exchange delays.
+
+
+def test_a_sender_who_may_only_write_does_not_block_an_exchange_that_delays(tmp_path: Path) -> None:
+    """Each sender has its share, also after a restart, and its messages count as its own memory."""
+
+    def delays(user: str, count: int, delay_ms: int = 300_000_000_000) -> int:
+        """Return how many of the user's messages are accepted."""
+        accepted = 0
+        with closing(amqp(gateway, user)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            said = pika.BasicProperties(headers={"x-delay": delay_ms}, delivery_mode=2)
+            for _ in range(count):
+                try:
+                    channel.basic_publish("later", "", b"x", said)
+                except NackError:
+                    continue
+                accepted += 1
+        return accepted
+
+    def claimed() -> dict[str, int]:
+        claims = gateway.ask(lambda: list(gateway.gateway._claims()))
+        return {user: octets for _, octets, user, _ in claims if octets}
+
+    limits = {"queue_messages_max": 20}
+    with gateway_at(tmp_path, **limits) as gateway:
+        with closing(amqp(gateway, "modest")) as connection:
+            channel = connection.channel()
+            arguments = {"x-delayed-type": "fanout"}
+            channel.exchange_declare("later", "x-delayed-message", durable=True, arguments=arguments)
+        assert delays("greedy", 50) == 10
+        assert delays("modest", 4) == 4
+    with gateway_at(tmp_path, **limits) as gateway:
+        assert delays("greedy", 5) == 0
+        assert delays("modest", 50) == 6
+        assert claimed().keys() == {"greedy", "modest"}
+
+
 # Retained messages.
 
 

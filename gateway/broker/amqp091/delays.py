@@ -4,8 +4,11 @@ An exchange of that type has one `DelayedMessages`, a queue without consumers. A
 it with the time at which it is due in place of its expiry, so the clock, the order and the store of queues
 apply to it. A due message leaves like an expired one: it is routed by the exchange, with a negative
 `x-delay`, in the transaction that deletes it here. If that fails, the message waits here until the disk works
-again. Messages are in memory, the durable ones on disk, too. The
-exchange's user owns them, and they count against that user's share of memory.
+again. Messages are in memory, the durable ones on disk, too.
+
+A sender chooses the delay, and may have a right to publish alone. Each user who sends has therefore a share
+of the exchange, in number and bytes, and its messages count against that user's share of memory. To a user
+beyond either share the exchange is full.
 
 The lifetime of a message starts at the end of its delay if its `expiration` is that of AMQP, as in RabbitMQ.
 An expiry of another protocol runs while the message waits.
@@ -15,10 +18,10 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from math import isfinite
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway import clock
 from gateway.broker.alarms import Alarm, Alarms
@@ -33,12 +36,13 @@ from gateway.broker.amqp091.dead_lettering import (
     copied_keys,
     living,
 )
-from gateway.broker.pressure import FullQueues
+from gateway.broker.pressure import FULL, FullQueues, lowered
 from gateway.broker.priorities import PriorityQueue
 from gateway.errors import ProtocolError
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import RANGES, Headers, Value, ValueType
+from gateway.model.shares import NO_LIMIT
 from gateway.protocols.amqp091.codec import decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.translate import (
@@ -112,6 +116,9 @@ class DelayedMessages(PriorityQueue):
         self._host = host
         self._route = route
         self._alarm: Alarm | None = None
+        self._shares = host.full_queues.sender_shares()
+        self._shares.set_limits(self.messages_max, self.octets_max)
+        self._restrained: dict[str, int] = {}  # bytes at which the exchange is full to these users
         self._sort()
 
     @property
@@ -129,9 +136,20 @@ class DelayedMessages(PriorityQueue):
         address = message.address
         return address.scope == self.name and address.protocol == AMQP091.name
 
-    def restrain(self, on: bool) -> None:
-        """Limit the size to about the present one while the owner holds too much memory."""
-        self.restrain_size(on)
+    def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
+        """Yield the claim of each user who sent waiting messages, with their bytes, and the user."""
+        for user, octets in self._shares.octets_by_user().items():
+            yield SenderClaim(self, user), octets, user
+
+    def restrain_sender(self, user: str, on: bool) -> None:
+        """Make the exchange full to a user who holds too much memory (`on`), or no longer.
+
+        A repeated call has no effect.
+        """
+        if on and user not in self._restrained:
+            self._restrained[user] = lowered(self.octets_max, self._shares.of(user))
+        elif not on and self._restrained.pop(user, 0):
+            self._pressure.relieve()
 
     # In.
 
@@ -148,12 +166,75 @@ class DelayedMessages(PriorityQueue):
                 or essentials(message.property_set).expiration_ms is None
             ):
                 part.messages[at] = _with_rest(message, utc)
-        super().publish(part)
+        part = self._within_shares(part)
+        if part.messages:
+            super().publish(part)
+
+    def _within_shares(self, part: SubBatch) -> SubBatch:
+        """Refuse the messages of users to whom the exchange is full. Return the part of the others.
+
+        Connections of such users are paused if they may be, and refused at twice the limits only.
+        """
+        shares = self._shares
+        count = shares.count + len(part.messages)
+        octets = shares.total + self.weigh(part.messages)
+        fits = count <= shares.user_count_max and octets <= shares.user_octets_max
+        if fits and not self._restrained:
+            return part
+        may_hold = self.may_hold
+        refused: list[int] = []
+        held: list[int] = []
+        accepted: dict[str, tuple[int, int]] = {}
+        for at, message in enumerate(part.messages):
+            user = message.sender.user
+            mine, mine_octets = accepted.get(user, (0, 0))
+            mine, mine_octets = mine + 1, mine_octets + message.octets
+            excess = self._excess(user, mine, mine_octets)
+            if excess > (2 if may_hold else 1):
+                refused.append(at)
+                continue
+            accepted[user] = mine, mine_octets
+            if excess > 1:
+                held.append(at)
+        if held and not self.full:
+            self._pressure.hold_sources(part.chosen(held))
+        if not refused:
+            return part
+        without = set(refused)
+        if may_hold:
+            self._full_queues.refused += len(refused)
+            part.settle_at(refused, FULL)
+        else:
+            self._overflow(part.chosen(refused))
+        return part.chosen([at for at in range(len(part.messages)) if at not in without])
+
+    def _excess(self, user: str, count: int, octets: int) -> float:
+        """Return the fraction of its limit that a user has with so many more messages and bytes.
+
+        Above 1 the exchange is full to the user.
+        """
+        shares = self._shares
+        all_octets = shares.of(user) + octets
+        excess = all_octets / self._restrained.get(user, NO_LIMIT)
+        if shares.limit_of_user(user, octets, count):
+            by_count = (shares.count_of(user) + count) / shares.user_count_max
+            excess = max(excess, by_count, all_octets / shares.user_octets_max)
+        return excess
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """Return copies of the messages that expire when they are due."""
         utc = clock.utc()
         return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
+
+    def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
+        self._shares.add(message.sender.user, message.octets)
+        super()._wait(position, message, redelivered=redelivered)
+
+    def withdraw(self, first: int, count: int) -> list[Message]:
+        """Remove and return messages among `count` from position `first` on that could not be stored."""
+        withdrawn = super().withdraw(first, count)
+        self._shares.remove_messages(withdrawn)
+        return withdrawn
 
     # Out.
 
@@ -199,6 +280,7 @@ class DelayedMessages(PriorityQueue):
         return NEVER
 
     def _expire(self, position: int, message: Message) -> None:
+        self._shares.remove(message.sender.user, message.octets)
         self._dead_lettering.note_due(self, message, position)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
@@ -247,6 +329,11 @@ class DelayedMessages(PriorityQueue):
         self._set_alarm(clock.utc() + RETRY_SECS)
         return True
 
+    def purge(self) -> int:
+        """Drop all messages, and return their number."""
+        self._shares.replace({})
+        return super().purge()
+
     def delete(self) -> int:
         """Drop and count all messages of a deleted exchange. Return their number."""
         count = super().delete()
@@ -254,6 +341,17 @@ class DelayedMessages(PriorityQueue):
         if self._alarm is not None:
             self._alarm.cancel()
         return count
+
+
+class SenderClaim(NamedTuple):
+    """Claim on memory of a user who sent messages that an exchange delays."""
+
+    delayed: DelayedMessages
+    user: str
+
+    def restrain(self, on: bool) -> None:
+        """Make the exchange full to the user, or no longer."""
+        self.delayed.restrain_sender(self.user, on)
 
 
 def _due_first(message: Message) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from gateway import clock
 from gateway.broker.amqp091 import delays
 from gateway.broker.amqp091.dead_lettering import EXPIRED_MAX
-from gateway.broker.amqp091.delays import DelayedMessages, delay_of
+from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim, delay_of
 from gateway.broker.amqp091.refusals import Refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.pressure import FULL
-from gateway.model.message import NEVER, Message
+from gateway.broker.pressure import FULL, FullQueues
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.model.shares import UserShares
 from gateway.model.times import WallTime
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -55,10 +57,11 @@ def native(
     body: bytes = b"x", delay: Value | None = None, *, key: str = "k", exchange: str = "d", **said: Any
 ) -> Message:
     headers = said.pop("headers", ()) + (() if delay is None else (("x-delay", delay),))
+    sender = said.pop("sender", SENDER)
     raw = encode_basic_properties(BasicProperties(headers=headers, **said))
     life = said.get("expiration")
     expires = NEVER if life is None else clock.utc() + int(life) / 1000
-    return Message(amqp_address(exchange, key), body, content_properties(raw), expires=expires, sender=SENDER)
+    return Message(amqp_address(exchange, key), body, content_properties(raw), expires=expires, sender=sender)
 
 
 def sent(host: VirtualHost, *messages: Message) -> list[Outcome]:
@@ -275,16 +278,70 @@ def test_what_waits_is_counted_against_the_limits_of_a_queue(time: Time) -> None
     assert (answers.released, len(taken(host))) == (3, 6)
 
 
-def test_an_owner_with_too_much_memory_is_restrained(time: Time, host: Host) -> None:
+def test_a_sender_with_too_much_memory_is_restrained(time: Time, host: Host) -> None:
     delayed = host.exchanges["d"].delayed
     assert delayed is not None
     for _ in range(3):
         sent(host, native(bytes(100_000), integer(1_000)))
+    ((claim, octets, user),) = delayed.claims()
+    assert (octets > 300_000, user) == (True, SENDER.user)
+    claim.restrain(True)
+    claim.restrain(True)
+    answers = Answers()
+    (sink,) = host.choose(native(b"", integer(1_000)))
+    publish(sink, [native(b"held", integer(1_000))], answers)
+    other = Sender("test", user="other")
+    free = Answers()
+    publish(sink, [native(b"free", integer(1_000), sender=other)], free)
     assert not delayed.full
-    delayed.restrain(True)
-    assert delayed.full
-    delayed.restrain(False)
-    assert not delayed.full
+    SenderClaim(delayed, user).restrain(False)
+    assert (answers.released, free.released) == (1, 0)
+
+
+@pytest.mark.parametrize("what", ["number", "bytes"])
+@pytest.mark.parametrize("may_hold", [True, False])
+def test_a_sender_has_a_share_of_the_exchange(time: Time, what: str, may_hold: bool) -> None:
+    """Others get in until it is full, and the shares follow what leaves."""
+    lots = 1 << 30
+    weight = native(b"", integer(1_000)).octets
+    shares = partial(UserShares, "delayed messages", user_share=0.5)
+    host = VirtualHost(
+        "/",
+        lambda: None,
+        queue_messages_max=10 if what == "number" else lots,
+        queue_octets_max=10 * weight if what == "bytes" else lots,
+        full_queues=FullQueues(lambda user: may_hold, shares),
+    )
+    delayed = delaying(host)
+    (eve, ann) = (Sender("test", user=name) for name in ("eve", "ann"))
+
+    def outcomes(sender: Sender, count: int) -> list[Outcome]:
+        some = [native(b"", integer(1_000), sender=sender) for _ in range(count)]
+        return publish(delayed, some, Answers()).outcomes
+
+    most = 10 if may_hold else 5
+    assert outcomes(eve, 30).count(ACCEPTED) == most
+    assert host.full_queues.refused == 30 - most
+    if not may_hold:
+        mixed = [native(b"", integer(1_000), sender=one) for one in (eve, ann, eve, ann)]
+        assert publish(delayed, mixed, Answers()).outcomes.count(ACCEPTED) == 2
+        assert outcomes(ann, 9).count(ACCEPTED) == 3
+        assert len(delayed) == 10
+    time.advance(2, host)
+    assert len(delayed) == 0
+    assert list(delayed.claims()) == []
+    assert outcomes(eve, 30).count(ACCEPTED) == most
+    assert delayed.purge() == most
+    assert list(delayed.claims()) == []
+
+
+def test_a_message_to_a_full_share_by_a_binding_costs_its_publisher_nothing(time: Time) -> None:
+    full = FullQueues(lambda user: False)
+    host = VirtualHost("/", lambda: None, queue_messages_max=2, full_queues=full)
+    delayed = delaying(host)
+    some = [native(b"", integer(1_000), exchange="other") for _ in range(5)]
+    assert publish(delayed, some, Answers()).outcomes == [ACCEPTED] * 5
+    assert (len(delayed), full.dropped) == (2, 3)
 
 
 def test_very_many_that_are_due_at_once_go_in_turns(time: Time, host: Host) -> None:
