@@ -575,6 +575,7 @@ def test_a_user_leaves_room_in_an_outbox_of_all_replicas(
         until(lambda: waiting(23) in other.asked("/metrics")[1])
         assert accepted(other, "greedy", 40) == 5  # a quarter of the other half
         assert accepted(other, "modest", 3) == 3
+        until(lambda: waiting(31) in one.asked("/metrics")[1])  # the next 0 is not that of the start
         with Client(mosquitto.port, "shares-far") as far:
             far.subscribe("there/shares/#", qos=1)
             proxy.open()
