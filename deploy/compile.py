@@ -46,7 +46,7 @@ COMPILED: Final = (
     "gateway/protocols/*/*.py",
     "gateway/store/journal/{bursts,encoding,entries,format,gathering,runs,wall,wires,writer}.py",
     "gateway/store/properties.py",
-    "gateway/telemetry/watchdog.py",
+    "gateway/telemetry/{stats,watchdog}.py",
     "gateway/transport/{backlog,poller,socket_loop,stacked,stream}.py",
 )
 

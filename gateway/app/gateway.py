@@ -204,7 +204,7 @@ class Gateway:
                 per_user=limits.memory_per_user_share,
                 per_address=limits.memory_per_address_share,
             )
-            self.writes = WriteSet(self._wake_up_ends, self.watchdog.suspect)
+            self.writes = WriteSet(self._wake_up_ends(), self.watchdog.suspect)
             self.http_port = self.health_port = 0
             self.console = Console(
                 settings, self.access, self.authorization, self.quotas.console, self.quotas.tokens
@@ -400,10 +400,9 @@ class Gateway:
         """Write what was encoded outside a wake-up."""
         self.writes.flush()
 
-    def _wake_up_ends(self) -> None:
-        self.memory.turned()
-        if self.store is not None:
-            self.store.flush()
+    def _wake_up_ends(self) -> list[Callable[[], None]]:
+        """Return the functions to call at the end of each wake-up."""
+        return [self.memory.turned] if self.store is None else [self.memory.turned, self.store.flush]
 
     def _claims(self) -> Iterator[Claim]:
         """Yield the holders of messages in memory, with bytes, user and address.

@@ -17,7 +17,8 @@ from gateway.model.message import NEVER, Message
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
-from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Publishes, Suback, Subscription
+from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Suback, Subscription
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, VERSIONS, PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import encode_properties, publish_essentials
 from gateway.settings import Target

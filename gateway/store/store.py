@@ -145,7 +145,7 @@ class Store:
 
     def flush(self) -> None:
         """Hand what this wake-up has called to the thread, as one transaction or a part of one."""
-        if self._fenced:
+        if self._refused and self._fenced:
             self._tell_refused()
         if self._calls:
             calls, self._calls = self._calls, []

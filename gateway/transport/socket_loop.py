@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, cast
 
 import trio
 
+from gateway import clock
 from gateway.containment import contained
 
 READ: Final = 1  # EPOLLIN
@@ -90,7 +91,7 @@ class SocketLoop:
         """
         self._runnable: deque[object] = runner.runq
         self._next_deadline: Callable[[], float] = runner.deadlines.next_deadline
-        self._clock: Callable[[], float] = runner.clock.current_time
+        clock.begin_loop(runner.clock)
         self._steps = steps
         self._trio = trio_descriptor
         self._token = trio.lowlevel.current_trio_token()
@@ -141,7 +142,7 @@ class SocketLoop:
             self._token.run_sync_soon(_raise, fault)
 
     def _serve(self, timeout: float) -> None:
-        until = self._clock() + timeout
+        until = clock.now() + timeout
         wait = timeout
         while True:
             due = self._due  # not empty after an error
@@ -164,7 +165,7 @@ class SocketLoop:
                 self._turn(poller, due.pop(poller))
             if timeout <= 0:
                 return  # Trio does not wait now
-            wait = 0.0 if self._runnable else min(until, self._next_deadline()) - self._clock()
+            wait = 0.0 if self._runnable else min(until, self._next_deadline()) - clock.now()
             if wait <= 0:  # even if Trio's descriptor was ready: what has run may have cancelled who waited
                 self._return_at_once()
                 return
@@ -174,7 +175,7 @@ class SocketLoop:
     def _turn(self, poller: Served, ready: Ready) -> None:
         self._steps.begin()
         try:
-            poller.turn(self._clock(), ready)
+            poller.turn(clock.now(), ready)
         except Exception as error:
             contained("batch", error)
         self._steps.end("sockets")
@@ -243,6 +244,7 @@ def detach_socket_loop(loop: SocketLoop) -> None:
     if loop.users:
         return
     LOOP.set(None)
+    clock.end_loop()
     with suppress(KeyError):  # Trio has removed it
         trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, loop))
     loop.close()

@@ -13,7 +13,7 @@ while the socket has not accepted its output so far (a megabyte of it; links con
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -144,13 +144,13 @@ class WriteSet:
 
     def __init__(
         self,
-        wake_up_ends: Callable[[], None] | None = None,
+        wake_up_ends: Sequence[Callable[[], None]] = (),
         took_long: Callable[[Stream, float], None] | None = None,
     ) -> None:
         """Set the hooks of the writer.
 
-        `wake_up_ends` is called first in each flush. `took_long` is called with each stream whose turn was
-        long, and the seconds that it took.
+        The functions `wake_up_ends` are called first in each flush. `took_long` is called with each stream
+        whose turn was long, and the seconds that it took.
         """
         self._marked: list[Stream] = []
         self._wake_up_ends = wake_up_ends
@@ -167,9 +167,9 @@ class WriteSet:
 
         Streams that this writing marks, such as a closing one, are included.
         """
-        if self._wake_up_ends is not None:
+        for function in self._wake_up_ends:
             try:
-                self._wake_up_ends()
+                function()
             except Exception as error:
                 contained("store", error)
         while self._marked:

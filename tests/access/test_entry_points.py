@@ -42,7 +42,8 @@ from gateway.protocols.amqpfast.events import (
     Replies,
 )
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.packets import Acks, Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.packets import Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import Http, User
 from gateway.settings.access import Role

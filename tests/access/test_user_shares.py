@@ -26,7 +26,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import ReasonCode, Version
 from gateway.settings import Http, Limits, Store
 from tests.access.test_doors import PASSWORD, amqp, settings

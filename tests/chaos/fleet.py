@@ -25,17 +25,8 @@ from typing import Final, NamedTuple
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import (
-    Ack,
-    Acks,
-    Connack,
-    Connect,
-    Disconnect,
-    Event,
-    Publishes,
-    Suback,
-    Subscription,
-)
+from gateway.protocols.mqtt.packets import Ack, Connack, Connect, Disconnect, Event, Suback, Subscription
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import DUP, FAILURE, QOS, PacketType, Property, Version
 from tests.chaos.checker import History, Id, Verdict, body_of, id_of, judge, stranger
 from tests.chaos.replicas.rig import replica_of

@@ -16,8 +16,8 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
-from gateway.protocols.mqtt.packets import Acks
 from gateway.protocols.mqtt.properties import encode_property
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import Property
 from tests.containment.faults import counting, faulty
 from tests.containment.nasty import NAMES, TEXTS, TYPES, VALUES

@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from gateway.protocols.mqtt.packets import Acks, Connect, Publishes, PublishRow
+from gateway.protocols.mqtt.packets import Connect
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType
 from tests.interop.gateway_fixture import LOOPBACK

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Version
 from tests.durable.test_amqp import channel, taken
 from tests.ingress.clients import Mqtt, connect

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Event, Publishes
+from gateway.protocols.mqtt.packets import Connack, Connect, Event
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Property
 from tests.ingress.clients import Mqtt
 from tests.interop.gateway_process import GatewayProcess

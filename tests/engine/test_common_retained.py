@@ -18,7 +18,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
-from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.runs import Acks
 from gateway.settings import Http, User
 from gateway.settings.access import Role
 from tests.access.test_doors import HASH, PASSWORD

@@ -19,7 +19,7 @@ from gateway.egress.amqp091.topology import Declaration
 from gateway.engine.outboxes import OutboxConsumer
 from gateway.errors import ConfigurationError
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.mqtt.packets import Acks
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import ReasonCode
 from gateway.settings import load_settings
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED

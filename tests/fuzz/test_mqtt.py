@@ -18,7 +18,8 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.codec import decode
 from gateway.protocols.mqtt.connection import Connection, State
 from gateway.protocols.mqtt.octets import decode_topic
-from gateway.protocols.mqtt.packets import Connack, Connect, Publishes
+from gateway.protocols.mqtt.packets import Connack, Connect
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import Version
 from gateway.protocols.mqtt.translate import publish_essentials

@@ -11,20 +11,18 @@ from gateway.ingress.front.pending import PendingConnection
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import (
     Ack,
-    Acks,
     Auth,
     Connack,
     Connect,
     Disconnect,
     Event,
-    Publishes,
-    PublishRow,
     Suback,
     Subscription,
     Unsuback,
     Will,
 )
 from gateway.protocols.mqtt.properties import PropertyMap
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.telemetry.stats import ListenerStats
 from tests.interop.gateway_fixture import LOOPBACK, Running

@@ -9,7 +9,8 @@ from pydantic import SecretStr
 
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.protocols.mqtt.packets import Ack, Acks, Disconnect, Subscription, Will
+from gateway.protocols.mqtt.packets import Ack, Disconnect, Subscription, Will
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, User
 from tests.ingress.clients import Mqtt, connect, stats

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.mqtt.packets import Acks, Disconnect
+from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.settings import Limits
 from tests.ingress.amqp_client import Amqp

@@ -10,18 +10,9 @@ from typing import Final, Protocol
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import (
-    Ack,
-    Acks,
-    Connack,
-    Connect,
-    Disconnect,
-    Publishes,
-    Suback,
-    Subscription,
-    Will,
-)
+from gateway.protocols.mqtt.packets import Ack, Connack, Connect, Disconnect, Suback, Subscription, Will
 from gateway.protocols.mqtt.properties import PropertyMap, encode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, Version
 from tests.simulation.ledger import NEVER, Destination, Ledger, Publication
 from tests.simulation.network import Wire

@@ -34,8 +34,8 @@ from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.reason_codes import outcome_of
+from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
 from gateway.protocols.mqtt.translate import encode_properties
 from gateway.telemetry.stats import LinkStats

@@ -31,8 +31,8 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, too_much
-from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.reason_codes import publish_refused
+from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import Limits

@@ -37,18 +37,9 @@ from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import Bounds, violation
-from gateway.protocols.mqtt.packets import (
-    Acks,
-    Auth,
-    Connack,
-    Connect,
-    Disconnect,
-    Event,
-    Publishes,
-    PublishRow,
-    Suback,
-)
+from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Event, Suback
 from gateway.protocols.mqtt.properties import PropertyMap
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     VARINT_MAX,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gateway.ingress.mqtt.publish_checks import UTF8
-from gateway.protocols.mqtt.packets import PublishRow
+from gateway.protocols.mqtt.runs import PublishRow
 
 BURST_MIN: Final = 8  # the check costs more than it saves for fewer packets
 _RETAIN_OR_QOS_2: Final = 0b101  # flags of packets that have to be processed one by one

@@ -59,20 +59,18 @@ from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, is_filter
 from gateway.protocols.mqtt.packets import (
-    Acks,
     Auth,
     Connect,
     Disconnect,
     Event,
     Oversized,
     Pingreq,
-    Publishes,
-    PublishRow,
     Subscribe,
     Subscription,
     Unsubscribe,
 )
 from gateway.protocols.mqtt.reason_codes import SUBSCRIBE_REFUSED, publish_refused
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import NOTHING_SAID, encode_properties, publish_essentials

@@ -13,7 +13,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.octets import is_utf8
-from gateway.protocols.mqtt.packets import PublishRow
+from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
 
 UTF8: Final = b"\x01\x01"  # payload format indicator 1, encoded; may also match other bytes

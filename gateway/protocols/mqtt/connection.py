@@ -36,8 +36,9 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
-from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, PublishRow
+from gateway.protocols.mqtt.packets import Ack, Event, Oversized, Packet, Publish
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,

@@ -1,8 +1,8 @@
 """MQTT control packets as values: one frozen class for each packet type, for all protocol versions.
 
 Fields are named as in MQTT 5. The encoder omits what an older version has no field for. Reasons are reason
-codes of MQTT 5 throughout: the codec translates CONNACK return codes and granted QoS of 3.x. `PublishRow`,
-`Publishes` and `Acks` are the compact forms of the fast path.
+codes of MQTT 5 throughout: the codec translates CONNACK return codes and granted QoS of 3.x. The frequent
+packets have compact forms beside these, in runs.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gateway.model.spooled import Body
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
 
 
@@ -181,31 +181,6 @@ Packet = (
     | Disconnect
     | Auth
 )
-
-PublishRow = tuple[int, bytes, int, bytes, Body]
-"""One PUBLISH of the fast path: (flags, topic, packet id, properties, body).
-
-Flags are the low four bits of the first byte (DUP 8, QoS 6, RETAIN 1). The packet id is 0 at QoS 0. The topic
-is UTF-8 as received, not yet validated (`decode_topic`). The properties are the property list of MQTT 5
-without its length and without a topic alias, already validated; b"" if the packet has none.
-"""
-
-
-@dataclass(slots=True)
-class Publishes:
-    """Run of PUBLISH packets with no other packet between them."""
-
-    kind: ClassVar = PacketType.PUBLISH
-
-    rows: list[PublishRow]
-
-
-@dataclass(slots=True)
-class Acks:
-    """Run of acknowledgements of one type, as rows of (packet id, reason code)."""
-
-    kind: PacketType
-    rows: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

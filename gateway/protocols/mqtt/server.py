@@ -26,13 +26,13 @@ from gateway.protocols.mqtt.packets import (
     Packet,
     Pingreq,
     Pingresp,
-    Publishes,
     Suback,
     Subscribe,
     Unsuback,
     Unsubscribe,
 )
 from gateway.protocols.mqtt.properties import PropertyMap
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import (
     CONNECT_BYTES_MAX,
     CONTROL_BYTES_MAX,

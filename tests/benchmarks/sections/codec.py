@@ -30,7 +30,8 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection as AmqpServer
 from gateway.protocols.amqp091.translate import content_properties
-from gateway.protocols.mqtt.packets import Connect, Publishes
+from gateway.protocols.mqtt.packets import Connect
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.server import ServerConnection as MqttServer
 from gateway.protocols.mqtt.spec import Version
 from gateway.protocols.mqtt.writers import encode

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Publishes, Suback, Subscription, Will
+from gateway.protocols.mqtt.packets import Connack, Connect, Suback, Subscription, Will
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, RETAIN, Property, Version
 from gateway.protocols.mqtt.translate import FIELDS
 from tests.chaos.checker import (

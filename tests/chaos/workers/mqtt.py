@@ -13,18 +13,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import (
-    Ack,
-    Acks,
-    Connack,
-    Connect,
-    Disconnect,
-    Event,
-    Publishes,
-    Suback,
-    Subscription,
-)
+from gateway.protocols.mqtt.packets import Ack, Connack, Connect, Disconnect, Event, Suback, Subscription
 from gateway.protocols.mqtt.properties import decode_list, encode_property
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import DUP, FAILURE, QOS, PacketType, Property, Version
 from gateway.protocols.mqtt.translate import FIELDS, decode_properties
 from tests.chaos.checker import MARK, Carried, History, Id, body_of

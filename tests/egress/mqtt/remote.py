@@ -20,7 +20,8 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, joined
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, PublishRow, Subscribe, Unsubscribe
+from gateway.protocols.mqtt.packets import Connect, Event, Subscribe, Unsubscribe
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import Limits

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.broker.mqtt import echoes
 from gateway.broker.mqtt.echoes import QUICK_MAX
-from gateway.protocols.mqtt.packets import Acks, Publishes
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Store
 from tests.configured import make_link, make_listener

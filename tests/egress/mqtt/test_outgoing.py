@@ -16,7 +16,7 @@ from gateway.egress.mqtt.session import MqttLinkConnection
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
-from gateway.protocols.mqtt.packets import PublishRow
+from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gateway.broker.dispatcher import Dispatcher
 from gateway.ingress.mqtt import connection
 from gateway.ingress.mqtt.bursts import burst_in
-from gateway.protocols.mqtt.packets import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
 from tests.ingress.clients import Mqtt, connect, stats

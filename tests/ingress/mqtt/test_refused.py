@@ -9,7 +9,8 @@ import structlog
 
 from gateway.broker.dead_letters import Letter
 from gateway.model.outcome import Reason
-from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
 from tests.ingress.clients import Mqtt, connect, eventually, stats

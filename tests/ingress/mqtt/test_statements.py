@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocols.mqtt.connection import Acks, Publishes
 from gateway.protocols.mqtt.packets import Auth, Disconnect, Pingresp, Suback, Subscription, Unsuback, Will
 from gateway.protocols.mqtt.properties import decode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.ingress.clients import Mqtt, Raw, connect
 from tests.interop.gateway_fixture import Running

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway import __version__
-from gateway.protocols.mqtt.connection import Publishes
 from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from tests.configured import make_listener
 from tests.ingress.clients import connect, stats

@@ -11,17 +11,16 @@ from gateway.protocols.mqtt.connection import ROWS_MAX, RUN_OCTETS, STEPS_MAX, C
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import (
     Ack,
-    Acks,
     Connect,
     Event,
     Packet,
     Publish,
-    Publishes,
     Subscribe,
     Subscription,
     Unsubscribe,
     Will,
 )
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.spec import Property as P

@@ -11,7 +11,6 @@ from gateway.protocols.mqtt.client import CLIENT, ClientConnection
 from gateway.protocols.mqtt.connection import Connection, State
 from gateway.protocols.mqtt.packets import (
     Ack,
-    Acks,
     Auth,
     Connack,
     Connect,
@@ -20,7 +19,6 @@ from gateway.protocols.mqtt.packets import (
     Pingreq,
     Pingresp,
     Publish,
-    Publishes,
     Suback,
     Subscribe,
     Subscription,
@@ -28,6 +26,7 @@ from gateway.protocols.mqtt.packets import (
     Unsubscribe,
 )
 from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.server import SERVER, ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.spec import Property as P

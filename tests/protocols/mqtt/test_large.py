@@ -6,7 +6,7 @@ import pytest
 
 from gateway.model.spooled import APART_OCTETS_MIN
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Publishes
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import Version
 from tests.protocols.mqtt.machines import client, server, small_client
 

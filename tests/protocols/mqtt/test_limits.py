@@ -9,16 +9,8 @@ import pytest
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import Connection, State
-from gateway.protocols.mqtt.packets import (
-    Auth,
-    Connect,
-    Disconnect,
-    Packet,
-    Pingreq,
-    Pingresp,
-    Publish,
-    Publishes,
-)
+from gateway.protocols.mqtt.packets import Auth, Connect, Disconnect, Packet, Pingreq, Pingresp, Publish
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.spec import Property as P

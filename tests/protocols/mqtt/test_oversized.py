@@ -9,7 +9,8 @@ import pytest
 
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Event, Oversized, Publish, Publishes
+from gateway.protocols.mqtt.packets import Event, Oversized, Publish
+from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.writers import encode
 from tests.protocols.mqtt.machines import server

@@ -20,8 +20,9 @@ from paho.mqtt.properties import Properties as PahoProperties
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.codec import decode
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Packet, Publishes
+from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Packet
 from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
 from gateway.protocols.mqtt.writers import encode

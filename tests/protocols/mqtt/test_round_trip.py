@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.protocols.mqtt.codec import decode
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Ack, Acks, Connect, Publish, Publishes
+from gateway.protocols.mqtt.packets import Ack, Connect, Publish
 from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
 from gateway.protocols.mqtt.writers import encode

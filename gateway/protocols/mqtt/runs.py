@@ -1,0 +1,34 @@
+"""Runs of the frequent MQTT packets: one event for all that came in a row, each packet a plain tuple."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gateway.model.spooled import Body
+from gateway.protocols.mqtt.spec import PacketType
+
+PublishRow = tuple[int, bytes, int, bytes, Body]
+"""One PUBLISH of the fast path: (flags, topic, packet id, properties, body).
+
+Flags are the low four bits of the first byte (DUP 8, QoS 6, RETAIN 1). The packet id is 0 at QoS 0. The topic
+is UTF-8 as received, not yet validated (`decode_topic`). The properties are the property list of MQTT 5
+without its length and without a topic alias, already validated; b"" if the packet has none.
+"""
+
+
+@dataclass
+class Publishes:
+    """Run of PUBLISH packets with no other packet between them."""
+
+    kind: ClassVar[PacketType] = PacketType.PUBLISH
+
+    rows: list[PublishRow]
+
+
+@dataclass
+class Acks:
+    """Run of acknowledgements of one type, as rows of (packet id, reason code)."""
+
+    kind: PacketType
+    rows: list[tuple[int, int]]
