@@ -10,7 +10,7 @@ import trio
 from gateway.app.control import Lines, Ordered
 from gateway.app.descriptors import raise_descriptors
 from gateway.app.gateway import Gateway
-from gateway.app.process import run_loop, tune_collector
+from gateway.app.process import freeze_objects, run_loop, tune_collector
 from gateway.settings import Settings
 from gateway.telemetry.merging import OPENMETRICS
 
@@ -18,6 +18,7 @@ from gateway.telemetry.merging import OPENMETRICS
 def run_worker(settings: Settings, ordered: Ordered) -> int:
     """Run a gateway with the settings of a worker until it or its supervisor ends. Return the exit code."""
     raise_descriptors()
+    tune_collector()
     gateway = Gateway(settings)
 
     async def main() -> None:
@@ -31,7 +32,7 @@ def run_worker(settings: Settings, ordered: Ordered) -> int:
             await nursery.start(serve)
             nursery.start_soon(_answer, gateway, lines)
 
-    tune_collector()
+    freeze_objects()
     return run_loop(main)
 
 

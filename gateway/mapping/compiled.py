@@ -2,13 +2,15 @@
 
 A route is read once, but evaluated for each new address, of which a fleet has more than any cache holds. Its
 pattern is a test of some levels, its target's template a list of levels: both are known when the mapping is
-read, so they become code then. Other forms (several rests, the sender, a queue's name) are interpreted by
-patterns.py and templates.py, which also define what the code has to do.
+read, so they become code then. Routes of the same shape share the code and differ in its literals. Other
+forms (several rests, the sender, a queue's name) are interpreted by patterns.py and templates.py, which also
+define what the code has to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, cast
 
 from gateway.mapping.names import LevelTranslation, changes
@@ -18,7 +20,9 @@ from gateway.model.dialect import Levels
 
 Fits = Callable[[Levels], bool]
 Makes = Callable[[str, Levels], str]
+Code = Callable[..., object]
 TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds the translation
+SHAPES_MAX: Final = 4_096  # of which the code is kept, for other routes
 
 
 def fits(pattern: Pattern) -> Fits | None:
@@ -32,12 +36,13 @@ def fits(pattern: Pattern) -> Fits | None:
         return None
     count = len(tokens)
     tests = [f"len(levels) == {count}" if rest == count else f"len(levels) >= {count - 1}"]
+    literals: list[str] = []
     tests += [
-        f"levels[{_place(tokens, at)}] == {token.text!r}"
+        f"levels[{_place(tokens, at)}] == {_literal(token.text, literals)}"
         for at, token in enumerate(tokens)
         if token.kind is Kind.LITERAL
     ]
-    return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}"))
+    return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}", literals))
 
 
 def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
@@ -45,13 +50,14 @@ def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> 
 
     Return None if the template needs more than the levels of the name. The function may raise NameRefused.
     """
-    parts = _parts(pattern, template)
+    literals: list[str] = []
+    parts = _parts(pattern, template, literals)
     if parts is None:
         return None
     separator = template.separator
     # Both have the translation as a parameter; `plain` is for names in which there is nothing to translate.
     plain, full = (
-        _code(f"lambda levels, {TRANSLATE}: {separator!r}.join(({''.join(one)}))")
+        _code(f"lambda levels, {TRANSLATE}: {separator!r}.join(({''.join(one)}))", literals)
         for one in zip(*parts, strict=True)
     )
     changed = changes(translate)
@@ -64,10 +70,11 @@ def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> 
     return make
 
 
-def _parts(pattern: Pattern, template: Template) -> list[tuple[str, str]] | None:
+def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
     """Return two expressions for each level of the template, untranslated and translated, with a final comma.
 
-    Return None if the template or the pattern cannot be compiled.
+    Add the literals that they name to `literals`. Return None if the template or the pattern cannot be
+    compiled.
     """
     places = {
         token.text: at
@@ -78,7 +85,7 @@ def _parts(pattern: Pattern, template: Template) -> list[tuple[str, str]] | None
         return None
     parts: list[tuple[str, str]] = []
     for level in template.levels:
-        both = [_piece(pattern, places, piece) for piece in level]
+        both = [_piece(pattern, places, piece, literals) for piece in level]
         if any(one is None for one in both):
             return None
         found = [one for one in both if one is not None]
@@ -90,9 +97,12 @@ def _parts(pattern: Pattern, template: Template) -> list[tuple[str, str]] | None
     return parts
 
 
-def _piece(pattern: Pattern, places: dict[str, int], piece: str | Name) -> tuple[str, str] | None:
+def _piece(
+    pattern: Pattern, places: dict[str, int], piece: str | Name, literals: list[str]
+) -> tuple[str, str] | None:
     if isinstance(piece, str):
-        return repr(piece), repr(piece)
+        name = _literal(piece, literals)
+        return name, name
     tokens = pattern.tokens
     if piece.name == pattern.dialect.name_word:
         return "*levels", f"*map({TRANSLATE}, levels)"
@@ -122,7 +132,21 @@ def _place(tokens: Tokens, at: int) -> int:
     return at if at < rest else at - len(tokens)
 
 
-def _code(expression: str) -> Callable[..., object]:
-    """Evaluate an expression that this module built: it holds only numbers, and texts quoted by `repr`."""
-    names = {"__builtins__": {"len": len, "map": map}}
-    return cast("Callable[..., object]", eval(expression, names))  # noqa: S307 - made of nothing from elsewhere
+def _literal(text: str, literals: list[str]) -> str:
+    """Add a literal to those of a piece of code, and return the name that it has there."""
+    literals.append(text)
+    return f"literal_{len(literals) - 1}"
+
+
+def _code(function: str, literals: list[str]) -> Code:
+    """Return the function that this module wrote, with its literals."""
+    return _shared(function, len(literals))(*literals)
+
+
+@lru_cache(SHAPES_MAX)
+def _shared(function: str, literals: int) -> Callable[..., Code]:
+    """Return a function from the literals to `function`, which holds nothing but numbers and known names."""
+    names = ", ".join([f"literal_{at}" for at in range(literals)])
+    builtins = {"__builtins__": {"len": len, "map": map}}
+    made = eval(f"lambda {names}: {function}", builtins)  # noqa: S307 - made of nothing from elsewhere
+    return cast("Callable[..., Code]", made)

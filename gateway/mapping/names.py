@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 from gateway.model.dialect import Dialect, NameRefused, short
@@ -35,6 +36,7 @@ def split_levels(text: str, separator: str) -> list[str]:
     return re.split(re.escape(separator) + r"(?![^{}]*\})", text)
 
 
+@cache
 def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTranslation:
     """Return the function that translates one level of a name from `source` to `target`.
 
@@ -55,6 +57,7 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
     return _percent(set(target.forbidden), more, fewer, swapped) if more | fewer | swapped else _keep
 
 
+@cache
 def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
     """Return the function that writes text that is no name (a client id, an exchange) as a level in `target`.
 

@@ -379,6 +379,9 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
         if rule.to.group is None or known.get(source, source) != world  # one domain needs no route
     ]
     for at, (source, target) in enumerate(pairs):
+        if not at and (source, target) == (rule.source.endpoint, rule.to.endpoint):
+            yield rule
+            continue
         yield rule.model_copy(
             update={
                 "name": f"{rule.name}.{source}.{target}" if at else rule.name,

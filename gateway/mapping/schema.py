@@ -43,7 +43,8 @@ class Addressed(Strict):
 
     def given(self) -> dict[str, str]:
         """Return the words of an address that the author wrote, each with its text."""
-        return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
+        fields = vars(self)  # `getattr` of a word that this model lacks would raise and suppress an error
+        return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
 
 
 class Words(Addressed):
@@ -64,7 +65,8 @@ class Words(Addressed):
     @property
     def dialect(self) -> Dialect:
         """Dialect of the protocol that the words belong to."""
-        return DIALECT_OF_WORD[next(iter(self.given()))]
+        fields = vars(self)
+        return next(one for word, one in DIALECT_OF_WORD.items() if fields.get(word) is not None)
 
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:

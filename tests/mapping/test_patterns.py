@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
-from gateway.mapping.patterns import PATTERN_LEVELS_MAX, Pattern, covers, parse_tokens, witness
+from gateway.mapping.compiled import fits
+from gateway.mapping.patterns import PATTERN_LEVELS_MAX, Kind, Pattern, Token, covers, parse_tokens, witness
 from gateway.model.address import Address
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -256,3 +257,18 @@ def test_long_patterns_do_not_nest() -> None:
     assert witness(wild, one) == levels
     with pytest.raises(MappingError, match="at most"):
         pattern("amqp091", ".".join(["*"] * (PATTERN_LEVELS_MAX + 1)))
+
+
+@given(st.lists(st.text(min_size=1, alphabet="ab'\"\\{}\n"), min_size=1, max_size=4))
+def test_literals_of_a_shape_stay_apart(literals: list[str]) -> None:
+    """Routes of one shape share their compiled code, and each compares with its own literals."""
+    tokens = tuple(Token(Kind.LITERAL, text) for text in literals)
+    others = tuple(Token(Kind.LITERAL, f"{text}x") for text in literals)
+    one, other = (fits(Pattern(DIALECTS["mqtt"], of)) for of in (tokens, others))
+    assert one is not None
+    assert other is not None
+    assert one.__code__ is other.__code__
+    levels = tuple(literals)
+    assert one(levels)
+    assert not other(levels)
+    assert other(tuple(f"{text}x" for text in literals))
