@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gateway.model.spooled import Body
 from gateway.protocols.mqtt.spec import PacketType
@@ -21,9 +20,12 @@ without its length and without a topic alias, already validated; b"" if the pack
 class Publishes:
     """Run of PUBLISH packets with no other packet between them."""
 
-    kind: ClassVar[PacketType] = PacketType.PUBLISH
-
     rows: list[PublishRow]
+
+    @property
+    def kind(self) -> PacketType:
+        """Type of the packets."""
+        return PacketType.PUBLISH
 
 
 @dataclass
