@@ -167,7 +167,7 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
 EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
-    DeadLettering: ("_next_turn", "noted"),
+    DeadLettering: ("_next_turn", "_waiting", "noted"),
     DeadLetters: ("_owed",),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),

@@ -3,7 +3,8 @@
 A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
 work: dead letters are routed by the queue's dead letter exchange and put into the queues there. Each message
 is settled in the same wake-up, so that the store adds the dead letter and settles the message in one commit.
-Many deaths are processed in turns; those that wait are not settled. `x-death` lists where a message has died
+Many deaths are processed in turns; those that wait are not settled, and while very many wait, queues deliver
+nothing that could be rejected, too. `x-death` lists where a message has died
 before. A dead letter does not return to a queue in which it has died, unless a consumer rejected it on the
 way; otherwise it would travel forever.
 """
@@ -50,7 +51,9 @@ COPIES: Final = "CC"
 DEATHS_MAX: Final = 64  # in one history, which each dead letter copies
 EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
 BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 ms
-NOTED_MAX: Final = 100_000  # deaths that wait; dead letters can multiply faster than they are processed
+# Deaths that wait; beyond it queues deliver nothing, and messages beyond a length limit get no dead letter:
+# those can multiply faster than they are processed.
+NOTED_MAX: Final = 100_000
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
 TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
 NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
@@ -71,6 +74,9 @@ class Mortal(Sink, Protocol):
 
     def settle_dead(self, positions: list[int]) -> None:
         """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+
+    def dispatch(self) -> None:
+        """Deliver ready messages, then do what is due afterwards."""
 
 
 class Delay(Mortal, Protocol):
@@ -129,6 +135,7 @@ class DeadLettering:
         self._lost = lost
         self._burying = False
         self._next_turn: Alarm | None = None
+        self._waiting: dict[Mortal, None] = {}  # queues that deliver nothing until fewer deaths wait
 
     @property
     def late(self) -> bool:
@@ -143,10 +150,17 @@ class DeadLettering:
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
             return False
-        if len(self.noted) >= NOTED_MAX:
+        if (position is None or reason == TOO_MANY) and len(self.noted) >= NOTED_MAX:
             self.dropped["dead_letter_refused"] += 1
             return False
         self.noted.append(Death(queue, message, reason, position))
+        return True
+
+    def holds_back(self, queue: Mortal) -> bool:
+        """Return True if so many deaths wait that `queue` must deliver nothing; it is dispatched later."""
+        if len(self.noted) < NOTED_MAX:
+            return False
+        self._waiting[queue] = None
         return True
 
     def note_due(self, delay: Delay, message: Message, position: int) -> None:
@@ -166,6 +180,10 @@ class DeadLettering:
             self._burying = False
         if self.noted:
             self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
+        if self._waiting and len(self.noted) <= NOTED_MAX // 2:
+            waiting, self._waiting = self._waiting, {}
+            for queue in waiting:
+                queue.dispatch()
 
     def _go_on(self) -> None:
         self._next_turn = None

@@ -18,6 +18,7 @@ from gateway.broker.amqp091.dead_lettering import (
     DELIVERY_LIMIT,
     EXPIRED,
     EXPIRED_MAX,
+    NOTED_MAX,
     REJECTED,
     TOO_MANY,
     DeadLettering,
@@ -240,8 +241,10 @@ class AmqpQueue(Queue):
         """Return the consumers that may have the next message, with their credit.
 
         These are the active one, or those of the highest priority with credit; none while more has expired
-        than one turn drops.
+        than one turn drops, or while too many dead letters wait to accept rejected messages.
         """
+        if self.options.dead_letter_exchange is not None and self._dead_lettering.holds_back(self):
+            return []
         if self._head_expired():
             self.drop_expired(max(self._droppable, 0))
             if self._head_expired():
@@ -416,12 +419,19 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     def _head_expired(self) -> bool:
         return False
 
+    def _at_once(self) -> int:
+        """Return how many messages may expire now: many, because all messages are examined for it."""
+        return max(NOTED_MAX - len(self._dead_lettering.noted), 0)
+
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Drop expired messages at the head of each priority. Return when the next one may expire."""
+        """Drop up to `most` expired messages at the head of each priority.
+
+        Return when the next one may expire (POSIX seconds), or NEVER.
+        """
         utc = clock.utc()
         if self._aside:
             self._drop_expired_aside()
-        if not self._soonest or utc < self._next_expiry():
+        if not self._soonest or utc < self._next_expiry() or not most:
             return self._next_expiry()
         self._soonest = NEVER
         self._rests = utc + len(self._waiting) / LOOKED_AT
@@ -429,8 +439,12 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         alive: set[int] = set()
         for level, position in sorted(self._fresh_heap()):
             message = self._waiting[position][0]
+            if not most:
+                self._soonest = utc
+                break
             if level not in alive and self._drop_expired(position, message, utc):
                 del self._waiting[position]
+                most -= 1
             else:
                 alive.add(level)
                 if message.expires > utc:
@@ -497,6 +511,9 @@ class QuorumQueue(AmqpQueue):
     def purge(self) -> int:
         """Drop all ready messages, and return their number."""
         self.deliveries.forget([*self._aside, *[position for position, _ in self._returned]])
+        untouched = self.untouched()
+        if untouched:  # an earlier process may have counted these
+            self.deliveries.forget_from(untouched[0][0])
         return super().purge()
 
     def delete(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from gateway.broker.alarms import CANCELLED_MAX, Alarms
+from gateway.broker.amqp091 import dead_lettering
+from gateway.broker.amqp091 import queue as amqp_queue
 from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.pressure import FULL
@@ -202,6 +205,52 @@ def test_no_letter_of_a_long_queue_is_given_up() -> None:
         assert len(host.dead_lettering.noted) <= EXPIRED_MAX
         host.alarms.ring(time.time())
     assert drained(there) == [b"%d" % at for at in range(count)]
+    assert host.dead_lettering.dropped == {}
+
+
+def rung(host: Host) -> None:
+    """Send all dead letters that wait."""
+    while host.dead_lettering.noted:
+        host.alarms.ring(time.time())
+
+
+@pytest.mark.interpreted
+def test_no_rejected_message_is_given_up_when_very_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer gets no more before their letters are sent."""
+    monkeypatch.setattr(dead_lettering, "NOTED_MAX", 2 * BURIED_MAX)
+    host = Host()
+    there = queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
+    taker = Taker()
+    one.add(taker)
+    count = 4 * BURIED_MAX
+    publish(one, [native(b"%d" % at) for at in range(count)])
+    for position, message, _ in taker.taken:
+        one.reject(position, message)
+    taker.taken.clear()
+    publish(one, bodies("next"))
+    assert taker.bodies == [], "too many letters wait"
+    rung(host)
+    assert taker.bodies == [b"next"]
+    assert drained(there) == [b"%d" % at for at in range(count)]
+    assert host.dead_lettering.dropped == {}
+    assert not host.dead_lettering._waiting
+
+
+@pytest.mark.interpreted
+def test_no_letter_of_a_long_queue_with_priorities_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dead_lettering, amqp_queue):
+        monkeypatch.setattr(module, "NOTED_MAX", 2 * BURIED_MAX)
+    host = Host()
+    there = queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there", max_priority=5)
+    count = 4 * BURIED_MAX
+    past = time.time() - 1
+    publish(one, [native(b"%d" % at, life=past, priority=at % 2) for at in range(count)])
+    while host.alarms.due < math.inf:
+        assert len(host.dead_lettering.noted) <= 2 * BURIED_MAX
+        host.alarms.ring(host.alarms.due)
+    assert sorted(int(body) for body in drained(there)) == list(range(count))
     assert host.dead_lettering.dropped == {}
 
 
