@@ -77,3 +77,23 @@ def test_counts_go_with_their_messages_and_queues(gateway: GatewayProcess) -> No
         gateway.restart()
     with channel(gateway) as opened:
         assert got(opened)[1:] == (b"other", 0)
+
+
+def test_counts_go_when_the_queue_is_purged_after_a_restart(gateway: GatewayProcess) -> None:
+    """Positions begin again in an empty queue: a new message must not get the count of an old one."""
+    with channel(gateway, x_delivery_limit=2) as opened:
+        opened.basic_publish("", "q", b"old")
+        for _ in range(2):
+            opened.basic_reject(got(opened)[0], requeue=True)
+        assert gateway.terminate() == 0
+    gateway.start()
+    with channel(gateway, x_delivery_limit=2) as opened:
+        opened.queue_purge("q")
+        assert gateway.terminate() == 0
+    gateway.start()
+    with channel(gateway, x_delivery_limit=2) as opened:
+        opened.basic_publish("", "q", b"new")
+        for returns in range(2):
+            tag, body, count = got(opened)
+            assert (body, count) == (b"new", returns)
+            opened.basic_reject(tag, requeue=True)

@@ -136,10 +136,12 @@ class Definitions(HostRecords):
 
     def keep(self, queue: AmqpQueue) -> None:
         """Give the queue its stored messages, and store its messages from now on."""
-        self._untouched.recall(self._storage(queue, QUEUE, queue.name), queue.name)
+        storage = self._storage(queue, QUEUE, queue.name)
+        self._untouched.recall(storage, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
-            queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
+            stored = range(0 if storage.first is None else storage.first, storage.recovered)
+            queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}), stored)
 
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """Record at the end of the process which messages of these queues were never handed out."""

@@ -19,10 +19,14 @@ class Deliveries:
         self._store: Store | None = None
         self._key = ""
 
-    def keep(self, store: Store, key: str, counts: Mapping[int, int]) -> None:
-        """Record the counts from now on, under keys that begin with `key`; `counts` were recorded before."""
+    def keep(self, store: Store, key: str, counts: Mapping[int, int], stored: range) -> None:
+        """Record the counts from now on, under keys that begin with `key`; `counts` were recorded before.
+
+        Counts outside the positions `stored` are deleted: new messages may get these positions.
+        """
         self._store, self._key = store, key
         self._counts.update(counts)
+        self.forget([position for position in counts if position not in stored])
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -45,6 +49,10 @@ class Deliveries:
         for position in positions:
             if self._counts.pop(position, None) is not None and self._store is not None:
                 self._store.delete(DELIVERIES, f"{self._key}{position}]")
+
+    def forget_from(self, first: int) -> None:
+        """Forget the counts of all messages from position `first` on."""
+        self.forget([position for position in self._counts if position >= first])
 
     def clear(self) -> None:
         """Forget all counts, because the queue is deleted."""
