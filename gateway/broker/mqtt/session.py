@@ -401,6 +401,11 @@ class Session:
             return 0
         return max(self.credit - len(self), 0)
 
+    @property
+    def space(self) -> int:
+        """Number of messages that may wait here before the session is full."""
+        return 0 if self.full else self.limits.messages_max - len(self)
+
     def granted(self, options: SubscriptionOptions) -> Grant:
         """Return the grant of one of its subscriptions, for topics that no other of them matches."""
         grant = self._grant

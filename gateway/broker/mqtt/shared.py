@@ -1,8 +1,9 @@
 """Shared subscriptions: each message goes to one member of a group (5: 4.8.2; in 3.x by the same filters).
 
 Members take turns. A member with credit in its Receive Maximum comes before one without, and a connected
-member before a session whose client is disconnected, which gets only messages to be acknowledged. A group is
-one sink, so changes of its members do not affect publishers.
+member before a session whose client is disconnected, which gets only messages to be acknowledged. A full
+member is left out while another has space. A group is one sink, so changes of its members do not affect
+publishers.
 
 When a client is lost, what it has not acknowledged at QoS 1, and what it was not sent yet, goes to another
 connected member; when its session ends, also to a disconnected one. What it was sent at QoS 2 stays its own:
@@ -43,7 +44,8 @@ class SharedGroup:
         """Divide the messages among the members; each settles its own."""
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
         candidates = here or [grant for session, grant in self.members.items() if session.persistent]
-        rooms = [grant.session.room for grant in candidates]
+        candidates = [grant for grant in candidates if not grant.session.full] or candidates
+        rooms = [grant.session.room if here else grant.session.space for grant in candidates]
         pieces: dict[Grant, SubBatch] = {}
         nobody = SubBatch(part.batch, part.recipient)
         any_room = True

@@ -65,6 +65,17 @@ def test_when_all_are_away_they_are_owed_what_must_be_acknowledged() -> None:
     assert space.tally.offline == 2
 
 
+def test_a_full_member_that_is_away_gets_nothing_while_another_has_space(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=10) as world:
+        full, other = (world.session(name, SHARED) for name in ("full", "other"))
+        world.space.subscribe(full, "own", SubscriptionOptions(1))
+        (own,) = world.space.sinks(topic_address("own"))
+        publish(own, [mqtt("own", b"%d" % at) for at in range(8)])
+        give(world.space, numbered(10))
+        assert world.one.commit() is ACCEPTED
+        assert (world.space.tally.queue_full, len(full), len(other)) == (0, 10, 8)
+
+
 def test_a_group_is_one_of_many_subscribers() -> None:
     space = Space()
     both = connected(space.session("both", SHARED, "a/b"))
