@@ -242,10 +242,14 @@ class MqttLinkReceiver:
     def _answers(self, receipt: Receipt) -> Bringer | None:
         """Return the connection on which a rejection can be reported to the broker, or None.
 
-        It must use MQTT 5, and for QoS 1 be the one that delivered the message.
+        It must use MQTT 5, and for QoS 1 be the one that delivered the message; on a later connection of the
+        session the broker delivers that again. A broker that has lost the session, or may have, has lost the
+        message, too.
         """
+        if self._connection is None or receipt[0].epoch != self.epoch:
+            return None
         answers = receipt[0] if receipt[2] == 1 else self._connection
-        return None if answers is None or answers.machine.version is not Version.V5 else answers
+        return answers if answers.machine.version is Version.V5 else None
 
     def turn_done(self) -> None:
         """Publish the batch collected in this wake-up."""
@@ -343,10 +347,10 @@ class MqttLinkReceiver:
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
         """Hold back a released message; reject another one towards the broker with MQTT 5.
 
-        Before MQTT 5, or without a connection, a rejected message becomes a dead letter and is acknowledged:
-        it would only block those behind it.
+        A rejected message that the broker cannot be told of becomes a dead letter and is acknowledged: it
+        would only block those behind it.
         """
-        connection, packet_id, qos, message = receipt
+        _, packet_id, qos, message = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
                 self._held_back.settled(receipt, by_target=False)
@@ -362,7 +366,7 @@ class MqttLinkReceiver:
             self._dispatcher.dead_letters.add([message], "", outcome, then, full=again)
             return
         self.unsettled -= 1
-        if answers is not self._connection or connection.epoch != self.epoch:
+        if answers is not self._connection:
             return
         if qos == 2:
             self._once.pop(packet_id, None)

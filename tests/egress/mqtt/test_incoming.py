@@ -439,3 +439,38 @@ async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
     assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0)]
     assert (memory.refused, world.session.idle) == (1, True)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_what_is_rejected_after_the_broker_lost_the_session_is_a_dead_letter(
+    qos: int, is_back: bool
+) -> None:
+    """Neither can the broker be told, nor has it the message any more."""
+    world = World()
+    world.local.answer = None
+    world.connect()
+    world.deliver(row("lost", qos, 7))
+    world.drop()
+    if is_back:
+        world.present = False
+        world.connect()
+    world.local.parts[0].settle(REJECTED)
+    assert [letter.message.body for letter in newest(world.dead_letters)] == [b"lost"]
+    assert world.session.receiver.unsettled == 0
+
+
+async def test_what_is_rejected_is_no_dead_letter_while_the_broker_has_it() -> None:
+    world = World()
+    world.local.answer = None
+    world.connect()
+    world.deliver(row("again", 1, 7), row("once", 2, 8))
+    world.drop()
+    world.present = True
+    remote = world.connect()
+    world.local.parts[0].settle(REJECTED)
+    world.talk()
+    assert newest(world.dead_letters) == []
+    assert remote.acks_of(PUBACK) == [], "it comes again"
+    assert remote.acks_of(PUBREC) == [(8, ReasonCode.QUOTA_EXCEEDED)]
+    assert world.session.receiver.unsettled == 0
