@@ -176,6 +176,9 @@ class BrokerCore:
             self.outboxes.use(routes)
         self.deduplication.use(routes)
         self.pauses.use(routes)
+        for route in routes:
+            if self.dispatcher.outboxed(route):
+                self.pauses.empty(route.name)
 
     def _paused(self) -> None:
         self.dispatcher.changed()

@@ -186,18 +186,27 @@ class Pauses:
         for name in self.routes - named.keys():
             self.resume("route", name)
 
+    def empty(self, name: str) -> None:
+        """Pass on what waits in front of a route that has an outbox now, in which new messages wait."""
+        if name in self.gates:
+            self._release(name, HELD_MESSAGES_MAX)
+
     def tick(self) -> None:
         """Release some waiting messages of routes that resume; called several times a second."""
         for name, gate in list(self.gates.items()):
             if gate.open:
-                self._releasing = True
-                try:
-                    gate.release(RELEASED_AT_ONCE)
-                finally:
-                    self._releasing = False
-                if not gate.messages:
-                    del self.gates[name]
-                    self._changed()
+                self._release(name, RELEASED_AT_ONCE)
+
+    def _release(self, name: str, most: int) -> None:
+        gate = self.gates[name]
+        self._releasing = True
+        try:
+            gate.release(most)
+        finally:
+            self._releasing = False
+        if not gate.messages:
+            del self.gates[name]
+            self._changed()
 
     def is_releasing(self) -> bool:
         """Return True while a gate hands on what it held, which local targets have in memory only."""

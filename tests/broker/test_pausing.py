@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 
 from gateway.broker import pausing
+from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.memory import plenty
 from gateway.broker.pausing import HELD_FULL, KIND, Gate, Pauses
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.times import Monotonic
+from gateway.settings import Limits
+from gateway.store.store import Store
 from tests.broker.outbox.bench import Bench as OutboxBench
-from tests.broker.parts import SENDER, amqp, connected, mqtt, newest
+from tests.broker.outbox.bench import Devices, Link, mapping
+from tests.broker.parts import SENDER, Answers, amqp, connected, mqtt, newest
 from tests.broker.test_dispatcher import DIRECT, DOWN, OUT, REFUSED, UP, Asked, Bench, routes
+from tests.configured import make_link
 from tests.store.parts import Opened
 
 
@@ -261,6 +268,44 @@ def test_an_outbox_fills_while_its_route_is_paused(outbox: OutboxBench) -> None:
     outbox.outboxes.pause(set())
     assert outbox.link.bodies == [1, 2]
     assert outbox.state.problem == ""
+
+
+async def test_what_waits_in_front_of_a_route_that_gets_an_outbox_stays_first(tmp_path: Path) -> None:
+    """A reload changes a paused route to `settle: stored`, and its publisher goes on."""
+    made: list[BrokerCore] = []
+    direct, stored, link = mapping(settle="confirmed"), mapping(), Link()
+    links = {"erp": make_link(url="amqp://erp")}
+
+    def create(store: Store) -> None:
+        made.append(BrokerCore(store, direct, Limits(), links=links, memory=plenty()))
+
+    with Opened(tmp_path, before=create) as one:
+        (core,) = made
+        core.dispatcher.namespaces |= {"mqtt": Devices(), "erp": link}
+        core.add_link("erp", links["erp"], link, lambda: True)
+        core.use(direct.routes)
+
+        def published(*numbers: int) -> Answers:
+            source = Answers()
+            batch = core.dispatcher.batch(source, Monotonic(0.0))
+            for message in out(*numbers):
+                entry = core.dispatcher.entry("mqtt", core.dispatcher.namespaces["mqtt"], message.address)
+                assert core.dispatcher.publish(batch, entry, message, message.body)
+            batch.send()
+            return source
+
+        core.pauses.pause("route", "out")
+        first = published(1, 2)
+        assert (first.told, core.pauses.held()) == ([], {"out": 2})
+        core.dispatcher.use(stored)
+        core.use(stored.routes)
+        second = published(3)
+        assert one.commit() is ACCEPTED
+        assert (first.outcomes, second.outcomes) == ([ACCEPTED, ACCEPTED], [ACCEPTED])
+        assert (link.parts, core.pauses.held()) == ([], {"out": 0})
+        core.pauses.resume("route", "out")
+        assert link.bodies == [1, 2, 3]
+        link.settle()
 
 
 def test_pauses_are_there_after_a_restart(tmp_path: Path) -> None:
