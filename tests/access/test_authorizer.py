@@ -6,20 +6,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 
+from gateway.access.questions import HttpQuestions
 from gateway.app.clients import revoke
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
 from gateway.protocols.amqpfast.sending import Producer
-from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import HttpAuthorizer
+from gateway.settings import HttpAuthorizer, Store
 from tests.access.test_doors import NOBODY, NOT_AUTHORIZED, OK, PASSWORD, amqp, fast, settings
 from tests.ingress.amqp_client import Amqp, MethodReceived
 from tests.ingress.amqpfast.client import EMPTY, QUEUE
@@ -332,3 +334,24 @@ def test_answers_are_bounded(server: Server) -> None:
                 assert client.acked(PacketType.PUBACK) == (packet_id, NOBODY)
         assert gateway.gateway.authorizer is not None
         assert gateway.gateway.authorizer.remembered <= 5
+
+
+def test_a_will_that_waits_for_an_answer_survives_the_end(server: Server, tmp_path: Path) -> None:
+    with_store = given(server).model_copy(update={"store": Store(path=tmp_path / "store")})
+    with running(with_store) as gateway:
+        will = Will("bob/will", b"last", 1, True)
+        client, told = connect(gateway, "c", user=("bob", PASSWORD.encode()), will=will)
+        assert told.reason == OK
+        authorizer = gateway.gateway.authorizer
+        assert isinstance(authorizer, HttpQuestions)
+        gateway.ask(authorizer._answers.clear)
+        server.gate.clear()
+        asked = len(server.asked)
+        client.cut()
+        gateway.until(lambda: len(server.asked) > asked)
+    server.gate.set()
+    with running(with_store) as gateway:
+        gateway.until(lambda: "bob/will" in gateway.gateway.mqtt.retained)
+        gateway.until(lambda: not gateway.gateway.mqtt._wills)
+    with running(with_store) as gateway:
+        assert gateway.gateway.mqtt._left_wills == []

@@ -458,15 +458,17 @@ class MqttIngress(ListenerSource):
         The client's permission is checked again, as the rules may have changed, unless the client is no
         longer known (`principal` None). In any case a route that requires a role accepts the will only if the
         client is known to have that role. The caller then deletes the will's record. If the message is not
-        written in this wake-up (in front of a paused route or a postponed selector, for example), it gets a
-        new record until it is settled.
+        written in this wake-up (in front of a paused route or a postponed selector, for example), or if the
+        check is pending, it gets a new record until it is settled.
         """
         rights = self.rights_of(principal or Principal(sender.user), sender.client)
         if principal is not None:
             try:
                 decision = self.may_publish(rights, topic_address(will.topic))
             except Pending as pending:
-                self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal)
+                key = self.namespace.new_will_key(sender.client)
+                self.namespace.keep_will(key, will, sender)
+                self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal, key)
                 return
             if not decision.allowed:
                 self.denied(sender, "will", will.topic, decision.rule)
@@ -509,10 +511,14 @@ class MqttIngress(ListenerSource):
             sent.keep()
 
     async def _publish_will_later(
-        self, pending: Pending, will: Will, sender: Sender, principal: Principal
+        self, pending: Pending, will: Will, sender: Sender, principal: Principal, key: str
     ) -> None:
+        """Publish a will whose check was pending, and delete its record `key`."""
         await pending.awaited.wait()
-        self.publish_will(will, sender, principal)
+        try:
+            self.publish_will(will, sender, principal)
+        finally:
+            self.namespace.forget_will(key)
         self.flush()
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
