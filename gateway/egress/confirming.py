@@ -296,14 +296,14 @@ class ConfirmedSink:
                 if message.expires and message.expires <= utc and self._may_expire(part, at)
             }
             if late:
+                if left := [at for at in positions if at not in late]:
+                    self._again([Unconfirmed(part, left)])  # before what their source publishes then
                 part.settle_at(late, EXPIRED)
-                positions = [at for at in positions if at not in late]
-                messages = [part.messages[at] for at in positions]
-            if messages:
-                rest = self._try(part, positions, messages)
-                if rest:
-                    self._again([Unconfirmed(part, rest)])
-                    return
+                continue
+            rest = self._try(part, positions, messages)
+            if rest:
+                self._again([Unconfirmed(part, rest)])
+                return
 
     def _room(self) -> int:
         """Return how many messages may be sent now."""

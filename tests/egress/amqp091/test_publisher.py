@@ -11,11 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping.router import Router, Targets
 from gateway.model.batch import Batch
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -24,6 +25,7 @@ from gateway.protocols.amqp091.table import syntax_error
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.outbox.bench import Bench, mapping
+from tests.broker.parts import Answers, mqtt
 from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
@@ -347,6 +349,40 @@ async def test_an_expired_message_does_not_leave_the_link() -> None:
     assert source.outcomes[b"late"].reason is Reason.EXPIRED
     assert source.outcomes[b"kept"] is ACCEPTED
     assert one.world.bodies == [b"kept"]
+
+
+async def test_an_outbox_sends_in_order_past_what_expires_while_the_link_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox has something to send as soon as it hears that the first message has expired."""
+    one, _ = rig()
+    bench = Bench(tmp_path, mapping(), link=one.session, window=4)
+    one.lose()
+    utc = time.time()
+    source = Answers()
+    batch = Batch(source, 0.0)
+    for number in range(8):
+        sent = mqtt("out/x", b"%d" % number, expires=NEVER if number else utc + 10)
+        entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], sent.address)
+        assert bench.dispatcher.publish(batch, entry, sent, number)
+    batch.send()
+    bench.commit()
+    assert source.outcomes == [ACCEPTED] * 8
+    one.connect()
+    bench.outboxes.link_up("erp")
+    one.move()
+    assert one.world.bodies == bodies(0, 4)
+    one.lose()
+    one.world.published.clear()
+    one.world.confirms = True
+    monkeypatch.setattr(clock, "utc", lambda: utc + 20)
+    one.connect()
+    bench.outboxes.link_up("erp")
+    one.move()
+    assert one.world.bodies == bodies(1, 8)
+    bench.commit()
+    assert bench.dead() == [(0, "out", "expired")]
+    bench.one.end(True, bench.outboxes)
 
 
 async def test_a_life_that_the_broker_would_refuse_is_shortened_and_counted() -> None:
