@@ -128,6 +128,8 @@ class ConfirmedSink:
         self._window = in_flight_max
         self._suspects = 0  # number of messages for which the window stays narrow
         self._blamed = 0  # how often one of the suspects has caused a close
+        # Positions in the part being sent that have an outcome already.
+        self._unsent: list[tuple[Positions, Outcome]] = []
 
     # Interface for the protocols.
 
@@ -140,7 +142,7 @@ class ConfirmedSink:
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which are at `positions` in the part. Return the positions that have to wait.
 
-        A message that cannot be encoded is settled and raises no error.
+        A message that cannot be encoded raises no error, and is passed to `_settle_unsent`.
         """
 
     @abstractmethod
@@ -238,9 +240,7 @@ class ConfirmedSink:
             and self.in_flight + len(messages) <= self._window
             and not self._stream.congested  # type: ignore[union-attr]
         ):
-            rest = self._try(part, every, messages)
-            if rest:
-                self._again([Unconfirmed(part, rest)])
+            self._try(part, every, messages)
             return
         self._let_wait(part, every)
 
@@ -300,9 +300,7 @@ class ConfirmedSink:
                     self._again([Unconfirmed(part, left)])  # before what their source publishes then
                 part.settle_at(late, EXPIRED)
                 continue
-            rest = self._try(part, positions, messages)
-            if rest:
-                self._again([Unconfirmed(part, rest)])
+            if not self._try(part, positions, messages):
                 return
 
     def _room(self) -> int:
@@ -313,22 +311,39 @@ class ConfirmedSink:
         """Return True if a message may be settled as expired instead of sent."""
         return True
 
-    def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        """Call `_send`. An error closes the connection and makes all unconfirmed messages suspects.
+    def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
+        """Call `_send`. Return False if messages have to wait, which are put in front of the waiting ones.
 
-        After several connections, each with fewer messages, the faulty message is alone and thereby
-        identified.
+        An error closes the connection and makes all unconfirmed messages suspects. After several connections,
+        each with fewer messages, the faulty message is alone and thereby identified.
         """
         try:
-            return self._send(part, positions, messages)
+            rest = self._send(part, positions, messages)
         except Exception as error:
+            self._unsent.clear()
             stream = self._stream
             left = self._again([Unconfirmed(part, positions)]) + self.close()
             if self._suspect(left, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
                 stream.doom(error)
-            return ()
+            return True
+        if rest:
+            self._again([Unconfirmed(part, rest)])
+        unsent, self._unsent = self._unsent, []
+        for settled, outcome in unsent:
+            if len(settled) == len(part.slots):
+                part.settle(outcome)
+            else:
+                part.settle_at(settled, outcome)
+        return not rest
+
+    def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
+        """Settle messages of the part being sent, once those around them are sent or wait in their place.
+
+        Their source may publish more then, which must not overtake, or get lower numbers.
+        """
+        self._unsent.append((positions, outcome))
 
     def _withdraw_waiting(
         self, wanted: Callable[[SubBatch, int], bool], most: int = sys.maxsize

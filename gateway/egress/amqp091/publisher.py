@@ -180,7 +180,7 @@ class AmqpLinkPublisher(ConfirmedSink):
             rows, positions = self._rows_one_by_one(part, positions, utc)
         unsent = self._publishers[mandatory].publish_many(rows)
         if unsent:
-            part.settle_at([positions[at] for at in unsent], FRAME_TOO_SMALL)
+            self._settle_unsent([positions[at] for at in unsent], FRAME_TOO_SMALL)
             positions = [at for row, at in enumerate(positions) if row not in unsent]
         self._sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
         return ()
@@ -213,7 +213,7 @@ class AmqpLinkPublisher(ConfirmedSink):
             try:
                 rows.append((message.address.wire, self._told(message, utc), message.body))
             except Exception as error:
-                part.settle_at((at,), poisoned(error))
+                self._settle_unsent([at], poisoned(error))
             else:
                 kept.append(at)
         return rows, kept

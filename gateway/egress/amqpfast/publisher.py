@@ -164,7 +164,7 @@ class FastLinkPublisher(ConfirmedSink):
             address = message.address
             if address.wire != wire:
                 if destination is not None and rows:
-                    self._send_rows(destination, part, rows, chosen, sent)
+                    self._send_rows(destination, rows, chosen, sent)
                     rows, chosen = [], []
                 wire = address.wire
                 destination = self._destination(message, alone=not sent and not self.in_flight)
@@ -180,18 +180,17 @@ class FastLinkPublisher(ConfirmedSink):
             try:
                 rows.append((destination.name, encode_properties(message), body))
             except Exception as error:
-                part.settle_at((positions[index],), poisoned(error))
+                self._settle_unsent([positions[index]], poisoned(error))
             else:
                 chosen.append(positions[index])
         if destination is not None and rows:
-            self._send_rows(destination, part, rows, chosen, sent)
+            self._send_rows(destination, rows, chosen, sent)
         self._sent(part, sent, sum([len(part.messages[at].body) for at in sent]))
         return rest if large is None else self._send_large(part, rest, large)
 
     def _send_rows(
         self,
         destination: Destination,
-        part: SubBatch,
         rows: list[tuple[bytes, bytes, bytes]],
         chosen: list[int],
         sent: list[int],
@@ -199,7 +198,8 @@ class FastLinkPublisher(ConfirmedSink):
         """Send rows to one destination, and append the positions of sent messages to `sent`."""
         tags = destination.producer.send_many(rows)
         if -1 in tags:
-            part.settle_at([at for at, tag in zip(chosen, tags, strict=True) if tag < 0], HEAD_TOO_LONG)
+            unsent = [at for at, tag in zip(chosen, tags, strict=True) if tag < 0]
+            self._settle_unsent(unsent, HEAD_TOO_LONG)
             chosen = [at for at, tag in zip(chosen, tags, strict=True) if tag >= 0]
             tags = [tag for tag in tags if tag >= 0]
         if tags:
@@ -248,11 +248,11 @@ class FastLinkPublisher(ConfirmedSink):
         try:
             head = encode_properties(message)
         except Exception as error:
-            part.settle_at(positions[:1], poisoned(error))
+            self._settle_unsent(positions[:1], poisoned(error))
             return positions[1:]
         assert self._machine is not None
         if len(head) + BODY_SIZE.size > self._machine.frame_max:
-            part.settle_at(positions[:1], HEAD_TOO_LONG)
+            self._settle_unsent(positions[:1], HEAD_TOO_LONG)
             return positions[1:]
         self._sent(part, positions[:1], 0)
         try:

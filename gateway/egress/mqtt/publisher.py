@@ -344,10 +344,7 @@ class MqttLinkPublisher(ConfirmedSink):
                 self._kept.pop((part, one), None)
         self._written(sent.written, sent.octets)
         for settled, outcome in sent.settled:
-            if len(settled) == len(part.slots):
-                part.settle(outcome)
-            else:
-                part.settle_at(settled, outcome)
+            self._settle_unsent(settled, outcome)
         return positions[at:]
 
     def _send_at_once(
@@ -380,7 +377,7 @@ class MqttLinkPublisher(ConfirmedSink):
             self._count_in_flight()
             self._written(len(positions), octets)
         if large:
-            part.settle_at(large, TOO_LARGE)
+            self._settle_unsent(large, TOO_LARGE)
         return True
 
     def _send_chunk(

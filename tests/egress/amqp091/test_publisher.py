@@ -18,14 +18,14 @@ from gateway.mapping.router import Router, Targets
 from gateway.model.batch import Batch
 from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.model.properties import Properties, PropertySet, property_set, string
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import ConfirmSelect, ConnectionBlocked, ConnectionUnblocked
 from gateway.protocols.amqp091.table import syntax_error
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.outbox.bench import Bench, mapping
-from tests.broker.parts import Answers, mqtt
+from tests.broker.parts import Answers, mqtt, unreadable
 from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
@@ -515,3 +515,41 @@ async def test_what_is_never_confirmed_holds_up_no_others(
         one.move()
     assert one.world.bodies == bodies(0, 3)
     assert list(channels(one)) == [first]
+
+
+@pytest.mark.parametrize("odd", ["too large", "malformed"])
+async def test_confirms_count_what_was_sent_when_the_first_message_cannot_be(
+    tmp_path: Path, odd: str
+) -> None:
+    """The outbox sends its next message as soon as it hears of the first; the broker confirms the second."""
+    one, _ = rig()
+    bench = Bench(tmp_path, mapping(", attempts_max: 1"), link=one.session, window=2)
+    one.remote.machine.send_method(0, ConnectionBlocked("memory"))
+    one.move()
+    properties = property_set(Properties(headers=(("big", string("x" * 200_000)),)))
+    if odd == "malformed":
+        properties = unreadable()
+    source = Answers()
+    batch = Batch(source, 0.0)
+    for number in range(4):
+        given = NO_PROPERTIES if number else properties
+        sent = mqtt("out/x", b"%d" % number, properties=given)
+        entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], sent.address)
+        assert bench.dispatcher.publish(batch, entry, sent, number)
+    batch.send()
+    bench.commit()
+    one.remote.machine.send_method(0, ConnectionUnblocked())
+    one.move()
+    assert one.world.bodies[0] == b"1"
+    one.remote.machine.ack(one.remote.publishing, 1)
+    one.move()
+    one.lose()
+    one.world.published.clear()
+    one.world.confirms = True
+    one.connect()
+    bench.outboxes.link_up("erp")
+    one.move()
+    assert one.world.bodies == [b"2", b"3"], "the broker has confirmed 1"
+    bench.commit()
+    assert [body for body, _, _ in bench.dead()] == [0]
+    bench.one.end(True, bench.outboxes)
