@@ -160,6 +160,7 @@ class Queue:
         self._expired = expired
         self._pressure = Pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
+        self._lossy_at: int | None = None  # position of the next message when a loss was last logged
         # Original limit in bytes, while `octets_max` is reduced because its owner holds too much.
         self._allowed: int | None = None
 
@@ -279,8 +280,13 @@ class Queue:
             part.settle_at(copies)
 
     def drop_copies(self, messages: Sequence[Message]) -> None:
-        """Log and count messages for which the full queue has no space; their publishers are not informed."""
-        log.warning("queue full, copies dropped", queue=self.name, user=self.owning_user)
+        """Count messages for which the full queue has no space; their publishers are not informed.
+
+        The first loss is logged, and later ones if half of what the queue holds is newer than the last line.
+        """
+        if self._lossy_at is None or self.next - self._lossy_at > len(self) // 2:
+            self._lossy_at = self.next
+            log.warning("queue full, copies dropped", queue=self.name, user=self.owning_user)
         self._count_dropped(messages)
 
     def _count_dropped(self, messages: Sequence[Message]) -> None:

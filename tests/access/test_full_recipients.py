@@ -245,6 +245,25 @@ def test_copies_that_a_session_loses_are_counted_and_logged_once(away: bool) -> 
         assert told() == [("silent", "reader")] * 2
 
 
+@pytest.mark.parametrize("full", [rejecting_queue, plain_queue])
+def test_copies_that_a_queue_loses_are_logged_once(full: Full) -> None:
+    """Nobody consumes it; and again when half of what it holds has been consumed meanwhile."""
+    with gateway_with() as gateway, ExitStack() as stack, capture_logs() as lines:
+        full(gateway, stack)
+
+        def told() -> list[tuple[str, str]]:
+            found = [line for line in list(lines) if line["event"] == "queue full, copies dropped"]
+            return [(line["queue"], line["user"]) for line in found]
+
+        assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES
+        assert told() == [("own", "reader")]
+        channel = stack.enter_context(closing(amqp(gateway, "reader"))).channel()
+        while channel.basic_get("own", auto_ack=True)[0] is not None:
+            pass
+        assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES
+        assert told() == [("own", "reader")] * 2
+
+
 def metric(gateway: Running) -> int:
     """Return what the metric says of messages that full sessions have lost."""
     samples = gateway.ask(lambda: list(gateway.gateway.metrics._samples()))
