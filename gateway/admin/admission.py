@@ -31,6 +31,7 @@ from gateway.access.tokens import Tokens
 from gateway.admin.answers import PROBLEMS, problem, unless_known
 from gateway.admin.unsent import UnsentResponses
 from gateway.errors import ConfigurationError
+from gateway.model.shares import UserShares
 from gateway.settings import secret_from
 from gateway.telemetry.audit import audit
 
@@ -73,7 +74,7 @@ class Admission:
     """Admission control of requests.
 
     `rights_of` returns the rights that a principal's roles give; `access` authenticates users and tokens of
-    others, None accepts none.
+    others, None accepts none. `unsent` limits the responses that a user has not read.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class Admission:
         access: Access | None = None,
         rights_of: Callable[[Principal], ConsoleRights] = lambda _: NOTHING,
         token_file: Path | None = None,
+        unsent: UserShares | None = None,
     ) -> None:
         self.tokens = tokens
         self.sessions = sessions
         self.access = access
         self.rights_of = rights_of
-        self.unsent = UnsentResponses()
+        self.unsent = UnsentResponses(unsent)
         self._token_file = token_file
 
     def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
@@ -323,6 +325,12 @@ def target_of(choice: Any) -> str:
 def remote_of(request: Request) -> str:
     """Return host:port of the caller."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+def address_owner(request: Request) -> str:
+    """Return the owner of what a caller without a login makes grow: its address, no valid user name."""
+    host = "" if request.client is None else request.client.host
+    return f"\0address {place_of_host(host)}"
 
 
 def strange(request: Request) -> str:

@@ -24,8 +24,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway import clock
-from gateway.admin.admission import ELSEWHERE, Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, PROBLEMS, BadChoiceError, answer, problem
+from gateway.admin.admission import ELSEWHERE, Admission, address_owner, shows_secret
+from gateway.admin.answers import NEVER_STORE, PROBLEMS, answer, problem
 from gateway.admin.events import EventsApi, Names
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
@@ -86,12 +86,18 @@ def health(state: AdminState) -> list[BaseRoute]:
         return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
 
     async def metrics(request: Request) -> Response:
+        owner = address_owner(request)
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
             caller = await state.admission.caller(request)
             if isinstance(caller, Response):
                 return caller
-        told, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
-        return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
+            owner = caller.principal.name
+
+        async def exposed() -> Response:
+            told, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
+            return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
+
+        return await state.admission.unsent.served(owner, exposed)
 
     async def detailed(request: Request) -> Response:
         """Return detailed metrics.
@@ -99,18 +105,17 @@ def health(state: AdminState) -> list[BaseRoute]:
         They always need the scrape token or a login, because clients choose the names.
         """
         file = state.scrape_token_file
+        owner = address_owner(request)
         if file is None or not shows_secret(request, file):
             caller = await state.admission.caller(request)
             if isinstance(caller, Response):
                 return caller
             if caller.rights.read_hosts is not None:
                 return problem(403, f"{caller.principal.name!r} {ELSEWHERE}")
+            owner = caller.principal.name
         if state.detailed is None:
             return problem(404, "there are no detailed metrics")
-        try:
-            return await state.detailed.serve(request)
-        except BadChoiceError as error:
-            return problem(400, str(error))
+        return await state.admission.unsent.served(owner, partial(state.detailed.serve, request))
 
     return [
         *probes(livez, readyz),

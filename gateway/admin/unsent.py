@@ -8,26 +8,23 @@ at a time, so that each counts before the next one is begun.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
 
 import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.answers import ShareFullError
+from gateway.admin.answers import PROBLEMS, ShareFullError, problem
 from gateway.model.shares import UserShares
-
-UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one user, beyond the last response
 
 
 class UnsentResponses:
-    """Unsent responses by user; `shares` counts them."""
+    """Unsent responses by user, counted in `shares`."""
 
-    def __init__(self, octets_max: int = UNSENT_BYTES_MAX) -> None:
-        """Set the bytes of unsent responses with which a user may request more."""
-        self.shares = UserShares("unsent responses", octets_max=octets_max)
+    def __init__(self, shares: UserShares | None = None) -> None:
+        """Count in `shares`, whose limit in bytes is that of one user; None counts without a limit."""
+        self.shares = shares or UserShares("unsent responses")
         self._builders: dict[str, trio.Lock] = {}
 
     def check(self, owner: str) -> None:
@@ -47,6 +44,15 @@ class UnsentResponses:
         finally:
             if not lock.locked():
                 self._builders.pop(owner, None)
+
+    async def served(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
+        """Return what `serve` returns, counted for `owner`, or the problem document of its error."""
+        try:
+            self.check(owner)
+            response = await serve()
+        except tuple(PROBLEMS) as error:
+            response = problem(PROBLEMS[type(error)], str(error))
+        return self.counted(owner, response)
 
     def counted(self, owner: str, response: Response) -> Response:
         """Return a response that counts for a user until it is sent."""

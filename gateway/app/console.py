@@ -13,7 +13,7 @@ from gateway.access.console_sessions import Sessions
 from gateway.access.console_tokens import COMMAND_LINE, ConsoleTokens, leave_token
 from gateway.access.principal import Principal
 from gateway.admin import Admission
-from gateway.model.shares import UserShares
+from gateway.broker.shares import UserQuotas
 from gateway.settings import Settings
 
 log = structlog.get_logger()
@@ -30,13 +30,12 @@ class Console:
         settings: Settings,
         access: Access,
         authorization: Authorization,
-        sessions: UserShares,
-        tokens: UserShares,
+        quotas: UserQuotas,
     ) -> None:
         """Build the admission control from the settings.
 
-        `sessions` and `tokens` limit console sessions and tokens by user. Raises ConfigurationError when the
-        tokens cannot be read or written.
+        `quotas` limit console sessions, tokens and unread responses by user. Raises ConfigurationError when
+        the tokens cannot be read or written.
         """
         http = settings.http
 
@@ -45,11 +44,12 @@ class Console:
             return console_rights(Principal(principal.name, roles=roles.of(principal)), roles.roles)
 
         self.admission = Admission(
-            ConsoleTokens(settings.tokens_path() if http.enabled else None, tokens),
-            Sessions(sessions, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
+            ConsoleTokens(settings.tokens_path() if http.enabled else None, quotas.tokens),
+            Sessions(quotas.console, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
             access=access,
             rights_of=rights_of,
             token_file=http.token_file,
+            unsent=quotas.responses,
         )
         self._left: Path | None = None
 

@@ -206,9 +206,7 @@ class Gateway:
             )
             self.writes = WriteSet(self._wake_up_ends(), self.watchdog.suspect)
             self.http_port = self.health_port = 0
-            self.console = Console(
-                settings, self.access, self.authorization, self.quotas.console, self.quotas.tokens
-            )
+            self.console = Console(settings, self.access, self.authorization, self.quotas)
             self._stopping = trio.Event()
             self._reloading = trio.Lock()
             self.metrics: Metrics = Metrics(__version__, self._sources())

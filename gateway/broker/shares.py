@@ -23,6 +23,7 @@ LEVEL_OCTETS: Final = 200  # bytes of a level of a topic filter, in addition to 
 LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because most filters share them
 LISTENERS_MAX: Final = 20  # event streams of the HTTP interface
 TAPS_MAX: Final = 5  # streams of messages among those
+UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # of HTTP responses that one user has not read, beyond the last
 SHARE: Final = 0.9  # of the total, unless configured: another holder always gets in
 
 log = structlog.get_logger(limited=True)
@@ -128,6 +129,9 @@ class UserQuotas:
         self.taps = self._shares("message streams", ("the places", TAPS_MAX))
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
         self.tokens = self._shares("console tokens", ("the places", console_tokens.TOKENS_MAX))
+        self.responses = UserShares(
+            "unsent responses", octets_max=UNSENT_BYTES_MAX, share_option="what may be unread"
+        )
         self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
         self._told: dict[str, tuple[int, int]] = {}
 
@@ -152,6 +156,7 @@ class UserQuotas:
             self.taps,
             self.console,
             self.tokens,
+            self.responses,
             self.outboxes,
         )
 

@@ -817,3 +817,29 @@ def test_a_user_who_reads_no_responses_does_not_fill_the_memory(tmp_path: Path) 
         gateway.until(lambda: not shares.total)
         assert call(gateway, basic("ann"), "overview", prefix="/api/").status == 200
         assert not gateway.ask(lambda: gateway.gateway.console.admission.unsent._builders)
+
+
+def test_unread_metrics_count_for_their_user_or_address(tmp_path: Path) -> None:
+    """Also those that need no login; and the metrics say that requests were refused."""
+    with gateway_with(tmp_path, {"ann": of_roles("boss")}) as gateway:
+        with closing(amqp(gateway, "client")) as connection:
+            channel = connection.channel()
+            for number in range(1_000):
+                channel.queue_declare("q" * 240 + str(number), durable=True)
+        shares = gateway.gateway.console.admission.unsent.shares
+        gateway.ask(lambda: shares.set_limits(1 << 20, 1 << 20))
+        with unread(gateway, "ann", "/metrics/detailed?series=queues", 4):
+            gateway.until(lambda: shares.refused > 0 and shares.of("ann") > 1 << 20)
+            assert call(gateway, basic("ann"), "session").status == 429
+            shown = call(gateway, {}, "metrics", prefix="/")
+            assert shown.status == 200, "another's unread responses do not count"
+            counter = b'gateway_share_refused_total{resource="unsent_responses"} '
+            (line,) = [one for one in shown.document.splitlines() if one.startswith(counter)]
+            assert float(line.removeprefix(counter)) > 0
+        gateway.until(lambda: not shares.total)
+        nobody = "\0address loopback"
+        gateway.ask(lambda: shares.add(nobody, 2 << 20))
+        assert call(gateway, {}, "metrics", prefix="/").status == 429
+        assert call(gateway, basic("ann"), "session").status == 200
+        gateway.ask(lambda: shares.remove(nobody, 2 << 20))
+        assert call(gateway, {}, "metrics", prefix="/").status == 200
