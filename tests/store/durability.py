@@ -140,7 +140,7 @@ class Ledger:
             if is_there:
                 del self._claims[claim.id]
                 if lacking := [place for place in claim.places if not self.has(*place)]:
-                    self.faults.append(f"id {claim.id} is on disk without its message at {lacking[:5]}")
+                    self.faults.append(f"id {claim.id!r} is on disk without its message at {lacking[:5]}")
 
 
 def _is_of(message: Message, key: Key) -> bool:
