@@ -218,7 +218,6 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT. `task_status` is started when every listener is open."""
-        self.watchdog.attach()
         loop = attach_socket_loop(self.watchdog)
         try:
             start_store(self.store, self.writes)
@@ -349,6 +348,7 @@ class Gateway:
                 routes=len(self.dispatcher.router.routes),
                 http=self.http_port or None,
             )
+            self.watchdog.attach()
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()

@@ -44,16 +44,19 @@ class Watchdog:
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
-        """Set the limit: a step of more than `slow_turn_secs` is logged; 0 means that none is."""
+        """Set the limit: once attached, steps of more than `slow_turn_secs` are logged; with 0 none is."""
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
+        self._limit = float("inf")  # until attached: no client waits while the gateway starts
         self._stopwatch = stopwatch or clock.perf_counter
         self._began = 0.0
         self._suspected_secs = 0.0
         self._suspect: tuple[str, str, str] | None = None
 
     def attach(self) -> None:
-        """Measure the steps of the running Trio loop from now on."""
+        """Measure the steps of the running Trio loop, and log long ones, from the next step on."""
+        self._limit = self._slow_turn_secs
+        self._began = 0.0
         trio.lowlevel.add_instrument(cast(trio.abc.Instrument, self))  # which need not be a subclass
 
     def detach(self) -> None:
@@ -78,7 +81,7 @@ class Watchdog:
         """Record the duration of the step since `begin`; the log calls it `name` if it was long."""
         took = self._stopwatch() - self._began
         self.turns.observe(took)
-        if took > self._slow_turn_secs:
+        if took > self._limit:
             self._tell(name, took)
         if self._suspected_secs:
             self._suspected_secs = 0.0

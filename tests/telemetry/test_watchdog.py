@@ -9,8 +9,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from gateway.settings import Http
+from gateway.settings.tree import Log
 from gateway.telemetry.metrics import TURN_SECONDS, Metrics, Sources
 from gateway.telemetry.watchdog import TOLD, Watchdog
+from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 
 
 class Cause:
@@ -80,3 +83,12 @@ async def test_turns_are_a_histogram() -> None:
     text = metrics.exposed("")[0].decode()
     assert f'{TURN_SECONDS}_bucket{{le="10.0"}} {float(sum(world.dog.turns.counts))}' in text
     assert f"{TURN_SECONDS}_sum 0.20" in text
+
+
+def test_a_start_is_not_told_and_what_follows_is(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(slow_turn_secs=1e-9)  # every step is too long
+    http = Http(host=LOOPBACK, port=0)  # its start takes steps
+    with running(settings_of(log=log, http=http)) as gateway:
+        gateway.ask(lambda: None)
+    lines = capsys.readouterr().out
+    assert lines.index("'started'") < lines.index(TOLD)
