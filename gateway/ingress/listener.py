@@ -242,9 +242,10 @@ class Listener:
             stream.feed(octets, now, stream.layer)
 
     def _begin(self, stream: Stream, since: float) -> None:
-        """Begin TLS, if configured, and then the protocol."""
+        """Begin TLS, if configured, and then the protocol, behind a check of the client's first bytes."""
         stream.layer = self.front.secured()
         self._connect(stream, since)
+        stream.layer = self.front.checked(stream)
 
     def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         """Adopt a connection from a shared port, which has received `octets`, after TLS if it is used."""

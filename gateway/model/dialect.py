@@ -190,6 +190,13 @@ class Dialect:
         """
         return self.unread_set(octets).properties.message_id
 
+    def refusal(self, octets: bytes, text: str) -> bytes:
+        """Return the refusal, for the reason `text`, of a client that begins with `octets`.
+
+        Return b"" if the protocol has none before its handshake, or if the client has sent too little.
+        """
+        return b""
+
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to this one."""
         return ()

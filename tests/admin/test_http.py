@@ -222,7 +222,7 @@ async def test_an_upgrade_is_not_made(more: str) -> None:
 
 REFUSED = [
     (b"nonsense\r\n\r\n", 400, "malformed"),
-    (b"\x16\x03\x01\x02\0\1\0\r\n\r\n", 400, "malformed"),
+    (b"\x16\x03\x01\x02\0\1\0\r\n\r\n", 400, "no_tls"),
     (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed"),
     (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "malformed"),
     (get(more="Content-Length: 3, 4\r\n"), 400, "malformed"),

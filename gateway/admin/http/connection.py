@@ -8,6 +8,7 @@ had none.
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from email.utils import formatdate
 from typing import Final
@@ -22,9 +23,11 @@ from gateway import clock
 from gateway.admin.answers import PROBLEM, problem_of
 from gateway.containment import contained
 from gateway.settings import Http
+from gateway.transport.first_bytes import misfit
 from gateway.transport.http import response
 
 READ_OCTETS: Final = 16_384
+FIRST_OCTETS: Final = 8  # They show the protocol.
 # Minimum that a piece of a body counts, since each takes as much time as a long one.
 CHUNK_OCTETS_MIN: Final = 16
 UNREAD_PIECES_MAX: Final = 16  # Pieces of an unused body that are skipped to find its end.
@@ -82,6 +85,7 @@ class HttpConnection:
         self._refused = refused
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=http.head_bytes_max)
         self._served = 0
+        self._begun = False  # the first bytes have been checked
         self._start: h11.Response | None = None
         self._is_head = False
         self._refusal: Refusal | None = None
@@ -170,14 +174,25 @@ class HttpConnection:
     async def _read(self) -> None:
         self.waits_since = clock.now()
         try:
+            if not self._begun:
+                await self._check_first_bytes()
             octets = await self.stream.receive_some(READ_OCTETS)
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, OSError) as error:
             raise Gone from error
         finally:
             self.waits_since = None
         if not octets:
             raise Gone
         self._h11.receive_data(bytes(octets))
+
+    async def _check_first_bytes(self) -> None:
+        """Raise Refusal, with a plain response, if only one of the client and the port uses TLS."""
+        octets = await self._socket.recv(FIRST_OCTETS, socket.MSG_PEEK)
+        self._begun = True
+        found = misfit(octets, secure=self._secured) if octets else None
+        if found is not None:
+            self.stream = trio.SocketStream(self._socket)
+            raise Refusal(400, found.reason, found.text)
 
     async def _receive(self) -> Message:
         """Return the next piece of the body for the application.

@@ -17,6 +17,8 @@ from gateway.settings import Listener
 from gateway.settings.endpoints import WebListener
 from gateway.transport.certificates import server_context
 from gateway.transport.filter import Filter
+from gateway.transport.first_bytes import FirstBytesFilter
+from gateway.transport.stream import Stream
 from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketFilter
 
@@ -28,7 +30,8 @@ class Front(NamedTuple):
 
     `proxies` are the networks of the balancers that must announce each client with a PROXY protocol header;
     other addresses may not connect. None means that no header is read. `tls` returns the TLS context for the
-    next connection. `websocket_path` "" means no WebSocket; `origins` None allows any origin.
+    next connection. `websocket_path` "" means no WebSocket; `origins` None allows any origin. `detects` is
+    True for a shared port, whose protocol object decides by the first bytes if there is TLS.
     """
 
     proxies: Networks | None = None
@@ -36,10 +39,17 @@ class Front(NamedTuple):
     websocket_path: str = ""
     subprotocols: tuple[str, ...] = ()
     origins: tuple[str, ...] | None = None
+    detects: bool = False
 
     def secured(self) -> Filter | None:
         """Return a TLS filter for a new connection, or None without TLS."""
         return None if self.tls is None else TlsFilter(self.tls(), server_side=True)
+
+    def checked(self, stream: Stream) -> Filter | None:
+        """Return the layers of a new stream behind a check of its first bytes against TLS."""
+        if self.detects:
+            return stream.layer
+        return FirstBytesFilter(stream, stream.layer, secure=self.tls is not None)
 
     def upgraded(self, message_octets_max: int) -> Filter | None:
         """Return a WebSocket filter for a new connection, or None without WebSocket."""

@@ -17,14 +17,13 @@ from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.guest import Guest
 from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.listener import Listener
-from gateway.protocols import DIALECTS
 from gateway.settings import Settings, SharedListener
 from gateway.telemetry.metrics import Metrics
+from gateway.transport.first_bytes import misfit, recognise
 from gateway.transport.http import Refusal, parse_request, response
 from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.tls import TlsFilter
 
-TLS_HANDSHAKE: Final = b"\x16"
 LIVENESS: Final = frozenset(("/livez", "/livez/", "/health", "/health/"))
 SHOWN: Final = 8  # bytes of an unknown protocol in the log
 
@@ -55,25 +54,11 @@ def shared_listeners(
             port,
             guests,
             writes,
-            front=front._replace(tls=None),  # the first byte decides if there is TLS
+            front=front._replace(tls=None, detects=True),
             descriptors_max=descriptors_max,
         )
         made.append(listener)
     return made
-
-
-def recognise(octets: bytes) -> str:
-    """Return the name of the protocol whose first bytes are `octets`.
-
-    The result is a protocol of DIALECTS, `tls`, `http` or `unknown`; or "" if more bytes are needed.
-    """
-    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
-    for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
-        if octets.startswith(begin):
-            return name
-    if any(begin.startswith(octets) for begin, _ in known):
-        return ""
-    return "http" if ord("A") <= octets[0] <= ord("Z") else "unknown"
 
 
 class SharedPort:
@@ -143,7 +128,7 @@ class Undecided(PendingConnection):
     def _secure_it(self, now: float) -> None:
         """Start TLS, or refuse the client if the port has no certificate."""
         if self._port.tls is None:
-            self.refuse("no_tls", "this port has no certificate")
+            self._does_not_fit(secure=False)
             return
         self._secure = True
         hello, self.octets = self.octets, b""
@@ -153,9 +138,15 @@ class Undecided(PendingConnection):
     def _hand_over(self, listener: Listener, now: float) -> None:
         """Hand the connection to a listener, unless that requires TLS or is full."""
         if listener.front.tls is not None and not self._secure:
-            self.refuse("tls_required", f"listener {listener.name} is for TLS only")
+            self._does_not_fit(secure=True)
         elif not listener.guests.no_place(self.stream):
             listener.adopt(self.stream, self.since, self.leave(), now)
+
+    def _does_not_fit(self, *, secure: bool) -> None:
+        """Refuse the client, for it uses TLS, or none, where its listener is the other kind."""
+        found = misfit(self.octets, secure=secure)
+        assert found is not None
+        self.refuse(found.reason, found.text, found.answer)
 
     def _http(self, now: float) -> None:
         """Hand a WebSocket request to its listener, respond to a liveness probe, or refuse the request."""

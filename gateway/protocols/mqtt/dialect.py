@@ -12,6 +12,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
 from gateway.model.message import Message
 from gateway.model.properties import PropertySet
+from gateway.protocols.mqtt.server import connack_unavailable
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.protocols.mqtt.translate import losses, message_id_in, publish_essentials, unread_list
 
@@ -91,6 +92,10 @@ class MqttDialect(Dialect):
     def message_id(self, octets: bytes) -> str | None:
         """Return the message id in an encoded PUBLISH property list, or None."""
         return message_id_in(octets)
+
+    def refusal(self, octets: bytes, text: str) -> bytes:
+        """Return a CONNACK "server unavailable" if `octets` hold a whole CONNECT, else b""."""
+        return connack_unavailable(octets, text)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to MQTT."""

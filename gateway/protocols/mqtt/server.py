@@ -341,6 +341,25 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason))
 
 
+def connack_unavailable(octets: bytes, text: str) -> bytes:
+    """Return the CONNACK that refuses a client that begins with `octets`, or b"" without a whole CONNECT.
+
+    Its code is "server unavailable", with `text` as the reason string in MQTT 5.
+    """
+    machine = ServerConnection(packet_bytes_max=CONNECT_BYTES_MAX)
+    try:
+        machine.receive_data(octets, 0.0)
+    except RemoteProtocolError:
+        return b""
+    if machine.state is not State.CONNECTING:
+        return b""
+    given = {Property.REASON_STRING: text} if machine.version == Version.V5 else {}
+    machine.send_connack(reason=ReasonCode.SERVER_UNAVAILABLE, properties=given)
+    octets = machine.data_to_send()
+    assert isinstance(octets, bytes)
+    return octets
+
+
 def _ids_of(event: Event) -> list[int]:
     """Return the packet identifiers that the client has chosen, in order."""
     if isinstance(event, Publishes):

@@ -13,9 +13,9 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, Request
 
-from gateway.ingress.front.shared_port import recognise
 from gateway.settings import Limits, Listener, Settings
 from gateway.settings.endpoints import ListenerTls
+from gateway.transport.first_bytes import recognise
 from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import Mqtt, Raw, arrived, connect, eventually, octets_of, stats
@@ -232,16 +232,18 @@ def test_a_broken_handshake_is_counted(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "octets, more, word",
+    "octets, more, word, answer",
     [
-        (FAST, {"shares": ("mqtt",)}, "not_shared"),
-        (AMQP, {"shares": ("mqtt",)}, "not_shared"),
-        (b"\x16\x03\x01", {}, "no_tls"),
+        (FAST, {"shares": ("mqtt",)}, "not_shared", b""),
+        (AMQP, {"shares": ("mqtt",)}, "not_shared", b""),
+        (b"\x16\x03\x01", {}, "no_tls", b"the client uses TLS, and this port has none\n"),
     ],
 )
-def test_what_the_port_has_not_is_refused(octets: bytes, more: dict[str, Any], word: str) -> None:
+def test_what_the_port_has_not_is_refused(
+    octets: bytes, more: dict[str, Any], word: str, answer: bytes
+) -> None:
     with running(shared(**more)) as gateway, Raw(gateway.port("shared")) as client:
-        assert client.send(octets).rest() == b""
+        assert client.send(octets).rest() == answer
         assert stats(gateway, "shared").refused.counts == {word: 1}
 
 
@@ -249,7 +251,7 @@ def test_a_listener_for_tls_only_stays_that(tls: ListenerTls) -> None:
     secret = make_listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls)
     with running(shared(tls=tls, others={"mqtt": secret})) as gateway:
         with Raw(gateway.port("shared")) as client:
-            assert client.send(CONNECT).rest() == b""
+            assert client.send(CONNECT).rest() == b"\x20\x02\x00\x03"
         assert stats(gateway, "shared").refused.counts == {"tls_required": 1}
         with Raw(gateway.port("shared")) as client:
             secured(client, tls)

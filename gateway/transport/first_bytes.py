@@ -1,0 +1,112 @@
+"""First bytes of a client: the protocol that they belong to, and whether they fit a port with or without TLS.
+
+Clients send first in every supported protocol, so one look at their first bytes tells a plain client on a TLS
+port, and a TLS client on a plain port, from all others. All listeners and the HTTP server use `misfit`; those
+with streams use it through `FirstBytesFilter`, which removes itself once the first bytes have passed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gateway.protocols import DIALECTS
+from gateway.transport.filter import Ending, Filter
+from gateway.transport.http import response
+from gateway.transport.stream import Stream
+
+TLS_HANDSHAKE: Final = b"\x16"
+
+
+class Misfit(NamedTuple):
+    """Refusal of a client whose first bytes do not fit its port.
+
+    `reason` is a label for counters, `answer` what the client is sent in plain: the refusal in its own
+    protocol if that has one before TLS, or a line of text, which a TLS client reports as "not TLS".
+    """
+
+    reason: str
+    text: str
+    answer: bytes
+
+
+def recognise(octets: bytes) -> str:
+    """Return the name of the protocol whose first bytes are `octets`.
+
+    The result is a protocol of DIALECTS, `tls`, `http` or `unknown`; or "" if more bytes are needed.
+    """
+    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
+    for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
+        if octets.startswith(begin):
+            return name
+    if any(begin.startswith(octets) for begin, _ in known):
+        return ""
+    return "http" if ord("A") <= octets[0] <= ord("Z") else "unknown"
+
+
+def misfit(octets: bytes, *, secure: bool) -> Misfit | None:
+    """Return the refusal of a client that begins with `octets`, or None if it fits the port.
+
+    `secure` is True for a port with TLS. Bytes of no known protocol fit both: a later layer refuses them.
+    """
+    protocol = recognise(octets)
+    if not secure:
+        text = "the client uses TLS, and this port has none"
+        return Misfit("no_tls", text, f"{text}\n".encode()) if protocol == "tls" else None
+    if protocol in ("tls", "unknown"):
+        return None
+    dialect = DIALECTS.get(protocol)
+    title = dialect.title if dialect is not None else protocol.upper() or "a protocol"
+    text = f"TLS is required, and the client uses {title} without it"
+    if dialect is not None:
+        return Misfit("tls_required", text, dialect.refusal(octets, text))
+    return Misfit("tls_required", text, response(400, f"{text}\n") if protocol == "http" else b"")
+
+
+class FirstBytesFilter:
+    """First layer of a new stream, which checks the first bytes and then leaves the other layers alone."""
+
+    def __init__(self, stream: Stream, inner: Filter | None, *, secure: bool) -> None:
+        """Create the layer in front of `inner`; `secure` is True if the port has TLS."""
+        self._stream = stream
+        self._inner = inner
+        self._secure = secure
+        self._refused: Ending | None = None
+        self._answer = b""
+
+    @property
+    def ended(self) -> Ending | None:
+        """Reason why the client was refused, or why the inner layer ended; None while bytes may pass."""
+        return self._refused or (None if self._inner is None else self._inner.ended)
+
+    @property
+    def unread(self) -> bool:
+        """True if the inner layer holds data for another turn."""
+        return self._inner is not None and self._inner.unread
+
+    @property
+    def certificate(self) -> bytes:
+        """Peer's verified certificate (DER) from the inner layer; b"" if there is none."""
+        return b"" if self._inner is None else self._inner.certificate
+
+    def receive(self, data: bytes) -> bytes:
+        """Check the first bytes: pass them on and leave the stream, or set `ended`."""
+        if not data or self._refused is not None:
+            return b""
+        found = misfit(data, secure=self._secure)
+        if found is not None:
+            self._refused = Ending(found.text, refused=found.reason)
+            self._answer = found.answer
+            return b""
+        self._stream.layer = self._inner
+        return data if self._inner is None else self._inner.receive(data)
+
+    def send(self, data: bytes) -> bytes:
+        """Return the bytes for the socket; after a refusal only its response, once."""
+        if self._refused is not None:
+            answer, self._answer = self._answer, b""
+            return answer
+        return data if self._inner is None else self._inner.send(data)
+
+    def finish(self) -> bytes:
+        """Return the closing bytes of the inner layer; none after a refusal."""
+        return b"" if self._inner is None or self._refused is not None else self._inner.finish()
