@@ -1,0 +1,139 @@
+"""An upgrade: today's code opens a store that the code of an earlier commit has written."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.events import Confirms
+from gateway.protocols.mqtt.spec import PacketType, Property
+from tests.deploy.test_package import ROOT
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.clients import connect
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+from tests.interop.servers import free_ports
+from tests.operator import bearer
+
+EARLIER: Final = "224db5d4f9ed8379b430dfb4e4b333f2b09e6b9e"
+"""Some 350 commits before this test, with the store layout and the journal format of release 0.1.0."""
+
+PERSISTENT: Final = b"\x10\x00\x02"
+DAY: Final = {Property.SESSION_EXPIRY_INTERVAL: 86_400}
+COUNT: Final = 20
+PROGRAM: Final = """
+import sys, gateway
+print("code of", gateway.__file__, file=sys.stderr, flush=True)
+from gateway.cli import main
+main()
+"""
+MAPPING: Final = """
+version: 1
+routes:
+  - name: up
+    from: {endpoint: mqtt, topic: "plant/{rest...}"}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: "plant.{rest}"}
+  - name: strict
+    from: {endpoint: amqp091, exchange: amq.topic, binding_key: "in.{name}"}
+    to: {endpoint: amqp091, queue: "{name}"}
+    on_reject: dead_letter
+"""
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """Return a folder with the package of the earlier commit."""
+    archive = ("git", "archive", "--format=tar", EARLIER, "gateway", "mappings")
+    done = subprocess.run(archive, cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"commit {EARLIER[:8]} is not here: this is a shallow clone or a release")
+    folder = tmp_path / "earlier"
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+def bodies_of(count: int) -> list[bytes]:
+    """Return bodies of all places of a store: in the database, its heap and files of their own."""
+    return [(b"%05d" % number).ljust((10, 100_000, 2_000_000)[number % 3], b".") for number in range(count)]
+
+
+def leave_traces(gateway: GatewayProcess) -> None:
+    """Leave a queue, a session with messages, a retained message, a dead letter and journal rows."""
+    with Amqp(gateway).open() as client:
+        client.call(m.QueueDeclare("kept", durable=True), m.QueueDeclareOk)
+        client.call(m.QueueBind("kept", "amq.topic", "plant.#"), m.QueueBindOk)
+        client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
+        for body in bodies_of(COUNT):
+            client.publish("", "kept", body, properties=PERSISTENT)
+            client.next(Confirms)
+        client.publish("amq.topic", "in.never", b"failed", properties=PERSISTENT)
+        client.next(Confirms)
+    sleeper, _ = connect(gateway, "sleeper", clean=False, properties=DAY)
+    with sleeper:
+        sleeper.subscribe("plant/#", 1)
+    writer, _ = connect(gateway, "writer")
+    with writer:
+        for number in range(1, COUNT + 1):
+            writer.publish("plant/line", b"%d" % number, qos=1, packet_id=number)
+            writer.acked(PacketType.PUBACK)
+        writer.publish("plant/state", b"on", qos=1, packet_id=COUNT + 1, retain=True)
+        writer.acked(PacketType.PUBACK)
+
+
+def letters(gateway: GatewayProcess) -> list[Any]:
+    port = gateway.ports["http"]
+    answer = httpx.get(f"http://{LOOPBACK}:{port}/api/v1/dead-letters", headers=bearer(port), trust_env=False)
+    found: list[Any] = answer.json()["items"]
+    return found
+
+
+def queued(gateway: GatewayProcess) -> list[bytes]:
+    with Amqp(gateway).open() as client:
+        declared = client.call(m.QueueDeclare("kept", durable=True), m.QueueDeclareOk)
+        assert isinstance(declared, m.QueueDeclareOk)
+        client.call(m.BasicConsume("kept", consumer_tag="c", no_ack=True), m.BasicConsumeOk)
+        return [bytes(one[-1]) for one in client.delivered(declared.message_count)]
+
+
+def test_a_store_of_an_earlier_commit(earlier: Path, tmp_path: Path) -> None:
+    (tmp_path / "mapping.yaml").write_text(MAPPING)
+    (http,) = free_ports(1)
+    gateway = GatewayProcess(
+        tmp_path / "gateway",
+        mappings=[str(tmp_path / "mapping.yaml")],
+        http={"host": LOOPBACK, "port": http},
+        journal={"enabled": True, "flush_interval_secs": 0.01},
+    )
+    today, gateway.python_path = gateway.python_path, (earlier,)
+    gateway.program = (sys.executable, "-c", PROGRAM)
+    with gateway:
+        assert f"code of {earlier}/gateway" in gateway.log
+        leave_traces(gateway)
+        assert gateway.terminate() == 0
+        gateway.python_path, gateway.program = today, None
+        gateway.start()
+        assert queued(gateway) == bodies_of(COUNT) + [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
+        sleeper, connack = connect(gateway, "sleeper", clean=False, properties=DAY)
+        with sleeper:
+            assert connack.session_present
+            owed = [sleeper.row() for _ in range(COUNT + 1)]
+            assert [row[4] for row in owed] == [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
+            for row in owed:
+                sleeper.ack(PacketType.PUBACK, row[2])
+            sleeper.subscribe("plant/state")
+            assert sleeper.body() == b"on"
+        ((body, route, reason),) = [(one["body"], one["route"], one["reason"]) for one in letters(gateway)]
+        assert (body, route, reason) == ("failed", "strict", "no_route")
+        assert gateway.terminate() == 0
+        tail = gateway.command("journal", "tail", "--config", "gateway.yaml", "--json", "--start", "0")
+        assert tail.count('"route":"up"') >= COUNT, tail[:1_000]
+        assert "sound" in gateway.command("store", "check", "--store", str(gateway.folder / "data"))
