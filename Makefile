@@ -46,13 +46,13 @@ wheel: $(STAMP)
 versions: $(STAMP)
 	$(BIN)/python -m tests.ship.versions $(ARGS)
 
-# The steps of a release that need no account: versions, pages, archives. Downloads locked packages from PyPI only, changes
+# The steps of a release that need no account: versions, pages, archives, a newcomer's way, an upgrade. Downloads locked packages from PyPI only, changes
 # nothing outside this checkout, and prints what a person has to do after it.
 release-check: $(STAMP) docs versions
 	git diff --exit-code
 	rm -rf dist
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=0 $(BIN)/python -m hatchling build -t sdist -t wheel
-	$(BIN)/pytest -q tests/deploy/test_package.py tests/docs
+	RELEASE_CHECK=1 $(BIN)/pytest -q tests/deploy/test_package.py tests/docs tests/ship/test_newcomer.py tests/ship/test_upgrade.py
 	@echo "Left for a person, with the commands in docs/developing/releasing.md: the changelog and its date; make audit;"
 	@echo "the image with the digest of its base, and its push; the tag; the upload of dist/ and of build/versions/*/dist/."
 

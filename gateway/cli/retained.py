@@ -13,7 +13,7 @@ from gateway.cli.operations import Columns, Group
 from gateway.operations import REMOVE_RETAINED, RETAINED
 
 app = typer.Typer()
-retained = Group(app, "retained", "List and clear retained MQTT messages.")
+retained = Group(app, "retained", "List and delete retained MQTT messages.")
 
 columns: Columns = {
     "topic": itemgetter("topic"),

@@ -13,7 +13,7 @@ from gateway.cli.operations import Columns, Document, Group, age
 from gateway.operations import REMOVE_SESSIONS, SESSIONS
 
 app = typer.Typer()
-sessions = Group(app, "sessions", "List and end MQTT sessions.")
+sessions = Group(app, "sessions", "List and delete MQTT sessions.")
 
 
 def _tell_removed(found: Document) -> None:

@@ -44,7 +44,7 @@ class Limits(Section):
     way: in sessions, with unacknowledged messages, and with publishes that wait for a full queue. This
     machine is not counted."""
     connections_max: int = Field(10_000, ge=1)
-    """Connections of one listener. Each takes a file descriptor and some 10 KiB."""
+    """Connections of one listener. Each takes a file descriptor and at least 2.6 KiB."""
     connections_per_address_max: int = Field(0, ge=0)
     """Connections of one address (of IPv6: one /64) to one listener. 0: 90 % of `connections_max`, so that
     other addresses can always connect, and clients on this machine are not counted."""

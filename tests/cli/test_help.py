@@ -83,7 +83,23 @@ def test_every_command_has_an_example_that_its_parser_accepts(path: tuple[str, .
 @pytest.mark.parametrize("path", all_paths(), ids=" ".join)
 def test_no_summary_is_cut(run: Run, path: tuple[str, ...]) -> None:
     said = run(*path, "--help").out
-    assert "..." not in said.partition("Commands:")[2]
+    listed = said.partition("Commands:")[2].partition("Examples:")[0]
+    assert "..." not in listed
+    assert "…" not in listed
+
+
+@pytest.mark.parametrize("path", [path for path in all_paths() if path[-1:] == ("list",)], ids=" ".join)
+def test_every_list_has_a_limit(path: tuple[str, ...]) -> None:
+    options = {option for parameter in command_of(path).params for option in parameter.opts}
+    bounded = path == ("tokens", "list")  # TOKENS_MAX
+    assert ("--limit" in options) is not bounded
+    assert "--count" not in options
+
+
+@pytest.mark.parametrize("group", ["clients", "links", "queues", "retained", "routes", "sessions"])
+def test_the_summary_of_a_group_has_the_verbs_of_its_commands(group: str) -> None:
+    command = command_of((group,))
+    assert [verb for verb in command.commands if verb not in command.help.lower()] == []
 
 
 def test_one_verb_for_one_act() -> None:

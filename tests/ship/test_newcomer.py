@@ -186,3 +186,5 @@ def test_a_clone_runs_and_carries_the_first_message(tmp_path: Path) -> None:
     finally:
         os.killpg(running.pid, signal.SIGTERM)
         running.wait(PATIENCE_SECS)
+        if running.stdout is not None:
+            running.stdout.close()
