@@ -151,6 +151,7 @@ def test_the_bridge_of_the_guide_with_tls_and_users(
 
 
 @ONLY_BEFORE_RELEASE
+@pytest.mark.timeout(1200)
 def test_a_clone_runs_and_carries_the_first_message(tmp_path: Path) -> None:
     """Follow the README: clone, `make run`, and publish and subscribe with Mosquitto's clients."""
     clone = tmp_path / "clone"
