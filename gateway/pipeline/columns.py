@@ -91,6 +91,8 @@ COLUMNS: Final = (
     JournalColumn("body_size", "bigint", pa.int64(), "bytes"),
     _text("properties", "one JSON object, as received; {}: none"),
     _text("message_id", "null: none"),
+    _text("correlation_id", "null: none, or not UTF-8 (then it is in properties)"),
+    _text("content_type", "null: none"),
     JournalColumn("body", "binary", pa.binary(), "the body; null: it was not recorded"),
     JournalColumn(
         "headers", f"array<{HEADER}>", pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"

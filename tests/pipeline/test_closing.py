@@ -27,6 +27,7 @@ from gateway.pipeline.stores import place_of
 from gateway.store.journal import appending
 from gateway.store.journal.appending import CONVERT_AGAIN_SECS
 from gateway.store.journal.format import DamageError, JournalError
+from gateway.store.journal.parquet import METADATA_KEY
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.segments import Hole, parquet_name, segments_in
 from gateway.store.journal.writer import Options
@@ -92,6 +93,24 @@ def columns_of(folder: Path, *, coded: bool) -> list[dict[str, Any]]:
     make = coded_batch_of if coded else batch_of
     blocks = JournalReader(folder, expand=expand_runs).blocks("0")
     return [row for one in blocks if isinstance(one, Block) for row in make(one, tuple(BY_NAME)).to_pylist()]
+
+
+def test_a_file_of_before_a_column_existed_is_read(quiet: Path) -> None:
+    path = converted(quiet)
+    newer = ["correlation_id", "content_type"]
+    behind = segments(quiet)[-1].first
+    before = [
+        {**row, **dict.fromkeys(newer if row["sequence"] < behind else ())}
+        for row in columns_of(quiet, coded=True)
+    ]
+    file = pq.ParquetFile(path)
+    metadata = {METADATA_KEY: file.metadata.metadata[METADATA_KEY]}
+    groups = [file.read_row_group(at).drop_columns(newer) for at in range(file.num_row_groups)]
+    with pq.ParquetWriter(path, groups[0].schema.with_metadata(metadata)) as writer:
+        for group in groups:
+            writer.write_table(group)
+    assert columns_of(quiet, coded=True) == before
+    assert columns_of(quiet, coded=False) == before
 
 
 def test_rows_gaps_and_columns_are_the_same(quiet: Path) -> None:

@@ -1,7 +1,7 @@
 """Writer of archive files in Spark tasks: Arrow batches into Parquet files by day and route.
 
 Rows go from the journal to Parquet as Arrow. Spark distributes the work, but rows never leave Python; as a
-DataFrame of 35 columns they would take about four times as long. Texts stay dictionary-encoded, as they are
+DataFrame of all columns they would take about four times as long. Texts stay dictionary-encoded, as they are
 in the journal and in Parquet. A file is written under a temporary name and moved into its place when it is
 complete.
 """

@@ -57,8 +57,8 @@ def batch_of(rows: Sequence[Received]) -> Any:
         [min(message.hops, HOPS_MAX) for message in messages],
         [int(min(message.expires, LATEST) * SECOND) or None for message in messages],
         [len(message.body) for message in messages],
-        [given.decode() for given, _ in sets],
-        [_text(name) for _, name in sets],
+        [texts[0].decode() for texts in sets],
+        [_text(texts[1]) for texts in sets],
         [message.body for message in messages],
         [row.redelivered for row in rows],
     ]

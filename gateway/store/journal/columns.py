@@ -74,7 +74,7 @@ Their messages have another row, or were never accepted.
 RECIPIENT: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")
 ADDRESS: Final = ("address", "scope", "name")
-SET: Final = ("properties", "message_id")
+SET: Final = ("properties", "message_id", "correlation_id", "content_type")
 FLAGS: Final = ("assurance", "durable", "retain", "hops")
 DELIVERED: Final = ("assurance", "durable", "retain")
 NAMES: Final = Names(

@@ -39,9 +39,9 @@ does not hold.
 The dictionary of a wire column has entries in the form of a protocol, from which its texts are derived, and a
 form (one byte) for each entry. Without indices each row has the entry at its own position. The further byte
 in the directory says which text the column shows: 0, 1 and 2 are those of an address, as one text, its scope
-and its name; 3 and 4 are those of properties, as JSON and their message id. An entry of form 0 has these
-texts themselves (three, or two), each behind its length, a uint32 (2^32 - 1: null). The other forms are those
-of the protocols:
+and its name; 3 to 6 are those of properties: as JSON, their message id, correlation id and content type. An
+entry of form 0 has these texts themselves (three, or four; of properties the last two may be missing: null),
+each behind its length, a uint32 (2^32 - 1: null). The other forms are those of the protocols:
 
 | form         | an address                                    | properties                                 |
 |--------------|-----------------------------------------------|--------------------------------------------|
@@ -140,7 +140,15 @@ BUFFERS: Final = {
     Kind.CODED: 4,
     Kind.WIRE: 5,
 }
-TEXT_OF: Final = {"address": 0, "scope": 1, "name": 2, "properties": 3, "message_id": 4}
+TEXT_OF: Final = {
+    "address": 0,
+    "scope": 1,
+    "name": 2,
+    "properties": 3,
+    "message_id": 4,
+    "correlation_id": 5,
+    "content_type": 6,
+}
 """Part of an entry that a wire column shows. The first ADDRESS_TEXTS are parts of addresses."""
 ADDRESS_TEXTS: Final = 3
 ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}

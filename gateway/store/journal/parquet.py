@@ -58,8 +58,12 @@ class ParquetSegment:
         opened = getattr(segment.path, "arrow_file", None)
         source = pa.OSFile(str(segment.path), "rb") if opened is None else opened()
         try:
-            self._file = pq.ParquetFile(source, read_dictionary=TEXTS, page_checksum_verification=True)
-            metadata = self._file.metadata
+            metadata = pq.read_metadata(source)
+            # An older file has fewer columns, and a name that it does not have is an error.
+            texts = [name for name in metadata.schema.names if name in TEXTS]
+            self._file = pq.ParquetFile(
+                source, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
+            )
             given = json.loads(metadata.metadata[METADATA_KEY])
             self.summary: Summary = decode_summary(given)
             self._marks: Sequence[int] = given["marks"]

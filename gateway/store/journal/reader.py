@@ -36,6 +36,7 @@ from gateway.store.journal.format import (
     LOOK_OCTETS,
     MARK,
     RUNS,
+    TEXT_OF,
     Column,
     DamageError,
     Header,
@@ -190,7 +191,7 @@ class Block:
     end: int
     expand: Expand = decode_runs
     _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
-    _texts: dict[tuple[int, int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # as above
+    _texts: dict[tuple[int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # as above
 
     @property
     def header(self) -> Header:
@@ -218,19 +219,18 @@ class Block:
         if not places:  # each row has its own
             places = memoryview(array("I", range(self.at.header.rows)).tobytes())
         # Imported here because it needs the protocols, which readers of other columns do without.
-        from gateway.store.journal.wires import address_dictionaries, set_dictionary
+        from gateway.store.journal.wires import address_dictionaries, id_dictionary, set_dictionaries
 
         entries = map(self._buffer, (forms, offsets, octets))
-        if text < ADDRESS_TEXTS:
-            key = offsets, octets, 0
-            if key not in self._texts:
-                self._texts[key] = address_dictionaries(*entries)
-            made = self._texts[key][text]
+        key = offsets, octets
+        found = self._texts.get(key)
+        if found is None and text == TEXT_OF["message_id"]:
+            made = id_dictionary(*entries)
         else:
-            key = offsets, octets, text
-            if key not in self._texts:
-                self._texts[key] = [set_dictionary(*entries, ids=text > ADDRESS_TEXTS)]
-            (made,) = self._texts[key]
+            if found is None:
+                decoded = address_dictionaries if text < ADDRESS_TEXTS else set_dictionaries
+                found = self._texts[key] = decoded(*entries)
+            made = found[text if text < ADDRESS_TEXTS else text - ADDRESS_TEXTS]
         return places, *[memoryview(buffer) for buffer in made]
 
     def texts(self, name: str) -> list[str | None]:

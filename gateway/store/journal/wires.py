@@ -26,14 +26,15 @@ from gateway.store.properties import encode_properties, encode_texts
 
 Texts = tuple[bytes | None, ...]
 AddressTexts = tuple[bytes, bytes | None, bytes]
-SetTexts = tuple[bytes, bytes | None]
+SetTexts = tuple[bytes, bytes | None, bytes | None, bytes | None]
+"""Properties as JSON, and of them the message id, the correlation id and the content type."""
 TEXTS: Final = 0
 U32: Final = Struct("<I").pack
 NULL: Final = U32(0xFFFF_FFFF)  # instead of a length
 FORM_OF: Final = {name: dialect.wire_form for name, dialect in DIALECTS.items() if dialect.wire_form}
 WRITERS: Final = {dialect.wire_form: dialect for dialect in DIALECTS.values() if dialect.wire_form}
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; a larger one is recorded as {"omitted": bytes}
-MALFORMED: Final[SetTexts] = (b'{"malformed":true}', None)
+MALFORMED: Final[SetTexts] = (b'{"malformed":true}', None, None, None)
 TOLD: Final = "journal"  # key in PropertySet.forms
 ROWS_APART: Final = 65_536
 APART_FROM: Final = 64  # rows of a block, of which half must be new
@@ -49,7 +50,7 @@ def words_of(address: Address) -> AddressTexts:
 
 
 def recorded(found: PropertySet) -> SetTexts:
-    """Return JSON and message id of a property set in the journal.
+    """Return the journal's texts of a property set. A correlation that is not UTF-8 is only in the JSON.
 
     The result is cached in the set's `forms`, except for sets of texts, which are fast to encode and mostly
     occur once.
@@ -57,7 +58,7 @@ def recorded(found: PropertySet) -> SetTexts:
     if found.read_texts is not None:
         made = encode_texts(found.read_texts, found.raw)
         if made is not None and len(made) <= PROPERTIES_OCTETS_MAX:
-            return made, None
+            return made, None, None, None
     form: SetTexts | None = found.forms.get(TOLD)
     if form is None:
         form = found.forms[TOLD] = _recorded(found)
@@ -70,10 +71,24 @@ def _recorded(found: PropertySet) -> SetTexts:
     except RemoteProtocolError:
         return MALFORMED
     made = encode_properties(properties) or b"{}"
-    name = properties.message_id
     if len(made) > PROPERTIES_OCTETS_MAX:
         made = b'{"omitted":%d}' % len(made)
-    return made, None if name is None else octets_of(name)
+    name, kind = properties.message_id, properties.content_type
+    return (
+        made,
+        None if name is None else octets_of(name),
+        _text_of(properties.correlation),
+        None if kind is None else octets_of(kind),
+    )
+
+
+def _text_of(correlation: bytes | None) -> bytes | None:
+    if correlation is not None:
+        try:
+            correlation.decode()
+        except UnicodeDecodeError:
+            return None
+    return correlation
 
 
 def framed(texts: Texts) -> bytes:
@@ -211,13 +226,21 @@ def address_dictionaries(forms: memoryview, starts: memoryview, octets: memoryvi
     return [_dictionary(column) for column in zip(*texts, strict=True)]
 
 
-def set_dictionary(forms: memoryview, starts: memoryview, octets: memoryview, *, ids: bool) -> Dictionary:
-    """Return the dictionary of message ids (`ids`), which needs no JSON, or of the JSON of property sets.
+def set_dictionaries(forms: memoryview, starts: memoryview, octets: memoryview) -> list[Dictionary]:
+    """Return the dictionaries of the columns that share entries of properties, in the order of their texts.
+
+    Each entry is decoded once. Raises DamageError for an unknown form.
+    """
+    texts = [_set_texts(form, entry) for form, entry in _entries(forms, starts, octets)]
+    return [_dictionary(column) for column in zip(*texts, strict=True)]
+
+
+def id_dictionary(forms: memoryview, starts: memoryview, octets: memoryview) -> Dictionary:
+    """Return the dictionary of message ids, for which entries need not be decoded whole.
 
     Raises DamageError for an unknown form.
     """
-    read = _message_id if ids else _set_text
-    return _dictionary(tuple([read(form, entry) for form, entry in _entries(forms, starts, octets)]))
+    return _dictionary(tuple([_message_id(form, entry) for form, entry in _entries(forms, starts, octets)]))
 
 
 def _entries(forms: memoryview, starts: memoryview, octets: memoryview) -> Iterator[tuple[int, bytes]]:
@@ -236,9 +259,11 @@ def _address_texts(form: int, octets: bytes) -> Texts:
     return _unframed(octets) if form == TEXTS else _known_address(form, octets)
 
 
-def _set_text(form: int, octets: bytes) -> bytes | None:
+def _set_texts(form: int, octets: bytes) -> SetTexts:
     if form == TEXTS:
-        return _unframed(octets)[0]
+        made, *ids = _unframed(octets)
+        name, correlation, kind = [*ids, None, None][:3]  # the first gateways wrote no more than the id
+        return made or b"", name, correlation, kind
     return _known_set(form, octets) if len(octets) <= REMEMBERED_OCTETS else _read_set(form, octets)
 
 
@@ -259,12 +284,12 @@ def _writer_of(form: int) -> Dialect:
     return WRITERS[form]
 
 
-def _read_set(form: int, octets: bytes) -> bytes | None:
+def _read_set(form: int, octets: bytes) -> SetTexts:
     try:
         found = _writer_of(form).unread_set(octets)
     except RemoteProtocolError:
-        return MALFORMED[0]
-    return recorded(found)[0]
+        return MALFORMED
+    return recorded(found)
 
 
 def _read_id(form: int, octets: bytes) -> bytes | None:

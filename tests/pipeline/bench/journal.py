@@ -1,4 +1,7 @@
-"""A journal for measuring: a million messages of about 200 octets, as a busy gateway would write them."""
+"""A journal for measuring, as a busy gateway would write it.
+
+Each message has an id and a trace of its own, five headers, and a JSON body of 88 to 2 000 octets.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,62 @@ from typing import Final
 
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
+from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.translate import encode_properties
 from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.pipeline.journals import SETS
 
 LINES: Final = 50
+LOG: Final = (
+    b"valve 3 opened, flow 12.5 l/min; valve 4 closed after 118 ms; filter ok; next check in 41 h. " * 30
+)
 PART: Final = 20  # messages of one wake-up that take one recipient
 UP: Final = RowLabels("telemetry", "7f3a", "erp", "amqp091")
 HOME: Final = RowLabels("", "", "mqtt", "mqtt")
 START: Final = 1_700_000_000.0
 SECONDS: Final = 7_200.0  # that the messages are spread over
+
+
+BODY_MIN: Final = 88
+BODY_MAX: Final = 2_000
+BODY_STEP: Final = 37  # with that many octets more or less all sizes occur, small ones beside large ones
+SHARE: Final = 8  # one of so many bodies is longer than 400 octets
+
+
+def properties(number: int, line: int) -> PropertySet:
+    """What message `number` says of itself, as an MQTT client encodes it: no two are equal."""
+    headers = (
+        ("unit", string("bar")),
+        ("line", string(f"line{line:02d}")),
+        ("firmware", string("4.11.2")),
+        ("schema", string("press-7")),
+        ("traceparent", string(f"00-{number * 0x9E3779B97F4A7C15 & (1 << 128) - 1:032x}-{number:016x}-01")),
+    )
+    stated = Properties(
+        content_type="application/json", message_id=f"{line:02d}-{number:026x}", headers=headers
+    )
+    message = Message(topic_address("t"), b"", property_set(stated), hops=1)
+    return DIALECTS["mqtt"].property_set(encode_properties(message, START))
+
+
+def body(number: int, line: int) -> bytes:
+    """JSON of BODY_MIN to BODY_MAX octets; most are short."""
+    most = BODY_MAX if number % SHARE == 0 else 400
+    size = BODY_MIN + number * BODY_STEP % (most - BODY_MIN + 1)
+    head = b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"log":"' % (
+        line,
+        number,
+        20 + number % 20 / 7,
+        1000 + number % 20,
+    )
+    return head + (LOG[number % 97 :] + LOG)[: size - len(head) - 2] + b'"}'
 
 
 def made(folder: Path, rows: int, shards: int = 2) -> Path:
@@ -47,19 +91,27 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
             line = first // PART % LINES
             received = START + first * step
             now[0] = received + 0.001 + first % 7 * 0.003
-            bodies = [
-                b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"state":"running","unit":"bar","id":"%032x"}'
-                % (line, first + place, 20 + place / 7, 1000 + place, first * PART + place)
-                for place in range(PART)
-            ]
             sources = [
-                Message(wires[line], body, SETS[line % 3], assurance=1, sender=senders[line])
-                for body in bodies
+                Message(
+                    wires[line],
+                    body(number, line),
+                    properties(number * shards + shard, line),
+                    assurance=1,
+                    sender=senders[line],
+                )
+                for number in range(first, first + PART)
             ]
             if line % 2:
                 targets = [
-                    Message(keys[line], body, SETS[line % 3], assurance=1, durable=True, sender=senders[line])
-                    for body in bodies
+                    Message(
+                        keys[line],
+                        one.body,
+                        one.property_set,
+                        assurance=1,
+                        durable=True,
+                        sender=senders[line],
+                    )
+                    for one in sources
                 ]
                 writer.record(UP, targets, ACCEPTED, received, sources)
             else:

@@ -122,6 +122,8 @@ def test_every_column(tmp_path: Path, level: int) -> None:
         "expires": 1_800_000_000_500_000,
         "body_size": 4,
         "message_id": "id-1",
+        "correlation_id": None,  # it is not UTF-8
+        "content_type": "text/plain",
         "body": b"body",
     }
 

@@ -3,6 +3,7 @@ the gateway written them as texts at once, whatever it was, and however the bloc
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -23,6 +24,8 @@ from gateway.protocols.amqpfast import translate as amqpfast_translate
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt import translate as mqtt_translate
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.store.journal import wires
+from gateway.store.journal.columns import SET
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import DamageError
 from gateway.store.journal.gathering import RowLabels, Settled
@@ -31,8 +34,10 @@ from gateway.store.journal.wires import (
     APART_FROM,
     PROPERTIES_OCTETS_MAX,
     ROWS_APART,
+    framed,
+    id_dictionary,
     recorded,
-    set_dictionary,
+    set_dictionaries,
     words_of,
 )
 from tests.store.journal.samples import HOME, gathered, octets_of
@@ -165,14 +170,13 @@ def part_of(*messages: Message, labels: RowLabels = HOME, **also: Any) -> Settle
     return Settled(labels, list(messages), None, ACCEPTED, 5, 6, **also)
 
 
-def said_of(row: Row) -> tuple[str, str | None]:
-    return row["properties"], row["message_id"]
+def said_of(row: Row) -> tuple[str | None, ...]:
+    return tuple(row[name] for name in SET)
 
 
-def told(found: PropertySet) -> tuple[str, str | None]:
+def told(found: PropertySet) -> tuple[str | None, ...]:
     """What would have been written at once."""
-    properties, name = recorded(found)
-    return properties.decode(), None if name is None else name.decode()
+    return tuple(None if text is None else text.decode() for text in recorded(found))
 
 
 @pytest.mark.parametrize("protocol, raw", CASES, ids=NAMES)
@@ -283,11 +287,70 @@ def test_whatever_texts_there_are(pairs: list[tuple[str, str]], protocol: str) -
     assert told(found) == told(PropertySet(protocol, raw, found._decode, found._properties))
 
 
-@pytest.mark.parametrize("ids", [True, False])
-def test_a_form_that_there_is_none_of_is_damage(ids: bool) -> None:
+@pytest.mark.parametrize("read", [id_dictionary, set_dictionaries])
+def test_a_form_that_there_is_none_of_is_damage(read: Any) -> None:
     view = memoryview
     with pytest.raises(DamageError, match="the unknown form 4"):
-        set_dictionary(view(b"\4"), view(b"\0\0\0\0\1\0\0\0"), view(b"x"), ids=ids)
+        read(view(b"\4"), view(b"\0\0\0\0\1\0\0\0"), view(b"x"))
+
+
+STATED: Final = (
+    (b"order 7", "text/plain", "order 7"),
+    ("ü".encode(), "text/ü", "ü"),
+    (b"", "", ""),
+    (b"\xff\0", "a/b", None),  # Not UTF-8: MQTT's correlation data may be any bytes.
+    (None, None, None),
+)
+
+
+@pytest.mark.parametrize("protocol", [*DIALECTS, "model"])
+@pytest.mark.parametrize("correlation, kind, column", STATED, ids=repr)
+def test_correlation_and_content_type_are_columns(
+    tmp_path: Path, protocol: str, correlation: bytes | None, kind: str | None, column: str | None
+) -> None:
+    said = Properties(correlation=correlation, content_type=kind, message_id="m")
+    found = (
+        property_set(said)
+        if protocol == "model"
+        else DIALECTS[protocol].property_set(wire_of(protocol, said))
+    )
+    (block,) = blocks_of(tmp_path, [part_of(Message(topic_address("t"), b"", found))])
+    stated = found.properties  # a protocol may not tell "" from nothing
+    written = None if stated.correlation is None else column
+    assert block.values("correlation_id") == [written]
+    assert block.values("content_type") == [stated.content_type]
+    assert stated.correlation in (correlation, None)
+
+
+@pytest.mark.interpreted
+def test_each_property_set_is_decoded_once_for_all_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = messages_that_differ(0, 200)
+    (block,) = blocks_of(tmp_path, [part_of(*messages)])
+    decoded: list[bytes] = []
+    for name in ("mqtt", "amqp091"):
+        dialect = type(DIALECTS[name])
+        before = dialect.unread_set
+
+        def unread(self: Any, octets: bytes, before: Any = before) -> PropertySet:
+            decoded.append(octets)
+            return before(self, octets)
+
+        monkeypatch.setattr(dialect, "unread_set", unread)
+        monkeypatch.setattr(dialect, "message_id", lambda *_: pytest.fail("a second decoding"))
+    wires._known_set.cache_clear()
+    for name in SET:
+        block.values(name)
+    assert len(decoded) == len(set(decoded)) == 160  # every fifth has no bytes of a protocol
+
+
+def test_texts_of_the_first_gateways_lack_two() -> None:
+    entry = framed((b"{}", b"id"))
+    starts = memoryview(struct.pack("<2i", 0, len(entry)))
+    found = set_dictionaries(memoryview(b"\0"), starts, memoryview(entry))
+    assert [bytes(texts) for _, _, texts in found] == [b"{}", b"id", b"", b""]
+    assert [bytes(valid) for valid, _, _ in found] == [b"", b"", b"\0", b"\0"]
 
 
 def test_the_numbers_of_forms_are_for_ever() -> None:
