@@ -17,8 +17,6 @@ import pytest
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
 from gateway.pipeline.archive.manifest import (
-    CLAIM_SECS,
-    CLAIMS,
     FOLDER,
     OURS,
     STAGING,
@@ -29,6 +27,7 @@ from gateway.pipeline.archive.manifest import (
     folder_of,
 )
 from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.exclusive import CLAIM_SECS, CLAIMS
 from gateway.pipeline.failures import plain, plainly
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.journal.options import options_of
@@ -197,7 +196,7 @@ def test_another_folder_is_left_alone(tmp_path: Path) -> None:
 def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that creates files exclusively, and one that does not, as a store."""
     if not request.param:
-        monkeypatch.setattr("gateway.pipeline.archive.manifest._linked", lambda *_: False)
+        monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
 
 
 @pytest.mark.usefixtures("links")
@@ -244,9 +243,9 @@ def test_a_manifest_that_was_forgotten_is_not_made_again(
 def test_of_two_claims_none_wins_and_one_of_a_killed_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.pipeline.archive.manifest._linked", lambda *_: False)
+    monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
     archive = Archive(place_of(str(tmp_path / "a")))
-    claim = tmp_path / "a" / CLAIMS / f"{1:020}.json.other"
+    claim = tmp_path / "a" / FOLDER / CLAIMS / f"{1:020}.json.other"
     claim.parent.mkdir(parents=True)
     claim.write_text("other")
     with pytest.raises(OvertakenError):

@@ -9,14 +9,12 @@ readers that planned with an earlier manifest.
 Any number of processes may read an archive, and one run at a time may write it. If two runs overlap, the
 first to save its manifest wins: each number is created once, and the other run fails without an effect. File
 names contain the id of the run, so files of two runs never collide; and a run deletes only leftovers older
-than the grace period. A disk creates a file exclusively; for a store that cannot (S3), a run writes a claim
-for the number first, and two runs that see each other's claims both fail.
+than the grace period (`exclusive.py` creates the manifests).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -30,15 +28,14 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
+from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, since
 from gateway.pipeline.journal.options import Offsets
 from gateway.pipeline.stores import Place, not_there
 
 FOLDER: Final = "_archive"
-STAGING: Final = f"{FOLDER}/staging"
-CLAIMS: Final = f"{FOLDER}/claims"
-CLAIM_SECS: Final = 600.0  # Seconds that a claim is valid; its run may have been killed.
+STAGING: Final = f"{FOLDER}/{DRAFTS}"
 OURS: Final = re.compile(r"date=[0-9-]{10}/route=[^/]+/[^/]+\.parquet")
-HALF: Final = re.compile(rf"({STAGING}|{CLAIMS})/[^/]+")
+HALF: Final = re.compile(rf"{FOLDER}/({DRAFTS}|{CLAIMS})/[^/]+")
 NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's name for the folder of a null partition value.
 KEPT: Final = 3  # Manifests that are preserved; a reader may still use the previous one.
 
@@ -171,41 +168,10 @@ class Archive:
 
     def _create(self, name: str, octets: bytes) -> None:
         """Create a manifest file. Raises OvertakenError if it exists."""
-        self.system.create_dir(self.path(STAGING), recursive=True)
-        below = f"{STAGING}/{self.run}.json"
-        staged, whole = self.path(below), self.path(f"{FOLDER}/{name}")
-        with self.system.open_output_stream(staged) as stream:
-            stream.write(octets)
         try:
-            if not (self.place.is_local and _linked(staged, whole)):
-                self._move_claimed(name, staged, whole)
+            create(self.place, FOLDER, name, octets, self.run)
         except FileExistsError as error:
             raise self._overtaken() from error
-        finally:
-            self._delete(below)
-
-    def _move_claimed(self, name: str, staged: str, whole: str) -> None:
-        """Move a manifest into its place, with a claim for stores that cannot create a file exclusively.
-
-        Raises FileExistsError if another run claims the same place, or has saved a manifest there.
-        """
-        self.system.create_dir(self.path(CLAIMS), recursive=True)
-        claim = f"{name}.{self.run}"
-        with self.system.open_output_stream(self.path(f"{CLAIMS}/{claim}")) as stream:
-            stream.write(self.run.encode())
-        try:
-            oldest = time.time() - CLAIM_SECS
-            others = [
-                info
-                for info in self.system.get_file_info(fs.FileSelector(self.path(CLAIMS)))
-                if info.base_name.startswith(f"{name}.") and info.base_name != claim and _since(info) > oldest
-            ]
-            # In this order: a claim is deleted once its manifest exists.
-            if others or name in self._manifests():
-                raise FileExistsError(whole)
-            self.system.move(staged, whole)
-        finally:
-            self._delete(f"{CLAIMS}/{claim}")
 
     def _overtaken(self) -> OvertakenError:
         return OvertakenError(
@@ -222,7 +188,7 @@ class Archive:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         times = {
-            info.path.removeprefix(f"{self.root}/"): _since(info)
+            info.path.removeprefix(f"{self.root}/"): since(info)
             for info in self.system.get_file_info(selector)
         }
         found = times.keys()
@@ -254,22 +220,6 @@ class Archive:
             for info in self.system.get_file_info(selector)
             if re.fullmatch(r"\d{20}\.json", info.base_name)
         )
-
-
-def _linked(staged: str, whole: str) -> bool:
-    """Create a local file by a hard link. Return False if the disk has no links. Raises FileExistsError."""
-    try:
-        os.link(staged, whole)
-    except FileExistsError:
-        raise
-    except OSError:
-        return False
-    return True
-
-
-def _since(info: Arrow) -> float:
-    """Return when a file was written, in seconds UTC. A store without times counts as now."""
-    return time.time() if info.mtime is None else float(info.mtime.timestamp())
 
 
 def folder_of(date: str, route: str) -> str:

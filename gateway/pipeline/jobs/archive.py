@@ -26,6 +26,7 @@ from gateway.pipeline.archive.manifest import Archive, Filed, Manifest, Overtake
 from gateway.pipeline.archive.tables import between, is_table_name, since, snapshot, table_at, utc_date
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
+from gateway.pipeline.exclusive import Lease
 from gateway.pipeline.journal.options import Offsets, Options, options_of
 from gateway.pipeline.journal.planning import JournalPartition, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
@@ -328,18 +329,20 @@ def run_stream(
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
+    kept = checkpoint or f"{to}/_checkpoint"
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
     rows = spark.readStream.format("gateway_journal").options(**options).load(journal)
     sink = (
         rows.withColumn("date", utc_date())
         .writeStream.format(format_)
         .partitionBy("date", "route")
-        .option("checkpointLocation", checkpoint or f"{to}/_checkpoint")
+        .option("checkpointLocation", kept)
         .trigger(availableNow=True)
     )
     try:
-        query = sink.toTable(to) if is_table else sink.start(to)
-        query.awaitTermination()
+        with Lease([place_of(kept, hadoop_of(spark))]):
+            query = sink.toTable(to) if is_table else sink.start(to)
+            query.awaitTermination()
     except (AnalysisException, Py4JJavaError) as error:
         stated = error.java_exception if isinstance(error, Py4JJavaError) else error
         raise PipelineError(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
+from gateway.pipeline.exclusive import LEASES, Lease
 from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.jobs.batches import belong
@@ -33,7 +35,7 @@ from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import Rate, page
-from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
+from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_writes
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
@@ -163,9 +165,6 @@ def run(
     `to`, or into a table of this format or a database, replacing older rates; and as a page to `report`.
     Raises PipelineError.
     """
-    new = None  # Checked before anything could be overwritten.
-    if to is not None and not is_database(to) and format_ not in FORMATS:
-        new = _fresh(spark, to)
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
         bounds = zip(("receivedFrom", "receivedBefore"), (since, until), strict=True)
@@ -178,17 +177,14 @@ def run(
         rows = rows.where(received >= F.lit(moment(since)))
     if until is not None:
         rows = rows.where(received < F.lit(moment(until)))
+    is_folder = to is not None and not is_database(to) and format_ not in FORMATS
     try:
-        with progress(spark, "rates", tell):
+        with _fresh(spark, str(to)) if is_folder else nullcontext() as new, progress(spark, "rates", tell):
             found = rates(rows, window, clients=clients).orderBy("begin", "route").persist()
             counted = found.agg(F.count("*"), F.sum("messages")).first()
             assert counted is not None
-            if to is not None and is_database(to):
-                put(to, found.toLocalIterator())
-            elif to is not None and format_ in FORMATS:
-                upsert(spark, to, format_, found, _keys(found))
-            elif new is not None:
-                found.coalesce(1).write.parquet(new)
+            if to is not None:
+                _put(found, to, format_, str(new), mode="append")  # A lease is in the folder.
             if report is not None:
                 _report(found, source, report)
             found.unpersist()
@@ -242,6 +238,7 @@ def follow(
     silent: set[str] = set()
 
     def tell_batch(batch: DataFrame, number: int) -> None:
+        lease.check()
         touched = _touched(batch, window)
         windows = _windows(spark, kept, number - 1).read(number, touched)
         marks = _marks(reader, windows.ends, silent, tell)
@@ -269,12 +266,7 @@ def follow(
             )
             found = found.drop("begin_us")
             # A batch that Spark repeats, for instance after a kill, overwrites the first attempt.
-            if database:
-                put(to, found.toLocalIterator())
-            elif format_ in FORMATS:
-                upsert(spark, to, format_, found, _keys(found))
-            else:
-                found.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
+            _put(found, to, format_, f"{to}/batch={number}", mode="overwrite")
             if report is not None:
                 newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
                 _report(newest, journal, report)
@@ -287,7 +279,20 @@ def follow(
     rows = stream.option("startingOffsets", starting).load(journal)
     writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
     trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
-    return writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint").start()
+    ready = writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint")
+    folders = [kept] if database or format_ in FORMATS else [kept, to]
+    lease = Lease(place_of(folder, hadoop_of(spark)) for folder in folders)
+    return lease.started(ready.start)
+
+
+def _put(found: DataFrame, to: str, format_: str, folder: str, *, mode: str) -> None:
+    """Write rates to the database or table `to`, or to a folder for Parquet in this mode of Spark's."""
+    if is_database(to):
+        put(to, found.toLocalIterator())
+    elif format_ in FORMATS:
+        upsert(found.sparkSession, to, format_, found, _keys(found))
+    else:
+        found.coalesce(1).write.mode(mode).parquet(folder)
 
 
 def _keys(found: DataFrame) -> list[str]:
@@ -307,13 +312,27 @@ def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
     return spark_writes(spark, place_of(to, hadoop))
 
 
-def _fresh(spark: SparkSession, to: str) -> str:
-    """Return the name of a new folder for Spark's writers. Raises PipelineError if it exists."""
-    place = place_of(to, hadoop_of(spark))
-    system, path = place.reached().arrow()
-    if system.get_file_info(path).type != fs.FileType.NotFound:
+@contextmanager
+def _fresh(spark: SparkSession, to: str) -> Iterator[str]:
+    """Lease a new folder, and yield its name for Spark's writers.
+
+    Raises PipelineError if it exists, or another run has begun to write to it.
+    """
+    place = place_of(to, hadoop_of(spark)).reached()
+    _check_empty(place)
+    name = spark_writes(spark, place)
+    with Lease([place]):
+        _check_empty(place)  # Another run may just have ended.
+        yield name
+
+
+def _check_empty(place: Place) -> None:
+    """Raise PipelineError if a folder has something else than a lease, or is a file."""
+    system, path = place.arrow()
+    selector = fs.FileSelector(path, allow_not_found=True)
+    is_file = system.get_file_info(path).type == fs.FileType.File
+    if is_file or any(info.base_name != LEASES for info in system.get_file_info(selector)):
         raise PipelineError(f"{place.uri} exists: give a new folder, or a table")
-    return spark_writes(spark, place)
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:

@@ -28,6 +28,7 @@ from gateway.pipeline.archive.tables import (
     read_table,
     utc_date,
 )
+from gateway.pipeline.exclusive import Lease
 from gateway.pipeline.jobs.archive import PARQUET
 from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.jobs.bodies import (
@@ -125,6 +126,7 @@ def follow(
     bad.ready(shaped.faulty(shaped(sample)), kind)
 
     def write(batch: DataFrame, number: int) -> None:
+        lease.check()
         whole = shaped(batch).persist()
         try:
             rescued = F.count(F.when(F.col("fault").isNull(), F.col("rescued")))
@@ -147,7 +149,9 @@ def follow(
     writer = rows.load(journal).writeStream.foreachBatch(write).queryName(f"table {name}")
     writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
     ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
-    return ready.start()
+    folders = [kept, *targets] if format_ == PARQUET else [kept]
+    lease = Lease(place_of(folder, hadoop_of(spark)) for folder in folders)
+    return lease.started(ready.start)
 
 
 def _reached(spark: SparkSession, to: str) -> str:

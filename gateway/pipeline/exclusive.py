@@ -1,0 +1,246 @@
+"""Exclusive use of folders by jobs that write: files that are created once, and leases made of them.
+
+A disk creates a file exclusively. For a store that cannot (S3), a run writes a claim for the name first, and
+two runs that see each other's claims both fail.
+
+A lease is a file `_lease/<number>.json` in each folder that a job writes to; the highest number is valid. A
+run creates the next number, and fails while the holder of the newest one lives: a holder renews its file, and
+one that was killed is known by its process if that was on the same machine, and otherwise by the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from uuid import uuid4
+
+from pyarrow import fs
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.stores import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DRAFTS: Final = "staging"
+CLAIMS: Final = "claims"
+CLAIM_SECS: Final = 600.0  # Seconds that a claim is valid; its run may have been killed.
+LEASES: Final = "_lease"
+LEASE_SECS: Final = 60.0  # Seconds without renewal after which the holder of a lease counts as killed.
+RENEW_SECS: Final = 10.0
+
+
+class InUseError(PipelineError):
+    """Error of a run whose folder another run writes to."""
+
+
+def create(place: Place, folder: str, name: str, octets: bytes, run: str) -> None:
+    """Create the file `name` in the folder `folder` of `place` for the run `run`.
+
+    Raises FileExistsError if the file exists, or another run is about to create it.
+    """
+    system, root = place.arrow()
+    within = f"{root}/{folder}"
+    staged, whole = f"{within}/{DRAFTS}/{run}.json", f"{within}/{name}"
+    system.create_dir(f"{within}/{DRAFTS}", recursive=True)
+    with system.open_output_stream(staged) as stream:
+        stream.write(octets)
+    try:
+        if not (place.is_local and _linked(staged, whole)):
+            _move_claimed(system, within, name, staged, run)
+    finally:
+        _delete(system, staged)
+
+
+def _linked(staged: str, whole: str) -> bool:
+    """Create a local file by a hard link. Return False if the disk has no links. Raises FileExistsError."""
+    try:
+        os.link(staged, whole)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _move_claimed(system: Arrow, within: str, name: str, staged: str, run: str) -> None:
+    """Move a file into its place, with a claim for stores that cannot create a file exclusively.
+
+    Raises FileExistsError if another run claims the same place, or the file exists.
+    """
+    claims, claim, whole = f"{within}/{CLAIMS}", f"{name}.{run}", f"{within}/{name}"
+    system.create_dir(claims, recursive=True)
+    with system.open_output_stream(f"{claims}/{claim}") as stream:
+        stream.write(run.encode())
+    try:
+        oldest = time.time() - CLAIM_SECS
+        others = [
+            info
+            for info in system.get_file_info(fs.FileSelector(claims))
+            if info.base_name.startswith(f"{name}.") and info.base_name != claim and since(info) > oldest
+        ]
+        # In this order: a claim is deleted once its file exists.
+        if others or system.get_file_info(whole).type != fs.FileType.NotFound:
+            raise FileExistsError(whole)
+        system.move(staged, whole)
+    finally:
+        _delete(system, f"{claims}/{claim}")
+
+
+def since(info: Arrow) -> float:
+    """Return when a file was written, in seconds UTC. A store without times counts as now."""
+    return time.time() if info.mtime is None else float(info.mtime.timestamp())
+
+
+def _delete(system: Arrow, path: str) -> None:
+    with suppress(FileNotFoundError):  # Another run has deleted it in between, or it was moved.
+        if system.get_file_info(path).type != fs.FileType.NotFound:
+            system.delete_file(path)
+
+
+class _Held(NamedTuple):
+    """File of a lease: the folder, and the file's name in its folder of leases."""
+
+    place: Place
+    name: str
+
+
+_running: Final[dict[str, Callable[[], bool]]] = {}
+"""Runs of this process that hold leases, with what returns True while they write."""
+
+
+class Lease:
+    """Exclusive use of folders by one run: of a block (`with`), or of a stream (`started`)."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        """Take the leases. Raises InUseError if another run has one; then none is taken."""
+        self._run = uuid4().hex[:12]
+        self._held: list[_Held] = []
+        self._done = threading.Event()
+        _running[self._run] = lambda: True
+        try:
+            for place in dict.fromkeys(places):
+                self._take(place)
+        except BaseException:
+            self._release()
+            raise
+
+    def __enter__(self) -> Self:
+        self._renew_until(self._done.wait)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        places = [place for place, _ in self._held]
+        self._release()
+        for place in places:
+            if place.is_local:
+                for below in (f"{LEASES}/{DRAFTS}", LEASES, ""):
+                    with suppress(OSError):  # Something else is in it.
+                        os.rmdir(f"{place.uri}/{below}")
+
+    def started(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        """Start a stream and return it. The leases end with it."""
+        try:
+            query = start()
+        except BaseException:
+            self._release()
+            raise
+        _running[self._run] = lambda: bool(query.isActive)
+        self._renew_until(lambda secs: bool(query.awaitTermination(int(secs))))
+        return query
+
+    def check(self) -> None:
+        """Raise InUseError if another run counts this one as killed and has taken a lease."""
+        for place, name in self._held:
+            if _names(place)[-1:] != [name]:
+                raise _in_use(place)
+
+    def _take(self, place: Place) -> None:
+        names = _names(place)
+        if names and _is_alive(place, names[-1]):
+            raise _in_use(place)
+        name = f"{int(names[-1][:20]) + 1 if names else 1:020}.json"
+        try:
+            create(place, LEASES, name, self._content, self._run)
+        except (FileExistsError, FileNotFoundError) as error:  # The other one may be removing its folder.
+            raise _in_use(place) from error
+        self._held.append(_Held(place, name))
+        self.check()
+        for old in names:
+            _delete(place.arrow().system, _path(place, old))
+
+    @property
+    def _content(self) -> bytes:
+        return json.dumps({"run": self._run, "host": socket.gethostname(), "process": os.getpid()}).encode()
+
+    def _renew_until(self, ended: Callable[[float], bool]) -> None:
+        threading.Thread(target=self._renew, args=(ended,), name="lease", daemon=True).start()
+
+    def _renew(self, ended: Callable[[float], bool]) -> None:
+        with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
+            while not ended(RENEW_SECS):
+                for place, name in self._held:
+                    if _names(place)[-1:] == [name]:
+                        with place.arrow().system.open_output_stream(_path(place, name)) as stream:
+                            stream.write(self._content)
+        self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for place, name in held:
+            with suppress(OSError):  # The store is unreachable: the lease ends by time.
+                _delete(place.arrow().system, _path(place, name))
+        _running.pop(self._run, None)
+
+
+def _path(place: Place, name: str) -> str:
+    return f"{place.arrow().path}/{LEASES}/{name}"
+
+
+def _names(place: Place) -> list[str]:
+    system, root = place.arrow()
+    infos = system.get_file_info(fs.FileSelector(f"{root}/{LEASES}", allow_not_found=True))
+    return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
+
+
+def _is_alive(place: Place, name: str) -> bool:
+    """Return True if the holder of a lease lives, as far as can be known."""
+    system, path = place.arrow().system, _path(place, name)
+    try:
+        age = time.time() - since(system.get_file_info(path))
+        with system.open_input_stream(path) as stream:
+            holder = json.loads(stream.read() or b"{}")  # Empty while it is being renewed.
+    except FileNotFoundError:  # It was released just now.
+        return False
+    if holder.get("host") == socket.gethostname():
+        if holder["process"] == os.getpid():
+            writes = _running.get(holder["run"])
+            return writes is not None and writes()
+        if not _exists(holder["process"]):
+            return False
+    return age < LEASE_SECS
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _in_use(place: Place) -> InUseError:
+    return InUseError(
+        f"another run writes to {place.uri}: stop it first, or give another folder; a run that was killed on"
+        f" another machine counts as running for {LEASE_SECS:.0f} seconds"
+    )
