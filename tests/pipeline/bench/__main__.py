@@ -4,7 +4,8 @@
                                    [--only PATTERN] [--folder FOLDER] [--quiet-days N]
 
 Beside the journal of N rows there are one of a million, one of a quiet gateway's days, and ones of a day and
-of many. How jobs compare stands in a second table, and what it takes to plan a read in a third.
+of many, where a chosen job needs them. How jobs compare stands in a second table, and what it takes to plan a
+read in a third.
 The journals are made in FOLDER and stay there for the next time; without one they are made anew. Each master
 has a Spark of its own; `cluster` is a standalone one of two workers with a core each. The figures are
 medians; the processor's seconds say more than the clock's on a machine that has other things to do.
@@ -25,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.pipeline.session import is_local, session
-from tests.pipeline.bench.jobs import GROUPS, JOURNALS, MILLION, QUIET, RATIOS, Bench
+from tests.pipeline.bench.jobs import GROUPS, JOURNALS, MILLION, NAMES, QUIET, RATIOS, Bench
 from tests.pipeline.bench.journal import DAY_COUNTS, days, made, planning_secs, quiet, rows_of
 from tests.pipeline.bench.usage import Usage, measured, middle
 from tests.pipeline.cluster import EQUIPPED, OPTIONS, Cluster
@@ -93,6 +94,8 @@ def main() -> None:
             journal.with_name(QUIET): partial(quiet, count=given.quiet_days),
         }
         needed |= {journal.with_name(f"days-{one}"): partial(days, count=one) for one in DAY_COUNTS}
+        chosen = {JOURNALS.get(job, journal.name) for job in NAMES if re.search(given.only, job)}
+        needed = {folder: make for folder, make in needed.items() if folder.name in {journal.name, *chosen}}
         for folder, make in needed.items():
             if not folder.exists():
                 make(folder)

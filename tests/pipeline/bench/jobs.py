@@ -16,8 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from gateway.mapping.loading import parse
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
+from gateway.pipeline.journal.closing import close_segments
+from gateway.pipeline.journal.table import read_journal as read_table
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording, Span
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import parquet_name
 from tests.pipeline.bench.journal import DAY_COUNTS
 from tests.pipeline.streams import finished
 
@@ -66,6 +70,17 @@ class Bench:
             archive.run(self.spark, str(self.journal), str(path))
         return str(path)
 
+    def closed(self) -> str:
+        """A journal of the same rows whose segments are Parquet, a file for each shard."""
+        path = self.folder / "closed"
+        if not path.exists():
+            path.mkdir(parents=True)
+            reader = JournalReader(self.journal)
+            for shard in reader.shards():
+                end = reader.end(shard)
+                close_segments(self.journal, int(shard), 0, end, path / parquet_name(int(shard), 0, end))
+        return str(path)
+
     def beside(self, name: str) -> Path:
         """Another journal; "": the one that is measured."""
         return self.journal.with_name(name) if name else self.journal
@@ -94,6 +109,39 @@ def read_journal(name: str = "") -> Job:
         _aggregated(table.load(str(bench.beside(name))))
 
     return read
+
+
+def read_closed(bench: Bench) -> None:
+    """The same from segments in Parquet, as a program of ours reads a journal."""
+    _aggregated(read_table(bench.spark, bench.closed(), {"columns": NUMBERS}))
+
+
+def closed(bench: Bench) -> None:
+    """Writing of all segments as Parquet, all columns, as the process beside a gateway does it."""
+    shutil.rmtree(bench.folder / "closed", ignore_errors=True)
+    bench.closed()
+
+
+def read_ids(bench: Bench) -> None:
+    """Message ids into an aggregate."""
+    bench.table("message_id").selectExpr("max(message_id)").collect()
+
+
+def read_all(bench: Bench) -> None:
+    """All columns, into nothing."""
+    rows = bench.spark.read.format("gateway_journal").load(str(bench.journal))
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def read_all_closed(bench: Bench) -> None:
+    """The same from segments in Parquet."""
+    read_table(bench.spark, bench.closed()).write.format("noop").mode("overwrite").save()
+
+
+def read_all_parquet(bench: Bench) -> None:
+    """The same from Parquet files of the same rows."""
+    rows = bench.spark.read.parquet(bench.parquet())
+    rows.write.format("noop").mode("overwrite").save()
 
 
 def read_parquet(name: str = "") -> Job:
@@ -228,11 +276,18 @@ JOURNALS = {
 
 READ = "journal into an aggregate"
 PARQUET = "Parquet into the same"
+CLOSED = "journal in Parquet into the same"
+ALL = "journal, all columns, into nothing"
+ALL_CLOSED = "journal in Parquet, all columns, into nothing"
+ALL_PARQUET = "Parquet, all columns, into nothing"
 RATED = "rates"
 ARCHIVED = "rates of an archive"
 LEAST, MOST = (f"days-{count}" for count in (min(DAY_COUNTS), max(DAY_COUNTS)))
 RATIOS = (
     (READ, PARQUET),
+    (CLOSED, PARQUET),
+    (ALL, ALL_PARQUET),
+    (ALL_CLOSED, ALL_PARQUET),
     ("archive into the same", PARQUET),
     ("archive and the journal's rest into the same", PARQUET),
     (f"journal of {OTHERS[MILLION]}", f"Parquet of {OTHERS[MILLION]}"),
@@ -252,10 +307,13 @@ GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (
         (READ, read_journal()),
         (PARQUET, read_parquet()),
+        (CLOSED, read_closed),
         ("archive into the same", read_archive),
         ("archive and the journal's rest into the same", read_both),
     ),
-    (("bodies into an aggregate", read_bodies),),
+    (("bodies into an aggregate", read_bodies), ("message ids into an aggregate", read_ids)),
+    (("segments to Parquet", closed),),
+    ((ALL, read_all), (ALL_CLOSED, read_all_closed), (ALL_PARQUET, read_all_parquet)),
     *(
         ((f"journal of {text}", read_journal(name)), (f"Parquet of {text}", read_parquet(name)))
         for name, text in OTHERS.items()
@@ -267,3 +325,5 @@ GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (("backtest of an archive", backtested_archive), ("backtest with --where", backtested_where)),
 )
 """Jobs in a group are run in turns, so that what else the machine does meets them alike."""
+
+NAMES = tuple(name for group in GROUPS for name, _ in group)
