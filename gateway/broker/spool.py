@@ -152,7 +152,7 @@ def owner_of(user: str) -> str:
 
 
 def owner_in(name: str) -> str:
-    """Return the owner in a file's name; "" for clients without a user name and older gateways."""
+    """Return the owner in a file's name; "" for clients without a user name."""
     return name.removesuffix(SUFFIX).partition(OWNED)[2]
 
 

@@ -6,11 +6,10 @@ bytes out of it, so that between two replicas nothing is lost or translated. The
 | bytes | content |
 |---|---|
 | 1 | version, 1 |
-| 1 | flags by bit: 0 and 1 QoS, 2 retain, 3 expires, 4, 5 earlier versions, 6 MQTT properties, 7 numbered |
+| 1 | flags by bit: 0 and 1 QoS, 2 retain, 3 expires, 6 MQTT properties, 7 numbered |
 | 1 | hops |
 | 2, n | length of the publisher's client identifier, and the identifier |
 | 8 | if flagged: expiry time, in milliseconds UTC |
-| 8, 8 | for each flag of earlier versions: ignored |
 | 8, 8 | if flagged: id of the publisher's replica process, and the number that the message has there |
 | rest | if flagged: the property list of the PUBLISH packet |
 
@@ -48,7 +47,6 @@ VERSION: Final = 1
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 EXPIRES: Final = 0x08
-EARLIER: Final = (0x10, 0x20)
 LISTED: Final = 0x40
 NUMBERED: Final = 0x80
 HEAD: Final = Struct(">BBBH")
@@ -150,7 +148,6 @@ def _decode_own(own: bytes) -> Arrived | None:
         if flags & EXPIRES:
             expires = U64.unpack_from(own, at)[0] / 1000
             at += 8
-        at += 8 * sum([flags & flag > 0 for flag in EARLIER])
         if flags & NUMBERED:
             life, count = NUMBER.unpack_from(own, at)
             number = (life, count)

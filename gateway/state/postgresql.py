@@ -360,8 +360,6 @@ class Server:
             connection.execute(composed.SQL("CREATE SCHEMA {}").format(composed.Identifier(self.schema)))
         create, select = VERSIONS
         connection.execute(create)
-        # For a database that was created by an earlier version without this column.
-        connection.execute("ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS works_with integer")
         applied = [(version, works) for version, works in connection.execute(select)]
         for step in missing_steps(applied, self._migrations, postgresql=True):
             for statement in step.statements:

@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import StoreError
-from gateway.store.messages import MessageReader
 from gateway.store.statements import transaction
 
 APPLICATION_ID: Final = 0x47574159  # "GWAY", so that another program's database is not mistaken for ours
 
-BASE: Final = 2
+BASE: Final = 3
 """Layout that the first step writes. No release wrote an older one, so no step leads from one."""
 
 Step = Callable[[sqlite3.Connection], None]
@@ -48,27 +47,11 @@ def _base(connection: sqlite3.Connection) -> None:
         " value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID",
         "CREATE TABLE dead_letters (id INTEGER PRIMARY KEY, octets INTEGER NOT NULL, utc REAL NOT NULL,"
         " route TEXT NOT NULL, verdict INTEGER NOT NULL, reason TEXT NOT NULL, text TEXT NOT NULL,"
-        " message BLOB NOT NULL)",
+        " message BLOB NOT NULL, user TEXT NOT NULL DEFAULT '')",
         "INSERT INTO meta VALUES ('clean', 1)",
         f"PRAGMA application_id = {APPLICATION_ID}",
     ):
         connection.execute(statement)
-
-
-def _users_of_letters(connection: sqlite3.Connection) -> None:
-    """Add to dead letters the user who sent the message, whose share they count in."""
-    connection.execute("ALTER TABLE dead_letters ADD COLUMN user TEXT NOT NULL DEFAULT ''")
-    reader = MessageReader()
-    connection.create_function("user_of_message", 1, lambda octets: _user_of(reader, octets))
-    connection.execute("UPDATE dead_letters SET user = user_of_message(message)")
-
-
-def _user_of(reader: MessageReader, octets: bytes) -> str:
-    """Return the user who sent an encoded message; "" if it is damaged."""
-    try:
-        return storable_name(reader.decode_one(octets).sender.user)
-    except StoreError:
-        return ""
 
 
 def storable_name(user: str) -> str:
@@ -76,7 +59,7 @@ def storable_name(user: str) -> str:
     return user.encode(errors="replace").decode()
 
 
-STEPS: Final[tuple[Step, ...]] = (_base, _users_of_letters)
+STEPS: Final[tuple[Step, ...]] = (_base,)
 
 
 def newest_layout(steps: Sequence[Step] = STEPS) -> int:

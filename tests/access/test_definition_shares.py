@@ -29,7 +29,6 @@ from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running, running
-from tests.store.parts import Opened
 
 TOTAL: Final = 40_000
 SHARE: Final = TOTAL // 2
@@ -371,24 +370,6 @@ def test_an_owner_of_many_exclusive_queues_that_goes_takes_all_with_it(tmp_path:
             channel.queue_declare(f"own {number}", exclusive=True)
         connection.close()
         gateway.until(lambda: not gateway.gateway.host.queues)
-
-
-def test_bindings_that_an_earlier_version_stored_are_those_of_the_queue(tmp_path: Path) -> None:
-    with gateway_at(tmp_path) as gateway, closing(amqp(gateway, "modest")) as connection:
-        channel = connection.channel()
-        channel.queue_declare("m", durable=True)
-        greedy = amqp(gateway, "greedy").channel()
-        greedy.queue_bind("m", "amq.topic", "k")
-        greedy.connection.close()
-    found: list[tuple[str, object]] = []
-    with Opened(tmp_path / "store", before=lambda store: found.extend(store.things("binding"))) as one:
-        ((key, value),) = found
-        assert value == b'{"user": "greedy"}'
-        one.store.put("binding", key, b"{}")
-        one.commit()
-    with gateway_at(tmp_path) as gateway:
-        assert (shares(gateway).of("greedy"), shares(gateway).of("modest") > 0) == (0, True)
-        assert gateway.gateway.host.bindings == 1
 
 
 # What routes bring into being.

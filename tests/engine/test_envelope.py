@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,16 +64,6 @@ def test_what_a_program_publishes_is_what_its_properties_say() -> None:
     native = BasicProperties(delivery_mode=2, expiration="1500", headers=(("x-mqtt-retain", YES),))
     found = decode(encode_basic_properties(native))
     assert (found.qos, found.durable, found.retain, found.lifetime) == (1, True, True, 1.5)
-
-
-@pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
-def test_what_an_earlier_version_says_of_its_log_is_passed_over(flags: int) -> None:
-    own = envelope.HEAD.pack(1, flags | 0x88 | 2, 3, 1) + b"c" + (2_000_000_000_000).to_bytes(8, "big")
-    own += bytes(8 * flags.bit_count()) + envelope.NUMBER.pack(b"12345678", 9)
-    header = envelope.PAIR + len(own).to_bytes(4, "big") + own
-    found = decode(with_pair(encode_basic_properties(BasicProperties(content_type="a/b")), header))
-    assert (found.qos, found.hops, found.sender.client, found.expires) == (2, 3, "c", 2_000_000_000.0)
-    assert (found.number, found.property_set.properties.content_type) == ((b"12345678", 9), "a/b")
 
 
 def test_a_later_version_is_what_its_properties_say() -> None:

@@ -17,13 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.errors import StoreError
-from gateway.model.message import Sender
-from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.shares import UserShares
 from gateway.store.folder import fault
 from gateway.store.repair import check, repair
 from gateway.store.schema import BASE, STEPS, newest_layout
-from tests.broker.parts import mqtt
 from tests.store.parts import Opened, content, log_of, numbered, opened
 
 
@@ -197,21 +193,6 @@ def test_a_store_whose_creation_was_cut_short_is_created(tmp_path: Path) -> None
         one.append(one.store.log("queue", "q"), 0, b"x")
     with closing(sqlite3.connect(tmp_path / "gateway.db")) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (newest_layout(),)
-
-
-def test_letters_of_an_older_store_get_their_users(tmp_path: Path) -> None:
-    with Opened(tmp_path) as one:
-        for user in ("ann", "bob", ""):
-            letter = mqtt(sender=Sender("in", user=user))
-            one.store.add_letters([letter], "r", Outcome(Verdict.REJECTED, Reason.NO_ROUTE, ""))
-        one.commit()
-    with closing(sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)) as connection:
-        connection.execute("UPDATE dead_letters SET message = x'00' WHERE id = 2")
-        connection.execute("ALTER TABLE dead_letters DROP COLUMN user")
-        connection.execute("PRAGMA user_version = 2")
-    shares = UserShares("dead letters")
-    opened(tmp_path, letter_shares=shares).close()
-    assert (shares.count_of("ann"), shares.count_of("bob"), shares.count_of("")) == (1, 0, 2)
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ class Definitions(HostRecords):
     def bindings(self) -> list[tuple[str, str, str, str, Headers, dict[str, Any]]]:
         """Return the stored bindings as tuples of source, kind, destination, key, arguments and record.
 
-        The kind is QUEUE or EXCHANGE, the type of the destination. The record holds `user` if it was stored;
-        its value None means that the configuration made the binding.
+        The kind is QUEUE or EXCHANGE, the type of the destination. The record holds `user`; None means
+        that the configuration made the binding.
         """
         found = []
         for words, given in self._records(BINDING):

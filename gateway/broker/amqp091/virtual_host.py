@@ -159,8 +159,9 @@ class VirtualHost:
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 with set_aside("binding", (source, name, key)):
-                    user = given.get("user", to.user)  # earlier versions charged the destination's user
-                    self._restore_binding(definitions, self.exchanges[source], to, key, arguments, user)
+                    self._restore_binding(
+                        definitions, self.exchanges[source], to, key, arguments, given["user"]
+                    )
         self.alarms.set(clock.utc(), self._wake)
 
     def _restore_binding(

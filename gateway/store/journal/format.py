@@ -236,12 +236,10 @@ def decode_header(raw: bytes) -> Header | None:
         HEADER.unpack_from(raw)
     )
     if version != VERSION:
-        advice = (
-            "read it with a gateway that knows it"
-            if version > VERSION
-            else "no release wrote it; move its files away, or name another folder in journal.path"
+        raise JournalError(
+            f"the journal is of format {version}, this gateway's is {VERSION}: read it with a gateway that"
+            " knows it, or name another folder in journal.path"
         )
-        raise JournalError(f"the journal is of format {version}, this gateway's is {VERSION}: {advice}")
     (low,) = LOW_WATER.unpack_from(raw, HEADER_OCTETS)
     return Header(flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc, low)
 

@@ -98,20 +98,14 @@ def test_the_format_of_the_first_release_is_read(tmp_path: Path) -> None:
     ]
 
 
-UNRELEASED: Final = "no release wrote it; move its files away, or name another folder in journal.path"
-
-
-@pytest.mark.parametrize(
-    ("version", "advice"),
-    [(1, UNRELEASED), (VERSION - 1, UNRELEASED), (VERSION + 1, "read it with a gateway that knows it")],
-)
-def test_another_format_is_refused_by_its_number(version: int, advice: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_another_format_is_refused_by_its_number(version: int, tmp_path: Path) -> None:
     octets = bytearray(octets_of(Encoder(0).encode(0, gathered([part()]))))
     octets[8:10] = struct.pack("<H", version)
     octets[68:72] = zlib.crc32(octets[:68]).to_bytes(4, "little")
     path = tmp_path / f"0-{0:020}.gwj"
     path.write_bytes(octets)
-    told = f"{path}: the journal is of format {version}, this gateway's is {VERSION}: {advice}"
+    told = f"{path}: the journal is of format {version}, this gateway's is {VERSION}: read it with"
     with pytest.raises(JournalError, match=re.escape(told)):
         rows_of(tmp_path)
     with pytest.raises(JournalError, match=f"is of format {version}"):
