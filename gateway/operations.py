@@ -236,7 +236,18 @@ PURGE_QUEUES: Final = _removal(
 PEEK: Final = _act(
     "/queues/peek", "Return the first messages of a queue without consuming them", absent=True, by_host=True
 )
-EXCHANGES: Final = _page("/exchanges", "List exchanges", {**NAMED, "virtual_host": HOST}, by_host=True)
+CONSUMERS: Final = _page(
+    "/consumers",
+    "List consumers of queues and durable subscriptions",
+    {
+        "protocol": Word(protocols_with_queues, "Name of a protocol with queues."),
+        "virtual_host": HOST,
+        "queue": Word(str, "Name of the queue or subscription."),
+        "address": Word(str, "Address of the client.", "HOST:PORT"),
+    },
+    by_host=True,
+)
+EXCHANGES: Final = _page("/exchanges", "List exchanges", {**NAMED, "virtual_host": HOST}, EXACT, by_host=True)
 BINDINGS: Final = _page(
     "/bindings",
     "List bindings",

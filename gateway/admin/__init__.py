@@ -12,8 +12,8 @@ from gateway.admin.dead_letters import LettersApi
 from gateway.admin.mappings import MappingsApi
 from gateway.admin.namespaces import NamespacesApi
 from gateway.admin.process import Limit, Process, ProcessApi, State
-from gateway.admin.queues import QueuesApi
-from gateway.admin.rabbitmq import Consuming, Door, RabbitApi
+from gateway.admin.queues import Consuming, QueuesApi
+from gateway.admin.rabbitmq import Door, RabbitApi
 from gateway.admin.rabbitmq_changes import Broker
 from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness

@@ -21,6 +21,7 @@ from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import SLICE, Page, page_of, query_of, slices
+from gateway.admin.messages import plain
 from gateway.admin.models import ConnectionRow, Disconnected
 from gateway.admin.operations import PROTOCOLS, Served
 from gateway.operations import CONNECTIONS, DISCONNECT
@@ -87,6 +88,11 @@ class Connected(NamedTuple):
             None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
         )
         facts["bytes_in_per_sec"] = facts["bytes_out_per_sec"] = None
+        details = self.details
+        facts["tls"] = details.tls
+        facts["frame_max"], facts["channel_max"] = details.frame_max, details.channel_max
+        facts["heartbeat_secs"] = details.timeout
+        facts["client_properties"] = plain(dict(details.client_properties))
         return facts
 
 

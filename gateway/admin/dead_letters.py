@@ -10,25 +10,22 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-import orjson
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
 from gateway.admin.choosing import Page, query_of
-from gateway.admin.messages import Hide, nothing_hidden, seen_by
+from gateway.admin.messages import Hide, nothing_hidden, properties_shown, seen_by
 from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
 from gateway.admin.operations import Served
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
-from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import Withheld
 from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 from gateway.protocols import show
-from gateway.store.properties import encode_properties
 
 BODY_SHOWN: Final = 1_024  # Bytes of a body in the list.
 REDRIVEN_AT_ONCE: Final = 500
@@ -240,17 +237,13 @@ def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str,
         return document | {"body": ""}
     if not whole:
         return document | {"body": message.body[:BODY_SHOWN].decode(errors="replace")}
-    try:
-        properties = orjson.loads(encode_properties(message.properties) or b"{}")
-    except RemoteProtocolError as error:
-        properties = {"unreadable": str(error)}
     document |= {
         "assurance": message.assurance,
         "durable": message.durable,
         "retain": message.retain,
         "expires": message.expires or None,
         "hops": message.hops,
-        "properties": properties,
+        "properties": properties_shown(message),
     }
     if withheld:
         return document | {"body": "", "body_encoding": "withheld"}

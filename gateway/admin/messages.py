@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+import orjson
 from pydantic import ValidationError
 from starlette.requests import Request
 
@@ -21,9 +22,12 @@ from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, property_set, string
 from gateway.model.spooled import Withheld
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
+from gateway.store.properties import encode_properties
 
 ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
 BODY_SHOWN: Final = 1_024  # Bytes of a body in a list.
+
+SHOWN_APART: Final = frozenset(("content_type", "headers"))
 
 Hide = Callable[[str, Message], Message]
 """Function that removes private fields from a message that took the route of this name ("": none)."""
@@ -112,12 +116,24 @@ def message_shown(message: Message) -> dict[str, Any]:
         "durable": message.durable,
         "retain": message.retain,
         "content_type": content_type,
+        "properties": {
+            name: value for name, value in properties_shown(message).items() if name not in SHOWN_APART
+        },
         "headers": {name: plain(value) for name, value in named.items()},
         "sender": message.sender.to_dict(),
         "body_bytes": len(message.body),
         "body": body,
         "body_encoding": encoding,
     }
+
+
+def properties_shown(message: Message) -> dict[str, Any]:
+    """Return the properties of a message that are set, as JSON values by name."""
+    try:
+        properties: dict[str, Any] = orjson.loads(encode_properties(message.properties) or b"{}")
+    except RemoteProtocolError as error:
+        return {"unreadable": str(error)}
+    return properties
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:

@@ -67,6 +67,14 @@ class ConnectionRow(Row):
     bytes_in_per_sec: float | None
     """Bytes per second read from the client, only with `rates`; `bytes_out_per_sec` are written to it."""
     bytes_out_per_sec: float | None
+    tls: bool
+    """True if the listener uses TLS."""
+    frame_max: int
+    """Largest frame in bytes, as negotiated in AMQP 0-9-1; 0 without it, here and below."""
+    channel_max: int
+    heartbeat_secs: int
+    client_properties: dict[str, Any]
+    """Properties that an AMQP 0-9-1 client has sent about itself."""
 
 
 class SessionRow(Row):
@@ -126,6 +134,9 @@ class QueueRow(Row):
     """Messages received per second since the previous request; 0 the first time."""
     out_per_sec: float
     """Messages removed per second, in whichever way."""
+    messages_max: int
+    """Largest number of messages, by the configuration, its arguments or a policy."""
+    messages_bytes_max: int
     consumers: int
     durable: bool
     in_use: bool
@@ -133,6 +144,27 @@ class QueueRow(Row):
     temporary: bool
     arguments: dict[str, Any]
     """Arguments of its declaration, of AMQP 0-9-1."""
+
+
+class ConsumerRow(Row):
+    """Consumer of a queue or durable subscription."""
+
+    protocol: str
+    virtual_host: str
+    kind: Literal["queue", "subscription"]
+    queue: str
+    tag: str
+    """Consumer tag of AMQP 0-9-1, or number of the handle of AMQP/Fast."""
+    channel: int
+    acknowledges: bool
+    """False if messages count as consumed when they are sent."""
+    prefetch: int
+    """Largest number of unacknowledged messages."""
+    unacknowledged: int
+    endpoint: str
+    client: str
+    user: str
+    address: str
 
 
 class ExchangeRow(Row):
@@ -537,6 +569,8 @@ class MessageRow(Row):
     durable: bool
     retain: bool
     content_type: str | None
+    properties: dict[str, Any]
+    """Further properties that are set, by name."""
     headers: dict[str, Any]
     sender: Sender
     body_bytes: int

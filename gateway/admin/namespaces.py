@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.admission import hosts_of
-from gateway.admin.choosing import matcher, page_of, query_of
+from gateway.admin.choosing import named, page_of, query_of
 from gateway.admin.messages import plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
 from gateway.admin.operations import Served
@@ -167,7 +167,7 @@ class NamespacesApi:
 def _named(
     wanted: Mapping[str, Any], mine: Callable[[str], bool]
 ) -> Callable[[ListedExchange | ListedDestination], bool]:
-    name, host = matcher(wanted.get("name", "*")), wanted.get("virtual_host")
+    name, host = named(wanted, "name"), wanted.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)
 
 

@@ -7,7 +7,7 @@ a connection never is. Queues of the configuration are declared again at a resta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -20,24 +20,36 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.choosing import (
+    Pace,
+    named,
+    on_disk,
+    page_of,
+    page_of_slices,
+    query_of,
+    removal_of,
+    slices,
+)
 from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
-from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
+from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.operations import Served
 from gateway.admin.rates import Meter
+from gateway.broker.amqp091.arguments import QueueArguments
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.queue import Queue
+from gateway.broker.queue import Consumer, Queue
 from gateway.mapping.conditions import plain_headers
-from gateway.operations import PEEK, PURGE_QUEUES, QUEUES, REMOVE_QUEUES
+from gateway.model.message import Sender
+from gateway.operations import CONSUMERS, PEEK, PURGE_QUEUES, QUEUES, REMOVE_QUEUES
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
 MOST: Final = 10**15  # More messages than any queue has.
 PEEKED_MAX: Final = 100
+NO_ARGUMENTS: Final = QueueArguments()
 LOAD_SECS: Final = 5.0  # For a slow disk; then only messages in memory are shown.
 
 log = structlog.get_logger()
@@ -72,6 +84,55 @@ class ListedQueue(NamedTuple):
         return clock.monotonic() - self.queue.used
 
 
+class Consuming(NamedTuple):
+    """Consumer of a queue that is a client, on a channel of its connection.
+
+    `tag` identifies it on the connection; it is the number of its handle in AMQP/Fast. `prefetch` is the
+    largest number of its unacknowledged messages, of which it has `outstanding`.
+    """
+
+    tag: str
+    acknowledges: bool
+    prefetch: int
+    outstanding: int
+    channel: int
+    sender: Sender
+
+    @property
+    def address(self) -> str:
+        """Address of the client."""
+        return self.sender.address
+
+
+class ListedConsumer(NamedTuple):
+    """Consumer with its queue."""
+
+    listed: ListedQueue
+    consuming: Consuming
+
+    @property
+    def key(self) -> str:
+        """Key that pages are ordered by."""
+        one = self.consuming
+        return f"{self.listed.key}\n{one.address}\n{one.channel:05}\n{one.tag}"
+
+    def shown(self) -> dict[str, Any]:
+        """Return the row of this consumer."""
+        one = self.consuming
+        return {
+            "protocol": self.listed.protocol,
+            "virtual_host": self.listed.virtual_host,
+            "kind": self.listed.kind,
+            "queue": self.listed.name,
+            "tag": one.tag,
+            "channel": one.channel,
+            "acknowledges": one.acknowledges,
+            "prefetch": one.prefetch,
+            "unacknowledged": one.outstanding,
+            **one.sender.to_dict(),
+        }
+
+
 class QueuesApi:
     """Operations on queues. `flush` ends a wake-up."""
 
@@ -83,13 +144,19 @@ class QueuesApi:
         flush: Callable[[], None],
         *,
         hide: Hide = nothing_hidden,
+        consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
     ) -> None:
-        """Build the operations; `hide` removes private fields from messages that are shown."""
+        """Build the operations.
+
+        `hide` removes private fields from messages that are shown. `consuming` returns the client's data of a
+        consumer, or None if it is not a client.
+        """
         self._hosts = hosts
         self._fast_hosts = fast_hosts
         self._store = store
         self._flush = flush
         self._hide = hide
+        self._consuming = consuming
         self._meter = Meter()
 
     def operations(self) -> Sequence[Served]:
@@ -99,6 +166,7 @@ class QueuesApi:
             Served(REMOVE_QUEUES, self._remove, QueuesRemoved),
             Served(PURGE_QUEUES, self._purge, QueuesPurged),
             Served(PEEK, self._peek, Peeked, PeekAsked),
+            Served(CONSUMERS, self._consumers, ConsumerRow),
         ]
 
     async def _peek(self, request: Request) -> Response:
@@ -134,6 +202,32 @@ class QueuesApi:
                 end = partial(fast.unsubscribe, kept)
                 yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
+    async def _consumers(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, CONSUMERS.words)
+        mine, address = hosts_of(request), wanted.pop("address", None)
+        holder = (wanted.get("protocol"), wanted.get("virtual_host"), None, wanted.get("queue"))
+
+        async def found() -> AsyncIterator[list[ListedConsumer]]:
+            async for some in slices(self.all()):
+                fitting = [
+                    one
+                    for one in some
+                    if mine(one.virtual_host)
+                    and all(want in (None, has) for want, has in zip(holder, one[:4], strict=True))
+                ]
+                yield [
+                    ListedConsumer(one, client)
+                    for one in fitting
+                    for consumer in one.queue.consumers
+                    if (client := self._consuming(consumer)) is not None
+                ]
+
+        def chosen(one: ListedConsumer) -> bool:
+            return address in (None, one.consuming.address)
+
+        page = await page_of_slices(found(), chosen, lambda one: one.key, ListedConsumer.shown, count, after)
+        return page.answer()
+
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, QUEUES.words)
         key = _length_key if wanted.get("sort") == "messages" else _key
@@ -143,6 +237,7 @@ class QueuesApi:
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
         """Return the row of a queue."""
         queue, idle = one.queue, one.idle_secs
+        own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
         return {
             "protocol": one.protocol,
             "virtual_host": one.virtual_host,
@@ -153,6 +248,8 @@ class QueuesApi:
             "unacknowledged": queue.unacknowledged,
             "in_per_sec": self._meter.rate(f"in {one.key}", queue.next),
             "out_per_sec": self._meter.rate(f"out {one.key}", gone_from(queue)),
+            "messages_max": _least(queue.messages_max, own.length_max),
+            "messages_bytes_max": _least(queue.octets_max, own.octets_max),
             "consumers": len(queue.consumers),
             "durable": queue.durable,
             "in_use": one.in_use,
@@ -245,3 +342,8 @@ async def _load(queue: Queue) -> None:
 def gone_from(queue: Queue) -> int:
     """Return how many messages have left the queue since its creation or the start, in whichever way."""
     return queue.next - len(queue) - queue.unacknowledged
+
+
+def _least(limit: int, own: int | None) -> int:
+    """Return the limit of a queue, which its arguments or a policy can only lower."""
+    return limit if own is None else min(limit, own)

@@ -36,7 +36,7 @@ from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
-from gateway.admin.queues import gone_from
+from gateway.admin.queues import Consuming, gone_from
 from gateway.admin.rabbitmq_changes import Actor, Broker, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
@@ -78,17 +78,6 @@ class _Path(PathConvertor):
     """Path below `/api` that is not below `/api/v1`."""
 
     regex = r"(?!v1(?:/|$)).*"
-
-
-class Consuming(NamedTuple):
-    """Consumer of a queue that is a client: a consumer of a channel of the connection from `address`."""
-
-    tag: str
-    acknowledges: bool
-    prefetch: int
-    channel: int
-    address: str
-    user: str
 
 
 class Door(NamedTuple):
@@ -515,7 +504,7 @@ class RabbitApi:
                 "peer_host": remote.strip("[]"),
                 "peer_port": int(port) if port.isdigit() else 0,
                 "node": self._node,
-                "user": told.user,
+                "user": told.sender.user,
             },
         }
 

@@ -67,9 +67,31 @@ class _Tagged(Protocol):
     tag: str
     no_ack: bool
     prefetch: int
+    outstanding: int
 
     @property
     def channel(self) -> _Channel: ...
+
+
+class _Handle(Protocol):
+    """Handle of a consumer, as `_Handled` sees it."""
+
+    number: int
+
+    @property
+    def channel(self) -> _Channel: ...
+
+
+@runtime_checkable
+class _Handled(Protocol):
+    """Consumer of an AMQP/Fast client, identified by its handle."""
+
+    unreliable: bool
+    prefetch: int
+    outstanding: int
+
+    @property
+    def handle(self) -> _Handle: ...
 
 
 def _details(listener: Listener, connection: Guest) -> Details:
@@ -80,18 +102,22 @@ def _details(listener: Listener, connection: Guest) -> Details:
 def consuming(consumer: Consumer) -> Consuming | None:
     """Return a record of the consumer of a queue.
 
-    Return None unless it belongs to a client with channels and tags.
+    Return None unless it belongs to a client.
     """
-    if not isinstance(consumer, _Tagged):
+    if isinstance(consumer, _Tagged):
+        tag, acknowledges, channel = consumer.tag, not consumer.no_ack, consumer.channel
+    elif isinstance(consumer, _Handled):
+        handle = consumer.handle
+        tag, acknowledges, channel = str(handle.number), not consumer.unreliable, handle.channel
+    else:
         return None
-    channel = consumer.channel
     return Consuming(
-        consumer.tag,
-        not consumer.no_ack,
+        tag,
+        acknowledges,
         consumer.prefetch,
+        consumer.outstanding,
         channel.number,
-        channel.connection.stream.remote,
-        channel.connection.sender.user,
+        channel.connection.sender,
     )
 
 

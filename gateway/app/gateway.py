@@ -260,7 +260,7 @@ class Gateway:
         given = self.settings.journal.hash_key
         key = b"" if given is None else given.get_secret_value().encode()
         hide = PrivateFields(lambda: self.dispatcher.router, key).hide
-        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide)
+        queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide, consuming=consuming)
         apis = (
             ProcessApi(process),
             MappingsApi(process),

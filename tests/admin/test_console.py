@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import paho.mqtt.client as mqtt
@@ -20,8 +21,10 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
 from gateway.settings.journal import Journal
+from tests.configured import make_link
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.servers import free_ports
 from tests.needs import needed
 from tests.operator import bearer
 from tests.passwords import hashed
@@ -31,7 +34,18 @@ VIEWS: Final = (
     *("Overview", "Routes", "Links", "Connections", "Sessions", "Queues", "Exchanges", "Retained"),
     *("Destinations", "Dead letters", "Mappings", "Journal", "Tap", "Users", "Limits"),
 )
-COLOURED: Final = ("Overview", "Queues", "Mappings")  # what is of any colour anywhere is in these
+PAGES: Final = {
+    "Client press 7": "client?client=press+7&protocol=mqtt",
+    "Client worker": "client?address=WORKER&endpoint=amqp091",
+    "Queue stuck": "queue?protocol=amqp091&virtual_host=%2F&kind=queue&queue=stuck",
+    "Exchange bells": "exchange?virtual_host=%2F&name=bells",
+    "Route alarms": "route?name=alarms",
+    "Route away": "route?name=away",
+    "Link erp": "link?name=erp",
+    "Listener mqtt": "listener?name=mqtt",
+}
+# What is of any colour anywhere is in these.
+COLOURED: Final = ("Overview", "Queues", "Mappings", "Queue stuck", "Link erp", "Route alarms")
 MAPPING: Final = """version: 1
 routes:
   - name: readings
@@ -41,6 +55,10 @@ routes:
     from: {endpoint: mqtt, topic: "plant/{line}/alarm"}
     to: {endpoint: amqp091, queue: "alarm"}
     on_reject: dead_letter
+  - name: away
+    from: {endpoint: mqtt, topic: "away"}
+    to: {endpoint: erp, exchange: "", routing_key: "away"}
+    settle: stored
 """
 SIFTED: Final = """version: 1
 routes:
@@ -70,6 +88,7 @@ def gateway(file: Path) -> Iterator[Running]:
         store=Store(path=file.parent / "data"),
         journal=Journal(enabled=True),
         mappings=(str(file),),
+        links={"erp": make_link(url=f"amqp://{LOOPBACK}:{free_ports(1)[0]}")},
         users={
             "ann": User(password_hash=hashed("right"), roles=("boss",)),
             "bob": User(password_hash=hashed("right"), roles=("looker",)),
@@ -88,15 +107,22 @@ def gateway(file: Path) -> Iterator[Running]:
     with running(settings) as started:
         connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         channel = connection.channel()
-        for name in ("stuck", "alarms"):
+        for name in ("stuck", "alarms", "jobs"):
             channel.queue_declare(name, durable=True)
+        channel.exchange_declare("bells", "headers")
+        channel.queue_bind("alarms", "bells", "any", {"x-match": "any", "line": "l1"})
+        channel.basic_qos(prefetch_count=7)
+        channel.basic_consume("jobs", lambda *_: None, consumer_tag="hand")
         client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
         client.connect(LOOPBACK, started.mqtt)
         client.loop_start()
         client.subscribe("plant/+/command", 1)
         for number in range(3):
             client.publish("plant/l1/reading", f"21.{number}", 1).wait_for_publish(10)
-        client.publish("plant/l1/alarm", "too hot", 1).wait_for_publish(10)
+        told = mqtt.Properties(mqtt.PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        told.ContentType, told.UserProperty = "text/plain", [("sensor", "t4")]
+        client.publish("plant/l1/alarm", "too hot", 1, properties=told).wait_for_publish(10)
+        client.publish("away", "waits", 1).wait_for_publish(10)
         started.until(lambda: len(started.gateway.dead_letters) == 1)
         yield started
         client.disconnect()
@@ -137,11 +163,11 @@ class Scene:
         self.page.get_by_label("User").fill(user)
         self.page.get_by_label("Password").fill("right")
         self.page.get_by_role("button", name="Log in").click()
-        expect(self.page.get_by_role("heading", name=first)).to_be_visible()
+        expect(self.page.get_by_role("heading", name=first, exact=True, level=2)).to_be_visible()
 
     def turn(self, view: str) -> None:
         self.page.get_by_role("link", name=view, exact=True).click()
-        expect(self.page.get_by_role("heading", name=view, exact=True)).to_be_visible()
+        expect(self.page.get_by_role("heading", name=view, exact=True, level=2)).to_be_visible()
 
     def row(self, text: str) -> Any:
         return self.page.get_by_role("row").filter(has_text=text)
@@ -176,29 +202,9 @@ def serious(page: Page) -> list[str]:
     ]
 
 
-def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway: Running, file: Path) -> None:
-    """A queue is stuck: look in, find the route that fails, try a mended mapping, reload, redrive."""
-    scene = Scene(browser, gateway)
+def mend(scene: Scene, file: Path) -> None:
+    """Try a faulty and a mended draft of the mapping, then put that into the file, and reload."""
     page = scene.page
-    scene.log_in()
-    state = page.get_by_text("ready", exact=True)
-    expect(state).to_be_visible()
-    seen = state.evaluate("one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]")
-    assert seen == ["rgb(255, 255, 255)", "rgb(20, 105, 58)"]
-    scene.turn("Queues")
-    expect(scene.row("stuck")).to_contain_text("none")
-    page.get_by_role("button", name="Peek stuck").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("21.0")
-    expect(dialog).to_contain_text("press 7")
-    dialog.get_by_role("button", name="Close").click()
-    expect(dialog).to_be_hidden()
-    scene.turn("Routes")
-    expect(scene.row("alarms")).to_have_text(re.compile("alarms.*mqtt.*amqp091"))
-    failed = scene.row("alarms").locator(".bad")
-    expect(failed.first).to_have_text("1")
-    scene.turn("Dead letters")
-    expect(scene.row("alarms")).to_contain_text("no_route")
     scene.turn("Mappings")
     draft = page.get_by_label(str(file))
     draft.fill(MAPPING.replace("to:", "too:"))
@@ -216,14 +222,109 @@ def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway:
     assert file.read_text() == MAPPING, "trying changes nothing"
     put(file, MENDED)
     page.get_by_role("button", name="Reload", exact=True).click()
-    expect(page.get_by_text("reloaded: 2 routes")).to_be_visible()
+    expect(page.get_by_text("reloaded: 3 routes")).to_be_visible()
+
+
+def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway: Running, file: Path) -> None:
+    """A queue is stuck: look in, open the dead letter, mend its route, redrive it; it arrives once."""
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    state = page.get_by_text("ready", exact=True)
+    expect(state).to_be_visible()
+    seen = state.evaluate("one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]")
+    assert seen == ["rgb(255, 255, 255)", "rgb(20, 105, 58)"]
+    scene.turn("Queues")
+    expect(scene.row("stuck")).to_contain_text("none")
+    page.get_by_role("button", name="Peek stuck").click()
+    dialog = page.get_by_role("dialog")
+    first = dialog.get_by_role("row").filter(has_text="21.0")
+    expect(first).to_contain_text("press 7")
+    first.get_by_role("button").click()
+    expect(dialog.get_by_role("definition").filter(has_text="press 7")).to_be_visible()
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_be_hidden()
+    scene.turn("Routes")
+    expect(scene.row("alarms")).to_have_text(re.compile("alarms.*mqtt.*amqp091"))
+    failed = scene.row("alarms").locator(".bad")
+    expect(failed.first).to_have_text("1")
+    scene.turn("Overview")
+    page.get_by_role("link", name="dead letters: 1", exact=True).click()
+    expect(scene.row("alarms")).to_contain_text("no_route")
+    scene.row("alarms").get_by_role("button", name="Show").click()
+    letter = page.get_by_role("dialog")
+    for text in ("no_route", "too hot", "text/plain", "sensor", "t4", "press 7", "plant/l1/alarm"):
+        expect(letter).to_contain_text(text)
+    scene.shot("letter")
+    letter.get_by_role("button", name="Close").click()
+    scene.row("alarms").get_by_role("link", name="alarms").click()
+    expect(page.get_by_role("heading", name="Route alarms", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Dead letters, newest first: 1", exact=True)).to_be_visible()
+    mend(scene, file)
     scene.turn("Dead letters")
     page.get_by_role("button", name=re.compile("^Redrive [^a]")).click()
     expect(page.get_by_text("1 published again")).to_be_visible()
-    expect(page.get_by_text("None.")).to_be_visible()
+    expect(page.get_by_text("No dead letters.")).to_be_visible()
     scene.turn("Queues")
+    scene.row("alarms").get_by_role("link", name="alarms", exact=True).click()
+    expect(page.get_by_role("heading", name="Queue alarms", exact=True)).to_be_visible()
     page.get_by_role("button", name="Peek alarms").click()
-    expect(page.get_by_role("dialog")).to_contain_text("too hot")
+    expect(dialog).to_contain_text("1 messages wait")
+    expect(dialog).to_contain_text("Messages shown: 1")
+    dialog.get_by_role("row").get_by_role("button", name="alarms").click()
+    for text in ("too hot", "text/plain", "sensor", "t4"):
+        expect(dialog).to_contain_text(text)
+    scene.shot("arrived once")
+    scene.close()
+
+
+def test_an_object_has_a_page_with_all_that_belongs_to_it(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    page = scene.page
+
+    def fact(name: str) -> Any:
+        said = page.locator("dl.facts > div").filter(has=page.get_by_text(name, exact=True))
+        return said.get_by_role("definition")
+
+    def drawn(title: str) -> Any:
+        return page.get_by_role("img", name=re.compile(f"^{title}, "))
+
+    scene.log_in()
+    scene.turn("Queues")
+    scene.row("jobs").get_by_role("link", name="jobs").click()
+    expect(page).to_have_title("gateway: Queue jobs")
+    expect(page.get_by_role("link", name="Queues", exact=True)).to_have_attribute("aria-current", "true")
+    expect(fact("Limit of messages")).to_have_text("0 of 1.00 M")
+    expect(drawn("Messages waiting")).to_have_attribute("aria-label", re.compile("ready: at most 0"))
+    expect(page.get_by_text("Drawn since this page was opened, for an hour at most")).to_be_visible()
+    expect(scene.row("hand")).to_contain_text("7")
+    scene.row("hand").get_by_role("cell").nth(1).get_by_role("link").click()
+    expect(page.get_by_role("heading", name=re.compile("^Client 127"))).to_be_visible()
+    expect(fact("product")).to_contain_text("Pika")
+    expect(fact("Virtual host")).to_have_text("/")
+    expect(drawn("Bytes")).to_be_visible()
+    expect(scene.row("hand").get_by_role("link", name="jobs")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Queue jobs", exact=True)).to_be_visible()
+    scene.turn("Sessions")
+    page.get_by_role("link", name="press 7").click()
+    expect(scene.row("plant/+/command")).to_be_visible()
+    expect(drawn("Messages in flight")).to_be_visible()
+    page.goto(f"{scene.at}/#/{PAGES['Exchange bells']}")
+    expect(scene.row("x-match")).to_contain_text("alarms")
+    scene.row("x-match").get_by_role("link", name="alarms").click()
+    expect(scene.row("bells")).to_contain_text("any")
+    scene.turn("Overview")
+    scene.row("GatewayOptionalLinkDown").get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Link erp", exact=True)).to_be_visible()
+    expect(fact("State")).to_contain_text("down")
+    expect(drawn("Outcomes")).to_be_visible(timeout=25_000)
+    expect(scene.row("the link is down")).to_contain_text("then reject")
+    scene.row("the link is down").get_by_role("link", name="away").click()
+    expect(fact("Settles")).to_have_text("stored")
+    expect(drawn("Messages")).to_have_attribute("aria-label", re.compile("matched: at most"))
+    page.goto(f"{scene.at}/#/queue?queue=none")
+    expect(page.get_by_text("There is no such queue.")).to_be_visible()
     scene.close()
 
 
@@ -242,7 +343,7 @@ def test_each_figure_leads_to_its_rows(browser: Browser, gateway: Running) -> No
     page.get_by_role("link", name=re.compile("^dead letters: ")).click()
     expect(page.get_by_role("heading", name="Dead letters", exact=True)).to_be_visible()
     scene.turn("Overview")
-    page.get_by_role("link", name="mqtt", exact=True).click()
+    scene.row("mqtt listener").get_by_role("link", name=re.compile("connected")).click()
     expect(page.get_by_role("heading", name="Connections", exact=True)).to_be_visible()
     expect(page.get_by_label("Listener", exact=True)).to_have_value("mqtt")
     expect(scene.row("press 7")).to_be_visible()
@@ -266,8 +367,8 @@ def test_a_table_is_sorted_by_a_click_on_a_heading(browser: Browser, gateway: Ru
     scene.log_in()
     expect(scene.row("mqtt listener")).to_be_visible()
     for way, expected in (
-        ("ascending", ["amqp091", "amqpfast", "mqtt"]),
-        ("descending", ["mqtt", "amqpfast", "amqp091"]),
+        ("ascending", ["amqp091", "amqpfast", "erp", "mqtt"]),
+        ("descending", ["mqtt", "erp", "amqpfast", "amqp091"]),
     ):
         page.get_by_role("button", name="Name", exact=True).click()
         expect(page.get_by_role("columnheader", name="Name", exact=False)).to_have_attribute("aria-sort", way)
@@ -387,7 +488,7 @@ def test_what_needs_eyes_is_in_the_picture(browser: Browser, gateway: Running, f
     put(file, before)
     scene.turn("Mappings")
     page.get_by_role("button", name="Reload", exact=True).click()
-    expect(page.get_by_text("reloaded: 2 routes")).to_be_visible()
+    expect(page.get_by_text("reloaded: 3 routes")).to_be_visible()
     scene.close()
 
 
@@ -398,9 +499,6 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     client.loop_start()
     for topic in ("kept/<one>", "kept/two"):
         client.publish(topic, "on", 1, retain=True).wait_for_publish(10)
-    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
-    connection.channel().exchange_declare("bells", "headers")
-    connection.channel().queue_bind("alarms", "bells", "any", {"x-match": "any", "line": "l1"})
     scene = Scene(browser, gateway)
     page = scene.page
     scene.log_in()
@@ -415,7 +513,8 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     expect(scene.row("kept/<one>")).to_have_count(0)
     expect(scene.row("kept/two")).to_be_visible()
     scene.turn("Destinations")
-    expect(page.get_by_text("None.")).to_have_count(2)
+    expect(page.get_by_text("No destinations.")).to_be_visible()
+    expect(page.get_by_text("No transfer waits to be continued.")).to_be_visible()
     scene.turn("Users")
     expect(scene.row("ann")).to_have_text("annboss")
     expect(scene.row("looker").last).to_contain_text("read")
@@ -425,7 +524,6 @@ def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None
     client.publish("kept/two", "", 1, retain=True).wait_for_publish(10)
     client.disconnect()
     client.loop_stop()
-    connection.close()
 
 
 def test_what_nobody_had_subscribed_to_is_no_warning(browser: Browser, gateway: Running) -> None:
@@ -498,19 +596,40 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     scene.close()
 
 
-@pytest.mark.parametrize("scheme, width", [("light", 1_440), ("dark", 360)])
+SIZES: Final = [("light", 1_440), ("dark", 360)]
+if "CONSOLE_PICTURES" in os.environ:
+    SIZES.extend((("light", 390), ("dark", 390), ("dark", 1_440)))
+
+
+@pytest.mark.parametrize("scheme, width", SIZES)
 def test_every_view_is_for_everybody(browser: Browser, gateway: Running, scheme: Any, width: int) -> None:
-    """axe finds nothing serious, and nothing is wider than the window, however narrow that is."""
+    """axe finds nothing serious, and nothing is wider than the window, however narrow that is.
+
+    Each card has a heading, and the tab of the view is in sight.
+    """
     scene = Scene(browser, gateway, color_scheme=scheme, viewport={"width": width, "height": 900})
-    scene.page.goto(scene.at)
-    assert serious(scene.page) == []
+    page = scene.page
+    page.goto(scene.at)
+    assert serious(page) == []
     scene.log_in()
-    for view in VIEWS:
-        scene.turn(view)
-        expect(scene.page.get_by_text("…", exact=True)).to_have_count(0)
-        wide = scene.page.evaluate("document.documentElement.scrollWidth")
+    consumers = httpx.get(
+        f"{scene.at}/api/v1/consumers?queue=jobs", headers=bearer(gateway.gateway.http_port)
+    )
+    worker = consumers.json()["items"][0]["address"]
+    for view in (*VIEWS, *PAGES):
+        if view in VIEWS:
+            scene.turn(view)
+        else:
+            page.goto(f"{scene.at}/#/{PAGES[view].replace('WORKER', quote(worker))}")
+            title = view.replace("worker", worker)
+            expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        expect(page.get_by_text("…", exact=True)).to_have_count(0)
+        expect(page.locator("main section").first).to_be_visible()
+        assert page.locator("main section:not(:has(h3))").count() == 0, view
+        wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, view
-        assert (scheme == "dark" and view not in COLOURED) or serious(scene.page) == [], view
+        expect(page.locator("nav [aria-current]")).to_be_in_viewport(ratio=0.99)
+        assert (scheme == "dark" and view not in COLOURED) or serious(page) == [], view
         scene.shot(f"{view} {scheme} {width}")
     scene.close()
 
@@ -545,6 +664,13 @@ def test_messages_are_watched_as_they_pass(browser: Browser, gateway: Running) -
     row = page.get_by_role("row").filter(has_text="press 8")
     expect(row).to_have_count(1)
     expect(row).to_contain_text("<b>22</b>")
+    opens = row.get_by_role("button", name="stuck")
+    opens.click()
+    expect(opens).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("tr.opened pre")).to_have_text("<b>22</b>")
+    scene.shot("tap")
+    opens.click()
+    expect(page.locator("tr.opened")).to_have_count(0)
     page.get_by_role("button", name="Stop").click()
     gateway.until(lambda: not taps.open)
     scene.close()
@@ -598,7 +724,16 @@ def test_who_sees_one_virtual_host_has_the_views_of_virtual_hosts_alone(
         pass
     assert asked.value.status == 200
     expect(scene.row("stuck")).to_have_count(0)
-    page.goto(scene.at + "/#/limits")
-    expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+    for hidden in ("limits", "route?name=alarms", "link?name=erp", "listener?name=mqtt"):
+        page.goto(f"{scene.at}/#/{hidden}")
+        expect(page.get_by_role("heading", name="Queues", exact=True, level=2)).to_be_visible()
+    for page_of, missing_of in (
+        ("Queue stuck", "There is no such queue."),
+        ("Exchange bells", "There is no such exchange."),
+        ("Client press 7", "This client is not connected."),
+    ):
+        page.goto(f"{scene.at}/#/{PAGES[page_of]}")
+        expect(page.get_by_text(missing_of)).to_be_visible()
+        expect(page.get_by_role("heading", name="Session", exact=True)).to_have_count(0)
     scene.shot("of a virtual host")
     scene.close()

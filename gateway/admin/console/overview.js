@@ -1,23 +1,23 @@
 // Overview: what happens now, the last hour, routes as a picture.
 import {html, useEffect, useRef} from "./vendor/htm.js";
 import {everything, get, post, useAsked} from "./api.js";
-import {Act, List, Table, millis, moment, number, octets, period, red} from "./parts.js";
+import {Act, Go, List, Table, millis, moment, number, octets, period, red} from "./parts.js";
 
-const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600;
+const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600, NEW_SECS = 120;
 
-const clock = secs => new Date(secs * 1000).toISOString().slice(11, 16);
+const clocks = ticks => ticks.map(secs => new Date(secs * 1000).toISOString().slice(11, ticks[1] - ticks[0] < 60 ? 19 : 16));
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Lines over the last hour; the numbers are in a table beside it for who cannot see them.
-export function Chart({title, lines, stepSecs, until}) {
+// Lines over the last hour, or at `times` (in seconds), with their numbers in words for who cannot see them.
+export function Chart({title, lines, stepSecs, until, times, unit = "per second"}) {
   const place = useRef(null), drawn = useRef(null), hour = useRef([0, 1]);
   const shape = JSON.stringify(lines.map(([name]) => name));
   useEffect(() => {
     const width = () => Math.max(place.current.clientWidth, 200);
     const ink = colour("--soft"), grid = {stroke: colour("--line"), width: 1};
     const made = new uPlot({
-      width: width(), height: 180, cursor: {drag: {x: false, y: false}}, legend: {live: false}, scales: {x: {range: () => hour.current}, y: {range: (_, low, high) => [0, high || 1]}},
-      axes: [{stroke: ink, grid, values: (_, ticks) => ticks.map(clock)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
+      width: width(), height: 180, cursor: {drag: {x: false, y: false}}, legend: {live: false, markers: {dash: (_, at) => lines[at - 1]?.[3] ? "dashed" : "solid"}}, scales: {x: {range: () => hour.current}, y: {range: (_, low, high) => [0, high || 1]}},
+      axes: [{stroke: ink, grid, values: (_, ticks) => clocks(ticks)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
       series: [{}, ...lines.map(([label, , stroke, dash]) => ({label, stroke: colour(stroke), width: 2, dash}))],
     }, [[]], place.current);
     drawn.current = made;
@@ -27,25 +27,27 @@ export function Chart({title, lines, stepSecs, until}) {
   }, [shape]);
   useEffect(() => {
     const count = Math.max(0, ...lines.map(([, values]) => values.length));
-    const end = Date.parse(until) / 1000;
-    hour.current = [end - HOUR_SECS, end];
-    const times = Array.from({length: count}, (_, at) => end - (count - at) * stepSecs);
-    drawn.current.setData([times, ...lines.map(([, values]) => [...Array(count - values.length).fill(null), ...values])]);
+    const end = times ? times.at(-1) : Date.parse(until) / 1000;
+    hour.current = [times ? Math.min(times[0], end - NEW_SECS) : end - HOUR_SECS, end];
+    drawn.current.setData([times ?? Array.from({length: count}, (_, at) => end - (count - at) * stepSecs), ...lines.map(([, values]) => [...Array(count - values.length).fill(null), ...values])]);
   }, [lines, until]);
   const told = lines.map(([name, values]) => `${name}: at most ${number(Math.max(0, ...values))}, last ${number(values.at(-1) ?? 0)}`).join("; ");
-  return html`<section><h3>${title} <span class="soft">per second, times in UTC</span></h3><div ref=${place} role="img" aria-label=${`${title}, per second. ${told}`}></div></section>`;
+  return html`<section><h3>${title} <span class="soft">${unit}, times in UTC</span></h3><div ref=${place} role="img" aria-label=${`${title}, ${unit}. ${told}`}></div></section>`;
 }
 
 // Figures; `view` is where the rows behind one are.
 export const Numbers = ({pairs}) => html`<dl class="numbers">${pairs.map(([text, value, kind, view]) => html`<div><dt>${text}</dt><dd class=${kind}>${view ? html`<a href=${`#/${view}`} aria-label=${`${text}: ${value}`}>${value}</a>` : value}</dd></div>`)}</dl>`;
 
-// View with the rows that an alarm is about, by the alarm's name.
-const ROWS = {GatewayPaused: "routes", GatewayOutboxOld: "routes", GatewayDeadLetters: "dead-letters", GatewayQueueUnconsumed: "queues?empty=false", GatewayJournalLosesRows: "journal"};
-const rowsOf = name => ROWS[name] ?? (/Link/.test(name) ? "links" : "limits");
+// Link to the rows that an alarm is about: its name, and words.
+const ROWS = {GatewayOutboxOld: ["routes"], GatewayDeadLetters: ["dead-letters"], GatewayQueueUnconsumed: ["queues", {empty: "false"}], GatewayJournalLosesRows: ["journal"]};
+function rowsOf({name, of}) {
+  const [, kind, paused] = /^(route|link) (.*)$/.exec(name === "GatewayPaused" ? of : "") ?? [];
+  return kind ? [kind, {name: paused}] : /Link/.test(name) ? ["link", {name: of.split(": ")[0]}] : ROWS[name] ?? ["limits"];
+}
 
 function Alarms({alarms}) {
   return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." columns=${[
-    ["Alarm", row => html`<a class="bad" href=${`#/${rowsOf(row.name)}`}>${row.name}</a>`], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
+    ["Alarm", row => { const [at, words] = rowsOf(row); return html`<${Go} at=${at} words=${words} kind="bad">${row.name}<//>`; }], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
 }
 
 const COLOURS = ["--flow", "--good", "--warn", "--bad"];
@@ -69,7 +71,7 @@ export function Overview({state}) {
   const sum = field => state.endpoints.reduce((all, one) => all + one[field], 0);
   const now = what => rates?.items.find(one => one.what === what)?.now ?? 0;
   return html`<h2>Overview</h2>
-    <section><h3>Alarms</h3><${Alarms} alarms=${state.alarms} /></section>
+    <section><${Alarms} alarms=${state.alarms} /></section>
     <section><h3>Now</h3><${Numbers} pairs=${[
       ["messages in /s", number(now("in")), "", "routes"], ["messages out /s", number(now("out")), "", "routes"], ["refused /s", number(now("refused")), now("refused") ? "bad" : "", "dead-letters"],
       ["connections", number(sum("connections")), "", "connections"], ["queues", number(state.broker.gateway_queues ?? 0), "", "queues"], ["sessions", number(state.broker.gateway_sessions ?? 0), "", "sessions"],
@@ -80,12 +82,15 @@ export function Overview({state}) {
       <${Chart} title="Outcomes" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["settled", "settled", "--flow"], ["refused", "refused", "--bad"], ["dead_letters", "dead letters", "--warn"]])} />
     </div>
     <${Frames} />`}
-    <section><h3>Endpoints</h3><${Endpoints} /></section>
-    ${state.outboxes.length > 0 && html`<section><h3>Outboxes</h3><${List} path="outboxes" caption="Outboxes" keyed=${row => row.route} columns=${() => [
-      ["Route", row => html`<a href=${`#/routes?name=${encodeURIComponent(row.route)}`}>${row.route}</a>`, "text"], ["Link", row => row.link], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => row.messages === null ? "–" : number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
-      ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
+    <section><${Endpoints} /></section>
+    ${state.outboxes.length > 0 && html`<section><${Outboxes} rows=${state.outboxes} /></section>`}
     <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
 }
+
+export const Outboxes = ({rows}) => html`<${Table} caption=${`Outboxes: ${rows.length}`} rows=${rows} keyed=${row => row.route} empty="No outbox: messages that the target does not accept at once stay with their senders." columns=${[
+  ["Route", row => html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>`, "text"], ["Link", row => html`<${Go} at="link" words=${{name: row.link}}>${row.link}<//>`], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
+  ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Maximum", row => `${number(row.messages_max)}, ${octets(row.octets_max)}${row.age_secs_max ? `, ${period(row.age_secs_max)}` : ""}; then ${row.policy}`, "text"],
+  ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} />`;
 
 function Disks({disks: {store, journal}}) {
   const health = one => [one.healthy ? "healthy" : "not writable", one.healthy ? "good" : "bad"];
@@ -96,15 +101,15 @@ function Disks({disks: {store, journal}}) {
 
 const errorsOf = row => Object.entries(row.errors).map(([reason, count]) => `${reason} ${number(count)}`).join(", ") || "none";
 
-// `kind`: links alone, or all.
-export function Endpoints({kind}) {
-  return html`<${List} path="endpoints" caption=${kind === "link" ? "Links" : "Listeners and links"} words=${kind ? {kind} : {}} keyed=${row => row.name} columns=${again => [
-    ["Name", row => row.kind === "listener" ? html`<a href=${`#/connections?endpoint=${encodeURIComponent(row.name)}`}>${row.name}</a>` : row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
-    ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
+export const endpointColumns = again => [
+    ["Name", row => html`<${Go} at=${row.kind} words=${{name: row.name}}>${row.name}<//>`], ["Kind", row => `${row.protocol} ${row.kind}`],
+    ["State", row => row.kind === "listener" ? html`<${Go} at="connections" words=${{endpoint: row.name}}>${number(row.connections)} connected<//>` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
     ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["p50", row => millis(row.p50_secs), "number"], ["p99", row => millis(row.p99_secs), "number"],
     ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"], ["Last error", row => row.last_error ? `${row.last_error}, ${moment(row.last_error_at)}` : "none", "text"],
-    ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
-}
+    ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]];
+
+// `kind`: links alone, or all.
+export const Endpoints = ({kind}) => html`<${List} path="endpoints" caption=${kind === "link" ? "Links" : "Listeners and links"} words=${kind ? {kind} : {}} keyed=${row => row.name} empty="No links are configured." columns=${endpointColumns} />`;
 
 export function Pause({at, row, again}) {
   const word = row.paused ? "resume" : "pause";
@@ -144,6 +149,13 @@ function Picture({routes, endpoints}) {
     ${sources.map(name => endpoint(10, place(sources, name), name))}${targets.map(name => endpoint(890, place(targets, name), name))}</svg></div>`;
 }
 
+export const routeColumns = again => [
+  ["Route", row => html`<${Go} at="route" words=${{name: row.name}}>${row.name}<//>`], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["p50", row => millis(row.p50_secs), "number"],
+  ["p99", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
+  ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => row.failed ? html`<${Go} at="dead-letters" words=${{route: row.name}} kind="bad">${number(row.failed)}<//>` : number(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
+  ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["File", row => `${row.file}:${row.line}`, "text"],
+  ["", row => html`<${Pause} at="routes" row=${row} again=${again} />`]];
+
 export function Routes() {
   const {document: found, again} = useAsked(async () => {
     const [routes, endpoints] = await Promise.all([everything("routes"), everything("endpoints")]);
@@ -153,10 +165,5 @@ export function Routes() {
     ${found && html`<section><h3>Message flow</h3>
       ${found.routes.length > ROUTES_DRAWN_MAX && html`<p class="soft">${ROUTES_DRAWN_MAX} of ${number(found.routes.length)} routes are drawn: failing, paused and slow ones first, then the busiest.</p>`}
       <${Picture} ...${found} /></section>`}
-    <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => [
-      ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["p50", row => millis(row.p50_secs), "number"],
-      ["p99", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
-      ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => row.failed ? html`<a class="bad" href=${`#/dead-letters?route=${encodeURIComponent(row.name)}`}>${number(row.failed)}</a>` : number(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
-      ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["File", row => `${row.file}:${row.line}`, "text"],
-      ["", row => html`<${Pause} at="routes" row=${row} again=${async () => { await list(); await again(); }} />`]]} /></section>`;
+    <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => routeColumns(async () => { await list(); await again(); })} /></section>`;
 }

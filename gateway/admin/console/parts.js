@@ -1,6 +1,6 @@
 // Building blocks of the views.
 import {html, useEffect, useRef, useState} from "./vendor/htm.js";
-import {get, may, useAsked} from "./api.js";
+import {get, may, query, useAsked} from "./api.js";
 import {TEXTS} from "./words.js";
 
 export const number = n => n === null || n === undefined ? "–" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M" : n >= 1e4 ? (n / 1e3).toFixed(1) + " k"
@@ -34,8 +34,11 @@ export function Act({label, act, sure, name}) {
   return html`<button disabled=${busy} onClick=${go} aria-label=${name ? `${label} ${name}` : null}>${label}</button>`;
 }
 
-// What follows `?` in the address: the filters that a link to a view sets.
-const wanted = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
+// Link to a page, as `at` of an address; empty words are left out, as those of a request.
+export const Go = ({at, words = {}, kind, children}) => html`<a class=${kind} href=${`#/${at}${Object.keys(words).length ? `?${query(words)}` : ""}`}>${children}</a>`;
+
+// What follows `?` in the address: the filters that a link to a view sets, or the words of one object.
+export const wanted = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
 
 // Text of a cell, and the number that it stands for; texts without one are sorted behind numbers.
 const plain = cell => cell === null || cell === undefined || cell === false ? "" : Array.isArray(cell) ? cell.map(plain).join(" ") : typeof cell === "object" ? plain(cell.props?.children) : String(cell);
@@ -51,43 +54,55 @@ export function sorted(rows, columns, order) {
   return ranked.map(([, row]) => row);
 }
 
-// Columns are [heading, function from row to cell, "number" or "text" or nothing]. `order` is {head, down} or null; without `turn` the table sorts by itself.
-export function Table({caption, columns, rows, keyed, empty = "None.", order, turn}) {
-  const [own, turnOwn] = useState(null);
+// Heading and table, with `children` between them. Columns are [heading, function from row to cell, "number" or "text" or nothing]. `order` is {head, down} or null; without `turn` the table sorts by itself.
+// With `open`, a function from a row to what is in it, a click on the first cell opens the row.
+export function Table({caption, children, ...more}) {
+  return html`<h3>${caption}</h3>${children}<${Rows} caption=${caption} ...${more} />`;
+}
+
+function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open}) {
+  const [own, turnOwn] = useState(null), [opened, setOpened] = useState(new Set());
   if (!rows) return html`<p class="soft">…</p>`;
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
+  const toggle = key => { const next = new Set(opened); if (!next.delete(key)) next.add(key); setOpened(next); };
+  const first = (row, cell, is) => html`<button class="open" aria-expanded=${is} onClick=${() => toggle(keyed(row))}><span aria-hidden="true">${is ? "▾" : "▸"}</span> ${cell}</button>`;
+  const drawn = row => {
+    const is = open && opened.has(keyed(row));
+    return html`<tr key=${keyed(row)}>${columns.map(([, cell, kind], at) => html`<td class=${kind}>${open && at === 0 ? first(row, cell(row), is) : cell(row)}</td>`)}</tr>
+      ${is && html`<tr key=${`${keyed(row)} opened`} class="opened"><td colspan=${columns.length}>${open(row)}</td></tr>`}`;
+  };
   const now = turn ? order : own;
   const shown = !turn && own ? sorted(rows, columns, own) : rows;
   const next = (head, kind) => (turn || turnOwn)(now?.head !== head ? {head, down: kind === "number"} : now.down === (kind === "number") ? {head, down: !now.down} : null);
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
-    <caption>${caption}</caption>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table aria-label=${caption}>
     <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind} aria-sort=${now?.head !== head ? null : now.down ? "descending" : "ascending"}>
       ${head && html`<button class="sort" title=${`Sort by ${head}`} onClick=${() => next(head, kind)}>${head}<span aria-hidden="true">${now?.head !== head ? "" : now.down ? " ▾" : " ▴"}</span></button>`}</th>`)}</tr></thead>
-    <tbody>${shown.map(row => html`<tr key=${keyed(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${shown.map(drawn)}</tbody>
   </table></div>`;
 }
 
 const SHOWN = 50, SORTED_MAX = 1000;
 
-// List of the API, page by page, refreshed while it is shown. `orders` are columns by which the gateway sorts; by others, the first SORTED_MAX rows are sorted here.
-export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true, orders = {}}) {
+// List of the API, page by page, refreshed while it is shown. `orders` are columns by which the gateway sorts; by others, the first SORTED_MAX rows are sorted here. Columns of `without` are left out.
+export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true, orders = {}, without = []}) {
   const [chosen, setChosen] = useState(() => Object.fromEntries(filters.flatMap(([name]) => name in wanted() ? [[name, wanted()[name]]] : [])));
   const [pages, setPages] = useState([""]), [order, setOrder] = useState(null);
   const after = pages[pages.length - 1], served = order && orders[order.head];
   const asked = {count: order && !served ? SORTED_MAX : SHOWN, after, ...words, ...chosen, ...(served ? {sort: served} : {})};
   const {document: found, error, again} = useAsked(() => get(path, asked), [path, JSON.stringify(asked)], live);
   choose(again);
+  const shown = columns(again).filter(([head]) => !without.includes(head));
   const turn = next => { setPages([""]); setOrder(next && orders[next.head] && next.head === order?.head ? null : next); };
-  const rows = found && (order && !served ? sorted(found.items, columns(again), order).slice(0, SHOWN) : found.items);
+  const rows = found && (order && !served ? sorted(found.items, shown, order).slice(0, SHOWN) : found.items);
   const given = event => { event.preventDefault(); setPages([""]); setChosen(Object.fromEntries(new FormData(event.target))); };
-  return html`
+  return html`<${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${shown} rows=${rows} keyed=${keyed} empty=${empty} order=${order} turn=${turn}>
     ${filters.length > 0 && html`<form class="line" role="search" onSubmit=${given}>
       ${filters.map(([name, label]) => html`<label>${label}${TEXTS[path]?.[name]
         ? html`<select name=${name}><option value="">any</option>${TEXTS[path][name].map(one => html`<option selected=${chosen[name] === one}>${one}</option>`)}</select>`
         : html`<input name=${name} defaultValue=${chosen[name] ?? ""} />`}</label>`)}
       <button>Show</button></form>`}
     ${error && html`<p class="bad" role="alert">${error}</p>`}
-    <${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${columns(again)} rows=${rows} keyed=${keyed} empty=${empty} order=${order} turn=${turn} />
+    <//>
     ${order && !served && found?.total > SHOWN && html`<p class="soft">The first ${SHOWN} of ${number(Math.min(found.total, SORTED_MAX))} rows by ${order.head}.</p>`}
     ${!(order && !served) && (pages.length > 1 || found?.next) && html`<p class="acts">
       <button disabled=${pages.length < 2} onClick=${() => setPages(pages.slice(0, -1))}>Previous page</button>
@@ -100,6 +115,22 @@ export function Dialog({title, close, children}) {
   return html`<dialog ref=${drawn} aria-labelledby="dialog-title" onClose=${close}>
     <h2 id="dialog-title">${title}</h2>${children}
     <p><button onClick=${() => drawn.current.close()}>Close</button></p></dialog>`;
+}
+
+// Names and values in two columns; an absent value is left out.
+export const Facts = ({pairs}) => html`<dl class="facts">${pairs.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
+export const worded = pairs => pairs.map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+
+// A message with all that the caller may see of it: of a queue, of a dead letter, or as it passes.
+export function MessageShown({of}) {
+  const sender = of.sender, {headers = [], ...properties} = of.properties;
+  // Those of a dead letter are [name, type, value].
+  const named = of.headers ? Object.entries(of.headers) : headers.map(([name, , value]) => [name, value]);
+  return html`<${Facts} pairs=${[["Address", of.address], ["Client", sender.client], ["User", sender.user], ["Received by", sender.endpoint], ["From", sender.address], ["QoS", of.assurance], ["Durable", of.durable ? "yes" : "no"], ["Retain", of.retain ? "yes" : "no"],
+      ["Content type", of.content_type], ["Size", octets(of.body_bytes)]]} />
+    ${[["Properties", Object.entries(properties)], ["Headers", named]].map(([title, pairs]) => html`<h4>${title}</h4>${pairs.length ? html`<${Facts} pairs=${worded(pairs)} />` : html`<p class="soft">None.</p>`}`)}
+    <h4>Body</h4>${of.body_encoding === "withheld" ? html`<p class="soft">Your roles do not show bodies.</p>` : of.body === "" ? html`<p class="soft">Empty.</p>` : html`<${Body} of=${of} />`}`;
 }
 
 export const Body = ({of}) => html`<pre>${of.body_encoding === "withheld" ? "(withheld)" : of.body_encoding === "base64" ? `(base64) ${of.body}` : of.body}${of.body_bytes > of.body.length && of.body.length >= 1000 ? " …" : ""}</pre>`;

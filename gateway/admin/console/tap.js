@@ -1,7 +1,8 @@
 // Messages as they pass, while the view is open.
 import {html, useEffect, useState} from "./vendor/htm.js";
 import {get, query} from "./api.js";
-import {Body, Table, number, octets} from "./parts.js";
+import {MessageShown, Table, number} from "./parts.js";
+import {messageColumns} from "./queues.js";
 
 const SHOWN_MAX = 100;
 
@@ -27,8 +28,7 @@ export function Tap() {
       <button class="act">Watch</button>${words && html`<button type="button" onClick=${() => watch(null)}>Stop</button>`}</form>
     <p role="status" class="soft">${words ? "Watching." : "Watching does not delay messages."}${seen.skipped > 0 && ` ${number(seen.skipped)} more passed without being shown.`}</p>
     ${why && html`<p class="bad" role="alert">${why}</p>`}
-    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." columns=${[
-      ["Address", row => row.message.address, "text"], ["Route", row => row.route || "–"], ["From", row => row.message.sender.client || row.message.sender.user || row.endpoint, "text"],
-      ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"],
-      ["Size", row => octets(row.message.body_bytes), "number"], ["Body", row => html`<${Body} of=${row.message} />`, "text"]]} /></section>`;
+    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." open=${row => html`<${MessageShown} of=${row.message} />`} columns=${[
+      ...messageColumns.map(([head, cell, kind]) => [head, row => cell(row.message), kind]).toSpliced(1, 0, ["Route", row => row.route || "–"],
+      ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"])]} /></section>`;
 }

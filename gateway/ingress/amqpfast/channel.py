@@ -656,9 +656,9 @@ class FastConsumer:
         self.queues: list[PriorityQueue] = []
         self.provisional = 0  # messages acknowledged in an open transaction
         self.kept = 0  # messages that wait for a reply on the channel
-        self._prefetch = prefetch
-        self._unreliable = unreliable
-        self._outstanding = 0
+        self.prefetch = prefetch
+        self.unreliable = unreliable
+        self.outstanding = 0
         self._names: dict[bytes, bytes] = {}
         self._notifier = notifier_of(handle)
 
@@ -673,10 +673,10 @@ class FastConsumer:
 
         Messages acknowledged in an open transaction are added, rounded up so that the number changes rarely.
         """
-        if self._unreliable:
+        if self.unreliable:
             return DISPATCH_MESSAGES_MAX
         provisional = max(self.provisional, PROVISIONAL_MIN) if self.provisional else 0
-        return self._prefetch + (1 << provisional.bit_length() if provisional else 0)
+        return self.prefetch + (1 << provisional.bit_length() if provisional else 0)
 
     def room(self) -> int:
         """Return the number of messages that the consumer accepts now.
@@ -697,9 +697,9 @@ class FastConsumer:
             channel.connection.await_replies(channel)
             if channel.connection.outstanding.full:
                 return 0
-        if self._unreliable:
+        if self.unreliable:
             return DISPATCH_MESSAGES_MAX - self.kept
-        room = self._prefetch - self._outstanding - self.kept
+        room = self.prefetch - self.outstanding - self.kept
         return 0 if channel.connection.outstanding.full else room
 
     def takes_kept(self) -> bool:
@@ -772,20 +772,20 @@ class FastConsumer:
         unsent = self._notifier.notify_many(first, rows)
         channel.take_numbers(count)
         aside = unsent if isinstance(queue, FastQueue) and queue.owner is None else []
-        if self._unreliable:
+        if self.unreliable:
             positions = range(position, position + count)
             left = [at for at in positions if at - position + first not in aside] if aside else positions
             queue.acknowledged(left)
         else:
             channel.delivered(Delivery(first, queue, self, position, messages))
-            self._outstanding += count
+            self.outstanding += count
         for number in unsent:
             message = messages[number - first]
             if not aside:
                 connection.ingress.undeliverable(message)
             else:
                 connection.ingress.passed_over(connection.sender, queue.name)
-            if not self._unreliable:
+            if not self.unreliable:
                 channel.drop(number, aside=bool(aside))
             elif aside:
                 queue.set_aside(self, position + number - first, message, rows[number - first][0])
@@ -817,9 +817,9 @@ class FastConsumer:
                 connection.ingress.undeliverable(messages[0])
             return
         first = channel.take_numbers(len(messages))
-        if not self._unreliable:
+        if not self.unreliable:
             channel.delivered(Delivery(first, queue, self, position, messages))
-            self._outstanding += len(messages)
+            self.outstanding += len(messages)
         for at, message in enumerate(messages):
             redelivered, name, head, body = rows[at]
             channel.large_deliveries.say(
@@ -848,9 +848,9 @@ class FastConsumer:
         channel = self.handle.channel
         if sent:
             channel.connection.delivered(channel, 0, 0)  # may be acknowledged from now on
-            if self._unreliable:
+            if self.unreliable:
                 queue.acknowledged((position,))
-        elif self._unreliable:
+        elif self.unreliable:
             if not queue.deleted:
                 queue.requeue([(position, message)])
                 queue.dispatch()
@@ -868,7 +868,7 @@ class FastConsumer:
 
     def acknowledged(self, count: int, touched: dict[Queue, None]) -> None:
         """Reopen the window by `count` messages, and add the consumer's queues to `touched`."""
-        self._outstanding -= count
+        self.outstanding -= count
         for queue in self.queues:
             touched[queue] = None
 
