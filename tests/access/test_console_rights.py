@@ -471,6 +471,18 @@ def with_two_hosts(folder: Path) -> Iterator[Running]:
         yield one
 
 
+@contextmanager
+def consuming(gateway: Running) -> Iterator[None]:
+    """A consumer in each of the two virtual hosts."""
+    with ExitStack() as stack:
+        for host in ("/", "shop"):
+            connection = stack.enter_context(closing(amqp(gateway, "client", host)))
+            channel = connection.channel()
+            channel.queue_declare("consumed", auto_delete=True)
+            channel.basic_consume("consumed", lambda *_: None)
+        yield
+
+
 ROWS: Final = ("queues", "exchanges", "bindings")
 
 
@@ -490,6 +502,11 @@ def test_who_sees_a_virtual_host_sees_nothing_else(tmp_path: Path) -> None:
             assert hosts_in(of_rabbit, "vhost") == {"shop"}
             assert call(gateway, ann, f"{path}/%2F", prefix="/api/").status == 404
             assert hosts_in(call(gateway, ann, f"{path}/shop", prefix="/api/").document, "vhost") == {"shop"}
+        with consuming(gateway):
+            for user, hosts in ((ann, {"shop"}), (bob, {"/", "shop"})):
+                rows = call(gateway, user, "consumers").document["items"]
+                assert hosts_in(rows, "virtual_host") == hosts
+        gateway.until(lambda: "consumed" not in gateway.gateway.hosts["shop"].queues)
         assert call(gateway, ann, "connections").document["items"] == []
         assert call(gateway, ann, "connections", prefix="/api/").document == []
         assert hosts_in(call(gateway, ann, "vhosts", prefix="/api/").document, "name") == {"shop"}

@@ -25,9 +25,11 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
+from gateway.settings import AmqpPermissions, Http, Limits, MqttRules, Role, Store, User
+from gateway.settings.access import Destinations, FastPermissions
 from gateway.settings.journal import Journal
 from gateway.telemetry.history import History
+from tests.ingress.amqpfast.client import Fast
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.operator import bearer
 from tests.passwords import hashed
@@ -76,7 +78,10 @@ def gateway(folder: Path) -> Iterator[Running]:
         users={"ann": User(password_hash=hashed("right"), roles=("boss",))},
         roles={
             "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),
-            "all": Role(amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")}),
+            "all": Role(
+                amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")},
+                amqpfast={"/": FastPermissions(queues=Destinations(create="*", read="*", write="*"))},
+            ),
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
     )
@@ -102,7 +107,11 @@ def filled(gateway: Running, client: httpx.Client) -> Iterator[httpx.Client]:
     channel.queue_bind("work", "readings", "a.#")
     channel.confirm_delivery()
     properties = pika.BasicProperties(
-        content_type="text/plain", headers={"a": 1, "b": b"\xff"}, delivery_mode=2
+        content_type="text/plain",
+        headers={"a": 1, "b": b"\xff"},
+        delivery_mode=2,
+        message_id="m1",
+        priority=3,
     )
     channel.basic_publish("", "work", b"first", properties)
     channel.basic_publish("", "work", b"\xff\xfe", properties)
@@ -279,8 +288,11 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
 
     (queue,) = rows("queues", protocol="amqp091", queue="work")
     assert (queue["messages"], queue["durable"], queue["arguments"]) == (3, True, {"x-max-length": 100})
+    assert (queue["messages_max"], queue["messages_bytes_max"]) == (100, Limits().queue_bytes_max)
     assert rows("bindings", destination="work")[0]["key"] == "a.#"
     assert rows("exchanges", name="read*")[0]["type"] == "topic"
+    assert rows("exchanges", name="read*", exact="true") == []
+    assert rows("exchanges", name="readings", exact="true")[0]["durable"]
     endpoints = {one["name"]: one for one in rows("endpoints")}
     assert all(one["up"] for one in endpoints.values())
     assert endpoints["mqtt"]["messages_in"] >= 2
@@ -288,6 +300,8 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
     assert (route["matched"], route["delivered"], route["line"]) == (1, 1, 3)
     amqp = [one for one in rows("connections") if one["protocol"] == "amqp091"]
     assert [(one["virtual_host"], one["channels"], one["user"]) for one in amqp] == [("/", 1, "guest")]
+    assert (amqp[0]["tls"], amqp[0]["channel_max"], amqp[0]["frame_max"]) == (False, 2_047, 131_072)
+    assert amqp[0]["client_properties"]["product"] == "Pika Python Client Library"
     assert [(one["name"], one["roles"]) for one in rows("users")] == [("ann", ["boss"])]
     assert {one["name"]: one["console"] for one in rows("roles")} == {"boss": "write", "all": "none"}
     limits = {(one["name"], one["of"]): one["used"] for one in rows("limits")}
@@ -335,6 +349,47 @@ def test_the_journals_newest_rows_are_shown(filled: httpx.Client, gateway: Runni
     assert [(one["route"], one["outcome"], one["body"]) for one in found] == [("up", "accepted", "21.5")]
 
 
+def test_consumers_are_listed_with_their_clients(
+    gateway: Running, filled: httpx.Client, described: dict[str, Any]
+) -> None:
+    """Those of both protocols, with messages that they have not acknowledged."""
+
+    def rows(**query: str) -> list[dict[str, Any]]:
+        found = checked(described, f"{V1}/consumers", "get", filled.get(f"{V1}/consumers", params=query))
+        return found["items"]  # type: ignore[no-any-return]
+
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.idle_amqp_url))
+    channel = connection.channel()
+    for name in ("c*", "c1"):
+        channel.queue_declare(name)
+        channel.basic_qos(prefetch_count=5)
+        channel.basic_consume(name, lambda *_: None, consumer_tag=f"of {name}")
+    for _ in range(3):
+        channel.basic_publish("", "c1", b"x")
+    connection.process_data_events(0)
+    assert rows(queue="none") == []
+    (star,) = rows(queue="c*", protocol="amqp091")
+    assert (star["tag"], star["prefetch"], star["acknowledges"]) == ("of c*", 5, True)
+    gateway.until(lambda: gateway.gateway.hosts["/"].queues["c1"].unacknowledged == 3)
+    by_queue = {one["queue"]: one["unacknowledged"] for one in rows(address=star["address"])}
+    assert by_queue == {"c*": 0, "c1": 3}
+    with Fast(gateway, "press 9").open() as client:
+        handle = client.handle("fast")
+        client.consume(handle, prefetch=1)
+        client.put(handle, b"1", b"2")
+        client.rows(1)
+        (fast,) = rows(protocol="amqpfast")
+        named = (fast["queue"], fast["client"], fast["tag"], fast["prefetch"], fast["unacknowledged"])
+        assert named == ("fast", "press 9", str(handle), 1, 1)
+        assert len(rows(virtual_host="/")) == 3
+        listed = filled.get(f"{V1}/connections", params={"address": fast["address"]}).json()["items"]
+        assert [one["client"] for one in listed] == ["press 9"]
+        client.ack(1)
+    connection.close()
+    gateway.until(lambda: not gateway.gateway.fast_hosts["/"].queues["fast"].consumers)
+    assert rows() == []
+
+
 def test_a_queue_is_looked_into_and_keeps_its_messages(
     filled: httpx.Client, described: dict[str, Any]
 ) -> None:
@@ -345,6 +400,7 @@ def test_a_queue_is_looked_into_and_keeps_its_messages(
         assert found["messages"] == 3
         first, second = found["shown"]
         assert (first["body"], first["content_type"], first["headers"]["a"]) == ("first", "text/plain", 1)
+        assert first["properties"] == {"message_id": "m1", "priority": 3}
         assert (second["body_encoding"], base64.b64decode(second["body"])) == ("base64", b"\xff\xfe")
     absent = filled.post(path, json=asked | {"queue": "none"})
     assert checked(described, path, "post", absent)["detail"].startswith("there is no queue 'none'")
