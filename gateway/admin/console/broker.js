@@ -44,9 +44,8 @@ const redriven = told => `${told.redriven} published again` + (told.left.length 
 export function DeadLetters() {
   let again = async () => {};
   return html`<h2>Dead letters</h2>
-    <section><p class="acts"><${Act} label="Redrive all" sure="Publish all dead letters again?" act=${async () => { const told = await post("dead-letters/redrive", {all: true}); await again(); return redriven(told); }} />
-      <${Act} label="Purge all" sure="Delete all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} deleted`; }} /></p>
-    <${DeadLetterList} choose=${one => { again = one; }} filters=${[["route", "Route"]]} /></section>`;
+    <section><${DeadLetterList} choose=${one => { again = one; }} filters=${[["route", "Route"]]}><p class="acts"><${Act} label="Redrive all" sure="Publish all dead letters again?" act=${async () => { const told = await post("dead-letters/redrive", {all: true}); await again(); return redriven(told); }} />
+      <${Act} label="Purge all" sure="Delete all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} deleted`; }} /></p><//></section>`;
 }
 
 export function DeadLetterList(more) {
@@ -62,8 +61,7 @@ export function DeadLetterList(more) {
 
 export function Journal() {
   const [live, follow] = useState(true);
-  return html`<h2>Journal</h2><section><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow</label>
-    <${List} path="journal" key=${live} caption="Newest rows of the journal" empty="No rows." live=${live} filters=${[["route", "Route"]]} keyed=${row => `${row.shard} ${row.sequence}`} columns=${() => [
+  return html`<h2>Journal</h2><section><${List} path="journal" key=${live} caption="Newest rows of the journal" empty="No rows." live=${live} filters=${[["route", "Route"]]} keyed=${row => `${row.shard} ${row.sequence}`} columns=${() => [
     ["Received", row => moment(row.received)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["From", row => `${row.source_endpoint} ${row.source_name ?? ""}`, "text"], ["To", row => row.target_endpoint ? `${row.target_endpoint} ${row.target_name ?? ""}` : "–", "text"],
-    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Size", row => octets(row.body_size), "number"]]} /></section>`;
+    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Size", row => octets(row.body_size), "number"]]}><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow</label><//></section>`;
 }

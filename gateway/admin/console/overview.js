@@ -17,7 +17,7 @@ export function Chart({title, lines, stepSecs, until, times, unit = "per second"
     const ink = colour("--soft"), grid = {stroke: colour("--line"), width: 1};
     const made = new uPlot({
       width: width(), height: 180, cursor: {drag: {x: false, y: false}}, legend: {live: false, markers: {dash: (_, at) => lines[at - 1]?.[3] ? "dashed" : "solid"}}, scales: {x: {range: () => hour.current}, y: {range: (_, low, high) => [0, high || 1]}},
-      axes: [{stroke: ink, grid, values: (_, ticks) => clocks(ticks)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
+      axes: [{stroke: ink, grid, space: 72, values: (_, ticks) => clocks(ticks)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
       series: [{}, ...lines.map(([label, , stroke, dash]) => ({label, stroke: colour(stroke), width: 2, dash}))],
     }, [[]], place.current);
     drawn.current = made;
@@ -46,7 +46,7 @@ function rowsOf({name, of}) {
 }
 
 function Alarms({alarms}) {
-  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." columns=${[
+  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." stacked columns=${[
     ["Alarm", row => { const [at, words] = rowsOf(row); return html`<${Go} at=${at} words=${words} kind="bad">${row.name}<//>`; }], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
 }
 

@@ -55,12 +55,12 @@ export function sorted(rows, columns, order) {
 }
 
 // Heading and table, with `children` between them. Columns are [heading, function from row to cell, "number" or "text" or nothing]. `order` is {head, down} or null; without `turn` the table sorts by itself.
-// With `open`, a function from a row to what is in it, a click on the first cell opens the row.
+// With `open`, a function from a row to what is in it, a click on the first cell opens the row. With `stacked`, the cells of a row are below each other in a narrow window.
 export function Table({caption, children, ...more}) {
   return html`<h3>${caption}</h3>${children}<${Rows} caption=${caption} ...${more} />`;
 }
 
-function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open}) {
+function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open, stacked}) {
   const [own, turnOwn] = useState(null), [opened, setOpened] = useState(new Set());
   if (!rows) return html`<p class="soft">…</p>`;
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
@@ -74,7 +74,7 @@ function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open
   const now = turn ? order : own;
   const shown = !turn && own ? sorted(rows, columns, own) : rows;
   const next = (head, kind) => (turn || turnOwn)(now?.head !== head ? {head, down: kind === "number"} : now.down === (kind === "number") ? {head, down: !now.down} : null);
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table aria-label=${caption}>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table aria-label=${caption} class=${stacked && "stacked"}>
     <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind} aria-sort=${now?.head !== head ? null : now.down ? "descending" : "ascending"}>
       ${head && html`<button class="sort" title=${`Sort by ${head}`} onClick=${() => next(head, kind)}>${head}<span aria-hidden="true">${now?.head !== head ? "" : now.down ? " ▾" : " ▴"}</span></button>`}</th>`)}</tr></thead>
     <tbody>${shown.map(drawn)}</tbody>
@@ -84,7 +84,7 @@ function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open
 const SHOWN = 50, SORTED_MAX = 1000;
 
 // List of the API, page by page, refreshed while it is shown. `orders` are columns by which the gateway sorts; by others, the first SORTED_MAX rows are sorted here. Columns of `without` are left out.
-export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true, orders = {}, without = []}) {
+export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true, orders = {}, without = [], children}) {
   const [chosen, setChosen] = useState(() => Object.fromEntries(filters.flatMap(([name]) => name in wanted() ? [[name, wanted()[name]]] : [])));
   const [pages, setPages] = useState([""]), [order, setOrder] = useState(null);
   const after = pages[pages.length - 1], served = order && orders[order.head];
@@ -95,7 +95,7 @@ export function List({path, caption, columns, keyed, words = {}, filters = [], c
   const turn = next => { setPages([""]); setOrder(next && orders[next.head] && next.head === order?.head ? null : next); };
   const rows = found && (order && !served ? sorted(found.items, shown, order).slice(0, SHOWN) : found.items);
   const given = event => { event.preventDefault(); setPages([""]); setChosen(Object.fromEntries(new FormData(event.target))); };
-  return html`<${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${shown} rows=${rows} keyed=${keyed} empty=${empty} order=${order} turn=${turn}>
+  return html`<${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${shown} rows=${rows} keyed=${keyed} empty=${empty} order=${order} turn=${turn}>${children}
     ${filters.length > 0 && html`<form class="line" role="search" onSubmit=${given}>
       ${filters.map(([name, label]) => html`<label>${label}${TEXTS[path]?.[name]
         ? html`<select name=${name}><option value="">any</option>${TEXTS[path][name].map(one => html`<option selected=${chosen[name] === one}>${one}</option>`)}</select>`
@@ -127,7 +127,7 @@ export function MessageShown({of}) {
   const sender = of.sender, {headers = [], ...properties} = of.properties;
   // Those of a dead letter are [name, type, value].
   const named = of.headers ? Object.entries(of.headers) : headers.map(([name, , value]) => [name, value]);
-  return html`<${Facts} pairs=${[["Address", of.address], ["Client", sender.client], ["User", sender.user], ["Received by", sender.endpoint], ["From", sender.address], ["QoS", of.assurance], ["Durable", of.durable ? "yes" : "no"], ["Retain", of.retain ? "yes" : "no"],
+  return html`<${Facts} pairs=${[["Address", of.address], ["Client", sender.client], ["User", sender.user], ["Received by", sender.endpoint], ["Client address", sender.address], ["QoS", of.assurance], ["Durable", of.durable ? "yes" : "no"], ["Retain", of.retain ? "yes" : "no"],
       ["Content type", of.content_type], ["Size", octets(of.body_bytes)]]} />
     ${[["Properties", Object.entries(properties)], ["Headers", named]].map(([title, pairs]) => html`<h4>${title}</h4>${pairs.length ? html`<${Facts} pairs=${worded(pairs)} />` : html`<p class="soft">None.</p>`}`)}
     <h4>Body</h4>${of.body_encoding === "withheld" ? html`<p class="soft">Your roles do not show bodies.</p>` : of.body === "" ? html`<p class="soft">Empty.</p>` : html`<${Body} of=${of} />`}`;

@@ -26,7 +26,7 @@ function Acts({row, again}) {
     <${Act} label="Purge" name=${queue} sure=${`Purge the ${row.messages} ready messages of ${queue}?`} act=${async () => { const told = await post("queues/purge", words); await again(); return `${told.messages} messages purged`; }} />
     <${Act} label="Delete" name=${queue} sure=${`Delete ${queue} with its messages?`} act=${async () => { const told = await post("queues/remove", words); await again(); return told.in_use ? "not deleted: in use" : `${told.removed} deleted`; }} /></span>
     ${looked && html`<${Dialog} title=${`First messages of ${queue}`} close=${() => look(null)}>
-      <p class="soft">${number(looked.messages)} messages wait; showing them does not consume them. Click a row to open it.</p>
+      <p class="soft">Messages waiting: ${number(looked.messages)}. Showing them does not consume them. Click a row to open it.</p>
       <${Table} caption=${`Messages shown: ${looked.shown.length}`} rows=${looked.shown} keyed=${one => looked.shown.indexOf(one)} empty="No message is ready." open=${one => html`<${MessageShown} of=${one} />`} columns=${messageColumns} /><//>`}
     ${publishes && html`<${Dialog} title=${`Publish to ${queue}`} close=${() => publish(false)}><${PublishTo} row=${row} /><//>`}`;
 }

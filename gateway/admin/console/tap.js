@@ -1,10 +1,13 @@
 // Messages as they pass, while the view is open.
 import {html, useEffect, useState} from "./vendor/htm.js";
 import {get, query} from "./api.js";
-import {MessageShown, Table, number} from "./parts.js";
+import {Go, MessageShown, Table, number} from "./parts.js";
 import {messageColumns} from "./queues.js";
 
 const SHOWN_MAX = 100;
+const [ADDRESS, ...OTHERS] = messageColumns.map(([head, cell, kind]) => [head, row => cell(row.message), kind]);
+const COLUMNS = [ADDRESS, ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"],
+  ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"], ...OTHERS];
 
 export function Tap() {
   const [words, watch] = useState(null), [seen, see] = useState({rows: [], skipped: 0}), [why, tell] = useState("");
@@ -28,7 +31,5 @@ export function Tap() {
       <button class="act">Watch</button>${words && html`<button type="button" onClick=${() => watch(null)}>Stop</button>`}</form>
     <p role="status" class="soft">${words ? "Watching." : "Watching does not delay messages."}${seen.skipped > 0 && ` ${number(seen.skipped)} more passed without being shown.`}</p>
     ${why && html`<p class="bad" role="alert">${why}</p>`}
-    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." open=${row => html`<${MessageShown} of=${row.message} />`} columns=${[
-      ...messageColumns.map(([head, cell, kind]) => [head, row => cell(row.message), kind]).toSpliced(1, 0, ["Route", row => row.route || "–"],
-      ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"])]} /></section>`;
+    <${Table} caption="Messages, newest first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." open=${row => html`<${MessageShown} of=${row.message} />`} columns=${COLUMNS} /></section>`;
 }
