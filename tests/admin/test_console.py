@@ -584,8 +584,13 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     scene = Scene(browser, gateway)
     scene.log_in("bob")
     expect(scene.page.get_by_text("bob (read)")).to_be_visible()
-    for view in VIEWS[1:]:
-        scene.turn(view)
+    for view in (*VIEWS[1:], *(page for page in PAGES if page != "Client worker")):
+        if view in VIEWS:
+            scene.turn(view)
+        else:
+            scene.page.goto(f"{scene.at}/#/{PAGES[view]}")
+            expect(scene.page.get_by_role("heading", name=view, exact=True)).to_be_visible()
+            expect(scene.page.get_by_role("heading", name="State", exact=True)).to_be_visible()
         expect(scene.page.get_by_text("…", exact=True)).to_have_count(0)
         words = re.compile("Pause|Purge|Delete|Clear|Redrive|Disconnect|End|Publish|Reload|Peek|Try")
         expect(scene.page.get_by_role("button", name=words)).to_have_count(0)
