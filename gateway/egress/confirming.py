@@ -46,6 +46,8 @@ EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it 
 
 Positions = Sequence[int]
 Place = str | bytes
+RefusedPositions = tuple[SubBatch, Positions, Outcome]
+"""Messages of a part that are not sent because their place is refused, and the reason."""
 
 
 class Unconfirmed(NamedTuple):
@@ -195,9 +197,10 @@ class ConfirmedSink:
     def refuse(self, place: Place, outcome: Outcome) -> None:
         """Settle messages for `place` with this outcome from now on, including those that wait."""
         self._refusals[place] = outcome
+        refused: list[RefusedPositions] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            kept = self._without_refused(one.part, one.positions)
+            kept = self._without_refused(one.part, one.positions, refused)
             if len(kept) == len(one.positions):
                 self._waiting.append(one)
                 continue
@@ -205,6 +208,7 @@ class ConfirmedSink:
             if kept:
                 self._waiting.append(Unconfirmed(one.part, kept))
                 self._count_waiting(self._waiting[-1], 1)
+        _settle_refused(refused)
 
     def allow(self, place: Place) -> None:
         """Send messages for `place` again."""
@@ -249,15 +253,16 @@ class ConfirmedSink:
 
         If the limits are then exceeded, the newest of these messages are released.
         """
-        kept = self._without_refused(part, positions) if self._refusals else positions
-        if not kept:
-            return
-        one = Unconfirmed(part, kept)
-        self._waiting.append(one)
-        self._count_waiting(one, 1)
-        self.pump()
-        if self._too_much_waits() and self._waiting and self._waiting[-1].part is part:
-            self._trim()
+        refused: list[RefusedPositions] = []
+        kept = self._without_refused(part, positions, refused) if self._refusals else positions
+        if kept:
+            one = Unconfirmed(part, kept)
+            self._waiting.append(one)
+            self._count_waiting(one, 1)
+            self.pump()
+            if self._too_much_waits() and self._waiting and self._waiting[-1].part is part:
+                self._trim()
+        _settle_refused(refused)
 
     def _too_much_waits(self) -> bool:
         return self.waiting_messages > self.messages_max or self.waiting_octets > self.octets_max
@@ -495,8 +500,10 @@ class ConfirmedSink:
         """Return True if a message for `place` waits."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
-    def _without_refused(self, part: SubBatch, positions: Positions) -> Positions:
-        """Return the positions whose place is not refused. Settle the others."""
+    def _without_refused(
+        self, part: SubBatch, positions: Positions, into: list[RefusedPositions]
+    ) -> Positions:
+        """Return the positions whose place is not refused. Append the others to `into`, to be settled."""
         refused: dict[Place, list[int]] = {}
         for at in positions:
             place = self._place(part.messages[at])
@@ -505,8 +512,7 @@ class ConfirmedSink:
         if not refused:
             return positions
         out = {at for found in refused.values() for at in found}
-        for place, found in refused.items():
-            part.settle_at(found, self._refusals[place])
+        into += [(part, found, self._refusals[place]) for place, found in refused.items()]
         return [at for at in positions if at not in out]
 
     def _widen(self) -> None:
@@ -520,6 +526,12 @@ class ConfirmedSink:
 
     def _count_in_flight(self) -> None:
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)
+
+
+def _settle_refused(refused: list[RefusedPositions]) -> None:
+    """Settle messages once the others wait in their places, which their source may not overtake."""
+    for part, positions, outcome in refused:
+        part.settle_at(positions, outcome)
 
 
 def settle_all(waiting: Iterable[Unconfirmed], outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping.router import Router, Targets
-from gateway.model.batch import Batch
+from gateway.model.batch import Batch, Recipient
 from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
@@ -553,3 +553,28 @@ async def test_confirms_count_what_was_sent_when_the_first_message_cannot_be(
     bench.commit()
     assert [body for body, _, _ in bench.dead()] == [0]
     bench.one.end(True, bench.outboxes)
+
+
+async def test_what_waits_stays_first_when_an_exchange_is_refused() -> None:
+    """The source of a refused message publishes another one at that moment."""
+    one, _ = rig(confirms=True)
+    outgoing = one.session.publisher
+    recipient = Recipient(outgoing)
+
+    class Retrying(Answers):
+        def settle(self, receipts: list[object], refused: dict[int, Outcome] | None, received: float) -> None:
+            if refused:
+                later = Batch(self, 0.0)
+                later.add_only(b"later", recipient, Message(amqp_address(EX, "k"), b"later"))
+                later.send()
+
+    one.remote.machine.send_method(0, ConnectionBlocked("memory"))
+    one.move()
+    batch = Batch(Retrying(), 0.0)
+    for exchange, body in (("nowhere", b"0"), (EX, b"1"), (EX, b"2")):
+        batch.add_only(body, recipient, Message(amqp_address(exchange, "k"), body))
+    batch.send()
+    one.remote.machine.send_method(0, ConnectionUnblocked())
+    outgoing.refuse("nowhere", Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no"))
+    one.move()
+    assert one.world.bodies == [b"1", b"2", b"later"]
