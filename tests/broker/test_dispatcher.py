@@ -4,11 +4,14 @@ source.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import structlog
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.dispatcher import Dispatcher, tell_reply_kept
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
@@ -386,3 +389,28 @@ def test_a_run_of_equal_properties_is_examined_once_and_each_message_counts(
     (route,) = dispatcher.router.routes
     assert [(one.property_set, one.hops) for one in examined] == [(said, 1), (said, 2), (other, 2), (said, 2)]
     assert route.lost == {"priority_range": 7}
+
+
+def redriven(bench: Bench, route: str, message: Message) -> list[Outcome]:
+    """What becomes of a letter that has this message."""
+    bench.letters.add([message], route, REFUSED, crossed=True)
+    told: list[Outcome] = []
+    redriving = Redriving(bench.dispatcher, bench.letters)
+    redriving.redrive(newest(bench.letters), lambda letter, outcome: told.append(outcome))
+    return told
+
+
+def test_a_letter_whose_message_has_expired_stays_when_it_is_redriven() -> None:
+    """The queue would accept and drop it at once, and the letter would be deleted."""
+    bench = Bench(UP % ("", ""))
+    bench.queue("q")
+    (outcome,) = redriven(bench, "up", amqp(b"x", "a", "amq.topic", expires=time.time() - 5))
+    assert (outcome.verdict, outcome.reason) == (Verdict.REJECTED, Reason.EXPIRED)
+    assert len(newest(bench.letters)) == 1
+    assert redriven(Bench(UP % ("", "")), "up", amqp(b"x", "a", "amq.topic"))[0].reason is Reason.NO_ROUTE
+
+
+def test_a_retained_letter_is_redriven_to_a_topic_without_subscribers() -> None:
+    bench = Bench(DOWN)
+    assert redriven(bench, "down", mqtt("t/x", b"last", retain=True)) == [ACCEPTED]
+    assert ("t/x" in bench.space.retained, newest(bench.letters)) == (True, [])

@@ -27,12 +27,13 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
 from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, Recipient, Sink
-from gateway.model.message import Message, Sender
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 
 BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "it is on its way already")
 ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "another replica sends it, or has sent it")
+STALE: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it has expired: a target would drop it at once")
 
 Told = Callable[[str, Outcome], None]
 Receipt = tuple[str, Told]
@@ -98,6 +99,8 @@ class Redriving:
     ) -> Outcome | None:
         """Put a dead letter's message on its recipients. Return an outcome if that is not possible."""
         receipt: Receipt = (letter.id, told)
+        if NEVER < letter.message.expires <= clock.utc():
+            return STALE
         router = self._dispatcher.router
         if not letter.route or any(one.name == letter.route for one in router.answers):
             return self._publish(published, letter.message, receipt)
@@ -111,13 +114,14 @@ class Redriving:
         if end is None:
             return _no(f"the endpoint {route.target_endpoint!r} is not here")
         sinks = sinks_of(end, made)
-        if not sinks:
+        retained = end.retained if made.retain else None
+        if not sinks and retained is None:
             return UNROUTED
         staged = any(self._dispatcher.staged(route, sink) for sink in sinks)
         kind = StagedRecipient if staged else RouteRecipient
         found = [recipients.setdefault((sink, route.name), kind(sink, route, None)) for sink in sinks]
-        if made.retain and end.retained is not None:
-            found.append(recipients.setdefault((end.retained, ""), Recipient(end.retained)))
+        if retained is not None:
+            found.append(recipients.setdefault((retained, ""), Recipient(retained)))
         placed.add(receipt, [(recipient, made) for recipient in found])
         return None
 
