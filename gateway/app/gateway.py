@@ -486,6 +486,7 @@ class Gateway:
             hosts=self.hosts,
             fast_hosts=self.fast_hosts,
             bodies=self.bodies,
+            opened=self.quotas.opened,
         )
         most = divided_descriptors(settings)
         for name, given in settings.listeners.items():

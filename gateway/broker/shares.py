@@ -2,7 +2,7 @@
 
 `UserQuotas` has the shares of users in what they define or fill; the mechanism is in model/shares.py.
 Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because the size
-of their names and arguments is chosen by users.
+of their names and arguments is chosen by users. Open channels and handles are counted in the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from gateway.model.properties import Headers, Value, ValueType
 from gateway.model.shares import NO_LIMIT, UserShares, always
 from gateway.settings.limits import Limits
 
+CHANNEL_OCTETS: Final = 1_200  # bytes of an open channel, without what it stores for its messages
+HANDLE_OCTETS: Final = 1_200  # bytes of an open AMQP/Fast handle, in addition to its name
 ENTRY_OCTETS: Final = 256  # bytes of an argument, in addition to its name and value
 LEVEL_OCTETS: Final = 200  # bytes of a level of a topic filter, in addition to its text
 LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because most filters share them
@@ -93,10 +95,18 @@ class UserQuotas:
         """Create the shares.
 
         `several` returns True while there may be more than one user: a single user may have everything.
-        Definitions have their own share of `definition_octets_max` bytes in all.
+        Definitions have their own share of `definition_octets_max` bytes in all, and what connections open
+        has another of as many bytes.
         """
         self.definitions = UserShares(
             "definitions",
+            octets_max=definition_octets_max,
+            user_share=limits.definitions_per_user_share,
+            octets_option="limits.definitions_bytes_max",
+            share_option="limits.definitions_per_user_share",
+        )
+        self.opened = UserShares(
+            "channels and handles",
             octets_max=definition_octets_max,
             user_share=limits.definitions_per_user_share,
             octets_option="limits.definitions_bytes_max",
@@ -147,6 +157,7 @@ class UserQuotas:
         """Return the shares of each kind of thing."""
         return (
             self.definitions,
+            self.opened,
             self.retained,
             self.spool,
             self.transfers,

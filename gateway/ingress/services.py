@@ -17,6 +17,7 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.model.shares import UserShares
 from gateway.settings import Settings, User
 from gateway.store.store import Store
 from gateway.transport.tasks import Tasks
@@ -24,7 +25,10 @@ from gateway.transport.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Configuration and shared parts of a gateway. `store` is None if nothing survives a restart."""
+    """Configuration and shared parts of a gateway.
+
+    `store` is None if nothing survives a restart; `opened` has the shares of users in what connections open.
+    """
 
     settings: Settings
     dispatcher: Dispatcher
@@ -38,3 +42,4 @@ class Services:
     hosts: Mapping[str, VirtualHost]
     fast_hosts: FastHosts
     bodies: Bodies
+    opened: UserShares

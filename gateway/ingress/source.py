@@ -59,6 +59,7 @@ class ListenerSource:
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.spool = services.bodies.spool
+        self.opened = services.opened
         self.batch = self.new_batch()
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
         self._entered: dict[Guest, Entrance] = {}  # admitted clients

@@ -208,6 +208,37 @@ class UserShares:
         return max(held, key=held.__getitem__)
 
 
+class Holding:
+    """Bytes in the share of one user that one holder has, such as a connection; its end subtracts them."""
+
+    __slots__ = ("_octets", "_shares", "_user")
+
+    def __init__(self, shares: UserShares, user: str) -> None:
+        self._shares = shares
+        self._user = user
+        self._octets = 0
+
+    def take(self, octets: int) -> str:
+        """Count more bytes. Return "", or the option that forbids them, with its value."""
+        if limit := self._shares.full_with(self._user, octets):
+            return limit
+        self._octets += octets
+        self._shares.add(self._user, octets, 0)
+        return ""
+
+    def give(self, octets: int) -> None:
+        """Subtract bytes that were counted; 0, and the bytes of a holder that has ended, change nothing."""
+        if octets and self._octets:
+            self._octets -= octets
+            self._shares.remove(self._user, octets, 0)
+
+    def end(self) -> None:
+        """Subtract all that is counted."""
+        octets, self._octets = self._octets, 0
+        if octets:
+            self._shares.remove(self._user, octets, 0)
+
+
 class UserEntries(Generic[K]):
     """Entries by identifier, the oldest first, counted in `shares`."""
 

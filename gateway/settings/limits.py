@@ -137,10 +137,11 @@ class Limits(Section):
     Beyond it: 506 (AMQP), 0x97 (MQTT)."""
     definitions_bytes_max: int = Field(0, ge=0)
     """Bytes of the names and arguments of all queues, exchanges, bindings, subscriptions and sessions that
-    clients create. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: 25 % of `memory_bytes_max`."""
+    clients create. Beyond it: 506 (AMQP, AMQP/Fast), 0x97 (MQTT). 0: 25 % of `memory_bytes_max`. Open AMQP
+    channels, and AMQP/Fast channels and handles, may have as much again: they count 1 200 bytes each."""
     definitions_per_user_share: float = Field(0.5, gt=0, le=1)
-    """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy. Anonymous clients
-    count under the empty name."""
+    """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy, and its open
+    channels and handles. Anonymous clients count under the empty name."""
     user_share: float = Field(0.9, gt=0, le=1)
     """Fraction that one user may have of retained messages, bodies on disk, dead letters, each outbox in the
     store, the messages that one exchange delays, event streams, and lines of the audit log in a second, in
@@ -155,7 +156,8 @@ class Limits(Section):
     """Unacknowledged messages per MQTT connection and direction (Receive Maximum). Each is held in memory as
     a whole."""
     topic_alias_max: int = Field(64, ge=0, le=65_535)
-    """MQTT 5 topic aliases per connection and direction. Each stores a topic."""
+    """MQTT 5 topic aliases per connection and direction. Each stores a topic; beyond 65 536 bytes of the
+    topics of a client's aliases: 0x97."""
     channels_max: int = Field(2_047, ge=1, le=65_535)
     """AMQP channels per connection. Each stores its unacknowledged deliveries and unconfirmed publishes."""
     handles_max: int = Field(8_192, ge=1, le=65_535)

@@ -20,9 +20,12 @@ from structlog.testing import capture_logs
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
 from gateway.broker.amqp091.virtual_host import DELETED_AT_ONCE
 from gateway.broker.matching_steps import EXCHANGE_STEPS
+from gateway.broker.shares import CHANNEL_OCTETS, HANDLE_OCTETS
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.events import ChannelClosed, Replies
+from gateway.protocols.amqpfast.events import ChannelClosed, HandleClosed, Opened, Replies
+from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, Store
 from tests.access.test_doors import PASSWORD, amqp, settings
@@ -416,3 +419,86 @@ def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_pat
             with Fast(gateway, user="modest", password=PASSWORD).open() as client:
                 client.put(client.handle("mine"), b"x")
             assert gateway.ask(lambda: host.queues["mine"].owning_user) == "modest"  # noqa: B023
+
+
+# What connections open.
+
+
+def opened(gateway: Running) -> UserShares:
+    return gateway.gateway.quotas.opened
+
+
+def opens_channels(gateway: Running, user: str) -> tuple[int, int]:
+    """Open channels until that is refused; return how many, and the code."""
+    connection = amqp(gateway, user)
+    made: list[BlockingChannel] = []
+    with pytest.raises(ConnectionClosedByBroker, match="definitions_per_user_share") as refused:
+        made += [connection.channel() for _ in range(100)]
+    return opened(gateway).refused, int(refused.value.reply_code)
+
+
+def opens_handles(gateway: Running, user: str) -> tuple[int, int]:
+    with Fast(gateway, user=user, password=PASSWORD).open() as client:
+        for number in range(100):
+            client.ask_handle("t", TOPIC)
+            answer = client.next((Replies, ChannelClosed, HandleClosed))  # type: ignore[arg-type,var-annotated]
+            if not isinstance(answer, Replies):
+                return number, int(answer.reply_code)
+    raise AssertionError("nothing was refused")
+
+
+def opens_fast_channels(gateway: Running, user: str) -> tuple[int, int]:
+    with Fast(gateway, user=user, password=PASSWORD) as client:
+        client.next(Opened)
+        for number in range(100):
+            client.machine.open_channel()
+            client.flush()
+            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type,var-annotated]
+            if not isinstance(answer, Replies):
+                return number, int(answer.reply_code)
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("attack", [opens_channels, opens_handles, opens_fast_channels])
+def test_one_user_opens_no_more_than_its_share(attack: Any, tmp_path: Path) -> None:
+    """Thousands of channels and handles on each of its connections filled the memory of all."""
+    with gateway_at(tmp_path) as gateway, closing(amqp(gateway, "greedy")) as first:
+        channel = first.channel()
+        count, code = attack(gateway, "greedy")
+        assert (count > 0, code) == (True, 506)
+        with closing(amqp(gateway, "modest")) as connection:
+            connection.channel()
+        gateway.until(lambda: opened(gateway).total == CHANNEL_OCTETS)  # its end gives all of it back
+        channel.close()
+        gateway.until(lambda: opened(gateway).total == 0)
+        first.channel()
+    assert opened(gateway).total == 0
+
+
+def test_what_is_closed_is_no_longer_counted(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway, Fast(gateway, user="greedy", password=PASSWORD).open() as client:
+        before = opened(gateway).of("greedy")
+        for _ in range(100):
+            handle = client.handle("t", TOPIC)
+            assert opened(gateway).of("greedy") == before + HANDLE_OCTETS + 2
+            client.machine.close_handle(handle)
+            client.flush()
+            gateway.until(lambda: opened(gateway).of("greedy") == before)
+
+
+def test_topics_of_aliases_have_a_length(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway:
+        client, _ = client_of(gateway, "greedy", "c")
+        with client:
+            for alias in range(1, 64):
+                client.publish("x" * 1_000, qos=1, packet_id=alias, properties=aliased(alias))
+                assert client.acked(PacketType.PUBACK)[0] == alias
+            for alias in range(1, 64):  # in place of another
+                client.publish("y" * 1_040, qos=1, packet_id=alias, properties=aliased(alias))
+                assert client.acked(PacketType.PUBACK)[0] == alias
+            client.publish("z" * 17, qos=1, packet_id=1, properties=aliased(64))
+            assert client.next(Disconnect).reason == ReasonCode.QUOTA_EXCEEDED
+
+
+def aliased(alias: int) -> bytes:
+    return encode_list({Property.TOPIC_ALIAS: alias}, PacketType.PUBLISH)

@@ -23,7 +23,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
 from gateway.broker.routing import RoutingEntry
-from gateway.broker.shares import argument_octets
+from gateway.broker.shares import CHANNEL_OCTETS, argument_octets
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import (
@@ -48,6 +48,7 @@ from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.pending import Pending
+from gateway.model.shares import Holding
 from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
@@ -109,6 +110,7 @@ class AmqpConnection(ActingGuest):
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.line = Line(lambda: not (stream.congested or self.outstanding.full))
         self.channels = {}
+        self._holding = Holding(ingress.opened, "")  # of its user, once that has entered the virtual host
         self.confirming = {}
         self.waiting: WaitingPublishes[Event] = WaitingPublishes(stream)
         self._let_publish: Callable[[], None] | None = None  # None: the client is not held
@@ -185,6 +187,7 @@ class AmqpConnection(ActingGuest):
         self.channels.clear()
         for channel in channels:
             channel.close()
+        self._holding.end()
         self.host.owner_gone(self)
 
     # Interface to the listener.
@@ -391,7 +394,7 @@ class AmqpConnection(ActingGuest):
     def _turn(self, event: Event) -> None:
         """Process an event that changes the state of a channel or of the connection."""
         if isinstance(event, ChannelOpened):
-            self.channels[event.channel] = AmqpChannel(self, event.channel, self._ingress.limits.prefetch_max)
+            self._channel_opened(event)
         elif isinstance(event, ChannelClosed):
             self._channel_closed(event)
         elif isinstance(event, Authenticate):
@@ -401,6 +404,15 @@ class AmqpConnection(ActingGuest):
         elif isinstance(event, Closed):
             self._closed(event)
 
+    def _channel_opened(self, event: ChannelOpened) -> None:
+        """Create a channel, or close the connection at a limit of what all connections of its user open."""
+        if reached := self._holding.take(CHANNEL_OCTETS):
+            text = f"RESOURCE_ERROR - {reached} is reached"
+            self._report(ReplyCode.RESOURCE_ERROR, text)
+            self._dismiss(ReplyCode.RESOURCE_ERROR, text, 20, 10)
+            return
+        self.channels[event.channel] = AmqpChannel(self, event.channel, self._ingress.limits.prefetch_max)
+
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
             self._report(event.reply_code, event.text)
@@ -409,6 +421,7 @@ class AmqpConnection(ActingGuest):
             if self.waiting.on:
                 self._forget_waiting(channel.number)
             channel.close()
+            self._holding.give(CHANNEL_OCTETS)
 
     def _closed(self, event: Closed) -> None:
         if not event.by_peer:
@@ -420,6 +433,7 @@ class AmqpConnection(ActingGuest):
         ingress = self._ingress
         self.host = next(host for host in ingress.hosts if host.name == self.host_name)
         self.endpoint = ingress.endpoint_of(self.host)
+        self._holding = Holding(ingress.opened, self.sender.user)
         self._welcome()
         if ingress.store is not None and not ingress.store.healthy:
             self.blocked(ingress.store.failure)

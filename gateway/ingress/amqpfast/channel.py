@@ -38,6 +38,7 @@ from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.model.shares import Holding
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
 from gateway.protocols.amqpfast.events import Event, Fragment
 from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
@@ -86,6 +87,7 @@ class FastGuest(HandshakingGuest[ServerConnection]):
     client_name: str
     channels: dict[int, FastChannel]
     handles: dict[int, FastHandle]
+    holding: Holding
     outstanding: Outstanding
     sending: dict[LargeDeliveries, None]
     waiting: WaitingPublishes[Event]
@@ -289,6 +291,7 @@ class FastChannel:
         self.restartable = command.restartable
         self.folder: SharedFolder | None = None  # for out-of-band transfers
         self.large_deliveries = LargeDeliveries(self)
+        self.counted_octets = 0  # in the share of its user
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.closing = False  # to be closed when this turn is done
         self.streamed = False  # an outgoing stream has begun, and may still be in progress
@@ -945,6 +948,7 @@ class FastHandle:
         self.name = name
         self.mime_type = command.mime_type
         self.encoding = command.encoding
+        self.counted_octets = 0  # in the share of its user
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.paused = False
         self.consumers: list[FastConsumer] = []

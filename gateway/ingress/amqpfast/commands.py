@@ -20,6 +20,7 @@ from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.selection_work import Selects
+from gateway.broker.shares import CHANNEL_OCTETS, HANDLE_OCTETS, text_octets
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import (
     FastChannel,
@@ -76,6 +77,10 @@ class ActingGuest(FastGuest):
         self.reopen_channel(command.channel_id)
         channel = FastChannel(self, command)
         self.channels[command.channel_id] = channel
+        if reached := self.holding.take(CHANNEL_OCTETS):
+            self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
+            return
+        channel.counted_octets = CHANNEL_OCTETS
         if command.out_of_band:
             try:
                 path = self.ingress.find_folder(command.out_of_band)
@@ -127,7 +132,11 @@ class ActingGuest(FastGuest):
         self.handles[handle.number] = channel.handles[handle.number] = handle
         ingress, host = self.ingress, self.host
         machine = self.machine
+        octets = HANDLE_OCTETS + text_octets(handle.name)
         try:
+            if reached := self.holding.take(octets):
+                raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
+            handle.counted_octets = octets
             self._check_opening(handle, command)
             if command.temporary:
                 made = host.create_temporary(

@@ -36,6 +36,7 @@ from gateway.ingress.waiting_publishes import LOST_WAITING, WaitingPublishes, fi
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
+from gateway.model.shares import Holding
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_credentials
@@ -127,6 +128,7 @@ class FastConnection(ActingGuest):
         self._ingress = ingress
         self.stream = stream
         self.host = ingress.hosts[0]
+        self.holding = Holding(ingress.opened, "")  # of its user, once that has entered a virtual host
         self.machine = ServerConnection(
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
@@ -328,6 +330,7 @@ class FastConnection(ActingGuest):
         """
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
+        self.holding.end()
         self._ingress.clients.leave(self.owner, self)
         if self.owner and not self.client_name:
             self._ingress.partials.drop_of(self.host.name, self.sender.user, self.owner)
@@ -741,6 +744,7 @@ class FastConnection(ActingGuest):
             del handle.channel.handles[handle.number]
             self.arrivals.handle_gone(handle)
             handle.close()
+            self.holding.give(handle.counted_octets)
             handle.channel.large_deliveries.handle_gone(handle)
         if not silent:
             self._left_handles[handle.number] = handle
@@ -759,6 +763,7 @@ class FastConnection(ActingGuest):
             self._delivering.pop(channel, None)
             self._replying.pop(channel, None)
             channel.close()
+            self.holding.give(channel.counted_octets)
             if channel.folder is not None:
                 self._ingress.unshare(channel.folder)
         if not silent:
@@ -919,6 +924,7 @@ class FastConnection(ActingGuest):
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
+        self.holding = Holding(self._ingress.opened, self.sender.user)
         self._ingress.clients.enter(owner, self)
         self._ready = True
         self.machine.opened()

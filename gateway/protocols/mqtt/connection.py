@@ -86,6 +86,7 @@ STEP_OCTETS: Final = 16  # bytes per further step of a packet that the full code
 ROWS_MAX: Final = 1_024  # PUBLISH and acknowledgement rows per call: in all about as expensive as STEPS_MAX
 ACK_OCTETS: Final = 4  # size of an acknowledgement without reason and properties
 RUN_OCTETS: Final = 8_192  # bytes after which the rows are counted
+ALIAS_TOPICS_OCTETS_MAX: Final = 65_536  # of a peer's topics, which are stored as long as its connection
 ALIAS_WITHIN: Final = 64  # factor of the maximum number of properties: the alias may be behind them
 PUBLISH_PIECES: Final = 6  # pieces of each PUBLISH in `out`: joining all of them once is fastest
 
@@ -104,6 +105,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_alias_octets",
         "_aliases",
         "_bounds",
         "_buffer",
@@ -173,6 +175,7 @@ class Connection:
         self._steps = 0
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
+        self._alias_octets = 0  # of the topics in it
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: Gathered | None = None
         self._needed = 0
@@ -479,13 +482,20 @@ class Connection:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
             if topic:
-                self._aliases[alias] = topic
+                self._alias(alias, topic)
             else:
                 known = self._aliases.get(alias)
                 if known is None:
                     raise violation(f"topic alias {alias} stands for nothing yet")
                 topic = known
         return topic, properties, body_at
+
+    def _alias(self, alias: int, topic: bytes) -> None:
+        """Store the topic of an alias. Raises RemoteProtocolError if the topics of all are too long."""
+        self._alias_octets += len(topic) - len(self._aliases.get(alias, b""))
+        if self._alias_octets > ALIAS_TOPICS_OCTETS_MAX:
+            raise too_much(f"topic aliases for more than {ALIAS_TOPICS_OCTETS_MAX} octets of topics")
+        self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
         """Return False if more of an oversized packet is needed before it can be responded to.
