@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gateway.pipeline.columns import BY_NAME, HEADER_ARROW, Arrow, arrow_schema
+from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
 from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
 from gateway.store.journal.reader import Block, ParquetBlock
@@ -212,13 +211,7 @@ def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
     Results are cached: most blocks have the dictionary of the previous block.
     """
     texts = _texts(memoryview(valid), memoryview(offsets), memoryview(octets))
-    found = [_headers(text) for text in texts.to_pylist()]
-    ends = [0, *accumulate([len(some or ()) for some in found])]
-    starts = [None if some is None else at for at, some in zip(ends, found, strict=False)]
-    columns = zip(*chain.from_iterable([some for some in found if some]), strict=True)
-    headers = [pa.array(column, pa.string()) for column in columns] or [pa.array([], pa.string())] * 3
-    structs = pa.StructArray.from_arrays(headers, fields=list(HEADER_ARROW))
-    return pa.ListArray.from_arrays(pa.array([*starts, ends[-1]], pa.int32()), structs).cast(HEADERS_ARROW)
+    return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
 
 
 @lru_cache(maxsize=4_096)
