@@ -64,7 +64,8 @@ from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
-from gateway.broker.memory_shares import Claim, MemoryShares
+from gateway.broker.memory import BEGUN_OCTETS_MAX
+from gateway.broker.memory_shares import Claim, IncompleteMessages, MemoryShares
 from gateway.broker.pressure import FullQueues
 from gateway.broker.redacting import PrivateFields
 from gateway.broker.shares import UserQuotas
@@ -423,6 +424,9 @@ class Gateway:
                 user, place = connection.sender.user, place_of(connection.sender.address)
                 for transaction, octets in connection.transactions:
                     yield transaction, octets, user, place
+                if octets := connection.incomplete:
+                    holder = IncompleteMessages(connection) if octets > BEGUN_OCTETS_MAX else None
+                    yield holder, octets, user, place
                 waiting = connection.waiting_publishes
                 if waiting is not None and waiting.on:
                     yield waiting, waiting.octets, user, place

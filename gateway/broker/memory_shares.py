@@ -4,8 +4,9 @@ Above the watermark of memory.py all publishers wait. Well below it, an owner (u
 more than its share of the watermark is restrained, so that one owner alone does not affect the others.
 Counted are the messages that wait in memory in the owner's queues and sessions, and those that its clients
 have not acknowledged, from all publishers; and what its clients have published in transactions that are not
-committed. A restrained durable queue or session leaves new messages on disk; any other counts as full with
-about what it holds, and behaves as a full one does; a transaction may be committed, but not grow.
+committed, or have not sent to its end. A restrained durable queue or session leaves new messages on disk; any
+other counts as full with about what it holds, and behaves as a full one does; a transaction may be committed,
+but not grow; a connection with more than BEGUN_OCTETS_MAX of an incomplete message is closed.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
 memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
@@ -15,12 +16,12 @@ publisher could fill the space up to the watermark, above which nothing restrain
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import trio
 
 from gateway.access.places import LOOPBACK
-from gateway.broker.memory import TICK_SECS, Memory
+from gateway.broker.memory import TICK_SECS, Memory, Publisher
 from gateway.containment import contained
 
 NEAR: Final = 0.75  # of the watermark: the rest is for what arrives until the next check, and for the others
@@ -40,6 +41,17 @@ class Holder(Protocol):
 
         A repeated call has no effect.
         """
+
+
+class IncompleteMessages(NamedTuple):
+    """Messages of one connection that are incomplete, which nothing but the end of the connection frees."""
+
+    publisher: Publisher
+
+    def restrain(self, on: bool) -> None:
+        """Close the connection, because its owner holds too much."""
+        if on:
+            self.publisher.let_go_for_memory()
 
 
 Owner = tuple[Literal["user", "address"], str]

@@ -180,6 +180,11 @@ class Guest:
         """Publishes that wait until a full queue has capacity; None if the protocol has none."""
         return None
 
+    @property
+    def incomplete(self) -> int:
+        """Bytes of messages that are incomplete."""
+        return self.begun - sum([octets for _, octets in self.transactions])
+
     def let_go_for_memory(self) -> None:
         """Close the connection, because no memory is left for its incomplete messages."""
         self.stream.end(LOW_ON_MEMORY.text)

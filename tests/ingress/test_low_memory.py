@@ -4,6 +4,7 @@ that was accepted is lost. The readings are made up."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 import trio
@@ -299,6 +300,43 @@ def test_whoever_stops_in_the_middle_is_stopped_and_then_let_go(gateway: Watched
 
 
 # All of them.
+
+
+def half_a_message(gateway: Watched, protocol: str) -> Raw:
+    if protocol == "mqtt":
+        client, _ = connect(gateway, "half", user=("guest", b"guest"))
+        client.send(b"\x32\xff\xff\x7f\0\1t\0\1\0" + bytes(200_000))
+        return client
+    amqp = Amqp(gateway).open()
+    publish = b"\1\0\1\0\0\0\x0a\0\x3c\0\x28\0\0\0\1q\0\xce"
+    body = b"\3\0\1" + (100_000).to_bytes(4, "big") + bytes(100_000) + b"\xce"
+    amqp.send(publish + LARGE_HEAD + body * 2)
+    return amqp
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091"])
+def test_incomplete_messages_count_for_their_user(gateway: Watched, protocol: str) -> None:
+    """Before memory is short: other publishers do not wait because one user stops in the middle."""
+    memory, shares = gateway.gateway.memory, gateway.gateway.memory_shares
+
+    def near(mark: int) -> None:
+        memory.mark, memory._trim = mark, None
+        memory._resident = lambda: mark * 4 // 5
+        memory.look()
+
+    with half_a_message(gateway, protocol) as client:
+        gateway.until(lambda: any(claim[1] > 150_000 for claim in gateway.gateway._claims()))
+        gateway.ask(lambda: near(1_000_000))
+        gateway.await_(shares.look)
+        assert gateway.reading(client, protocol), "it is within its share"
+        gateway.ask(lambda: near(400_000))
+        gateway.await_(shares.look)
+        gateway.ask(gateway.gateway.writes.flush)
+        while client.sock.recv(65_536):  # until the end
+            pass
+
+
+LARGE_HEAD: Final = b"\2\0\1\0\0\0\x0e\0\x3c\0\0" + (300_000).to_bytes(8) + b"\0\0\xce"
 
 
 def test_readiness_and_the_log_say_so(gateway: Watched) -> None:
