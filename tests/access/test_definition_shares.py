@@ -401,8 +401,8 @@ def arrive(gateway: Running, names: list[str]) -> int:
 def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_path: Path) -> None:
     """Also after a restart; they hold their publishers as those of the configuration do."""
     (tmp_path / "m.yaml").write_text(ROUTE)
-    limits = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 4_000}
-    most = 9 if limit == "number" else 2_000 // (2 * 100)
+    limits = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 6_000}
+    most = 9 if limit == "number" else 3_000 // (2 * 100)
     store = Store(path=tmp_path / "store")
     roles = {"all": EVERYTHING | {"amqpfast": {"*": {"queues": {"read": "*", "write": "*", "create": "*"}}}}}
     given = settings(roles, USERS, limits=Limits(**limits), store=store, mappings=(str(tmp_path / "m.yaml"),))
