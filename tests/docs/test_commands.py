@@ -36,6 +36,8 @@ CLIENTS: Final = ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr", "amqp-publis
 class Reader:
     """Somebody who has a gateway, a folder and terminals."""
 
+    patience_secs = PATIENCE_SECS  # for a command that ends
+
     def __init__(self, folder: Path, arenas: ExitStack) -> None:
         self.folder = folder
         self._arenas = arenas
@@ -88,7 +90,7 @@ class Reader:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=PATIENCE_SECS,
+                timeout=self.patience_secs,
                 check=False,
             )
             printed = done.stdout.replace(f"{ROOT}/", "").splitlines()
@@ -129,7 +131,8 @@ class Reader:
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        return environment() | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        ours = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return environment() | {"PATH": path, "PYTHONPATH": ours, "PYTHONUNBUFFERED": "1"}
 
     def leave(self) -> None:
         """Close the terminals."""
