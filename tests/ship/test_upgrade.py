@@ -23,8 +23,8 @@ from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import free_ports
 from tests.operator import bearer
 
-EARLIER: Final = "224db5d4f9ed8379b430dfb4e4b333f2b09e6b9e"
-"""Some 350 commits before this test, with the store layout and the journal format of release 0.1.0."""
+EARLIER: Final = "1b612a75e681d56b8c11feacb9aa43f27b5cfb4d"
+"""Some 390 commits before this test, with the store layout and the journal format of release 0.1.0."""
 
 PERSISTENT: Final = b"\x10\x00\x02"
 DAY: Final = {Property.SESSION_EXPIRY_INTERVAL: 86_400}
