@@ -7,7 +7,7 @@ accepts is denied.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
@@ -17,10 +17,24 @@ class Denial(Enum):
     """Reasons for denying a login; the values are the outcomes in counters."""
 
     WRONG = "wrong"
-    EXPIRED = "expired"  # a valid token that has expired
-    UNAVAILABLE = "unavailable"  # the back end could not decide
-    REFUSED = "refused"  # not checked: too many failures before
-    BUSY = "busy"  # not checked: the queue of logins is full
+    EXPIRED = "expired"
+    UNAVAILABLE = "unavailable"
+    REFUSED = "refused"
+    BUSY = "busy"
+
+    @property
+    def text(self) -> str:
+        """Reason for the log, in words."""
+        return DENIAL_TEXTS[self]
+
+
+DENIAL_TEXTS: Final = {
+    Denial.WRONG: "user name, password, token or certificate is wrong",
+    Denial.EXPIRED: "the token is valid but has expired",
+    Denial.UNAVAILABLE: "the authentication back end could not decide",
+    Denial.REFUSED: "not checked: too many logins failed before",
+    Denial.BUSY: "not checked: the queue of logins is full",
+}
 
 
 class Backend(Protocol):

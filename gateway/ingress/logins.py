@@ -184,7 +184,7 @@ class Logins:
         self._stats.logins.add(why.value)
         self.turned_away(stream, user, why.value, client)
         user, listener = self.access.loggable(user), self._stats.name
-        log.warning("login refused", listener=listener, remote=stream.remote, user=user, why=why.value)
+        log.warning("login refused", listener=listener, remote=stream.remote, user=user, why=why.text)
 
     def turned_away(
         self, stream: Stream, user: str, reason: str, client: str = "", *, proved: bool = False

@@ -24,6 +24,7 @@ KINDS_MAX: Final = 256  # kinds of limited events, distinguished by text; texts 
 WHOLE_MAX: Final = 10  # full lines of one kind per minute
 INTERVAL_SECS: Final = 60.0
 OTHERS: Final = "other events"
+NO_REASON: Final = "no reason was given"
 FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 
 
@@ -86,6 +87,13 @@ def _legible(value: Any) -> Any:
     return text if len(value) <= FACT_MAX else f"{text}..."
 
 
+def _explained(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Fill in the reason of an event whose peer or library gave an empty one."""
+    if event.get("why") == "":
+        event["why"] = NO_REASON
+    return event
+
+
 class _Kind:
     """Counts of one kind of event in one minute."""
 
@@ -130,6 +138,7 @@ def configure_logs(
     number = logging.getLevelNamesMapping()[level.upper()]
     before: list[Processor] = [
         limiter,
+        _explained,
         lambda _, __, event: {**event, **facts},
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

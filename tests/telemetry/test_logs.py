@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from gateway.access.backends import Denial
 from gateway.containment import contained, counted, forget
 from gateway.telemetry.logs import INTERVAL_SECS, KINDS_MAX, WHOLE_MAX, Limiter, configure_logs
 
@@ -34,6 +35,19 @@ def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
     assert (ours["level"], ours["logger"]) == ("warning", "ingress.mqtt")
     assert ours["timestamp"].endswith("Z")
     assert (theirs["event"], theirs["level"]) == ("broken pipe", "error")
+
+
+def test_a_reason_that_a_peer_left_empty_is_said_to_be_missing() -> None:
+    out = io.StringIO()
+    configure_logs("info", "json", out)
+    structlog.get_logger().warning("exchange unusable", why="")
+    structlog.get_logger().warning("exchange unusable", why="closed")
+    told = [json.loads(line)["why"] for line in out.getvalue().splitlines()]
+    assert told == ["no reason was given", "closed"]
+
+
+def test_reasons_of_refused_logins_are_sentences() -> None:
+    assert all(" " in denial.text for denial in Denial)
 
 
 def test_an_exception_is_one_json_line() -> None:
