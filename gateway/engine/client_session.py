@@ -251,7 +251,8 @@ class ClientSession(Session):
         note = partial(self._note, topic_filter, given)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         wanted = options is not None and options.qos > 0
-        if key is None or wanted == (before is not None and before.qos > 0):
+        is_bound = before is not None and before.qos > 0 and key not in self.unbound
+        if key is None or (not wanted and (before is None or not before.qos)) or (wanted and is_bound):
             note()
         elif wanted:
             self.unbound[key] = (True, note)

@@ -651,8 +651,8 @@ def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.Q
 
 def _answered(target: Target, key: str, done: Done) -> Done:
     def call() -> None:
-        if target.unbound.get(key, (True, None))[1] is done:
+        if target.unbound.get(key, (True, None))[1] is done:  # else a later change of the key is on its way
             del target.unbound[key]
-        done()
+            done()
 
     return call

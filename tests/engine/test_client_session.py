@@ -17,9 +17,10 @@ from gateway.broker.mqtt.session import (
     SubscriptionOptions,
 )
 from gateway.engine.client_session import SPARE, Change, ClientSession
-from gateway.engine.consumers import Consumer, Content
+from gateway.engine.consumers import Consumer, Consumers, Content
 from gateway.engine.envelope import Number
 from gateway.engine.given_back import print_of
+from gateway.engine.stored import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -304,3 +305,57 @@ def test_what_waits_to_be_sent_as_retained_comes_once() -> None:
         queue.answer()
     assert queue.outlet.bodies == [5, 1, 2]
     assert len(queue.acknowledged.tags) == 3
+
+
+class Storing(Engine):
+    """Collects what is to be stored; the cluster confirms bindings when the test says so."""
+
+    def __init__(self) -> None:
+        self.stored = Change()
+        self.asked: list[Callable[[], None]] = []
+        self.consumers = Consumers(cast(Any, self), "x")
+
+    def change(self, session: ClientSession) -> Change:
+        return self.stored
+
+    def bind_queue(self, session: ClientSession, key: str) -> None:
+        self.consumers.bind(session, key)
+
+    def ask(self, method: object, done: Callable[[], None] | None = None) -> None:
+        assert done is not None
+        self.asked.append(done)
+
+    def confirm(self) -> None:
+        asked, self.asked = self.asked, []
+        for done in asked:
+            done()
+
+
+@pytest.mark.parametrize("later", [None, SubscriptionOptions(0), SubscriptionOptions(2)])
+def test_a_late_binding_stores_no_subscription_that_was_changed_meanwhile(
+    later: SubscriptionOptions | None,
+) -> None:
+    engine = Storing()
+    session = ClientSession("c", SessionLimits(), SessionTally(), cast(Any, engine), OWNER)
+    session.begin(Contents(), "queue", ())
+    engine.consumers._consumers[session] = Consumer(engine.consumers, session, "1")
+    first = SubscriptionOptions(1)
+    session.subscribed("a/b", first, None)
+    session.subscribed("a/b", later, first)
+    engine.confirm()
+    assert engine.stored.subscriptions == {"a/b": None if later is None else encode_options(later)}
+    assert not session.unbound
+
+
+def test_changed_options_are_stored_when_the_queue_is_bound() -> None:
+    """A restart in between would have a subscription that gets nothing."""
+    engine = Storing()
+    session = ClientSession("c", SessionLimits(), SessionTally(), cast(Any, engine), OWNER)
+    session.begin(Contents(), "queue", ())
+    engine.consumers._consumers[session] = Consumer(engine.consumers, session, "1")
+    first, second = SubscriptionOptions(1), SubscriptionOptions(2)
+    session.subscribed("a/b", first, None)
+    session.subscribed("a/b", second, first)
+    assert not engine.stored.subscriptions
+    engine.confirm()
+    assert engine.stored.subscriptions == {"a/b": encode_options(second)}
