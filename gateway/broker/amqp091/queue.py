@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
 
 BEYOND: Final = sys.maxsize  # a position that no message has
+LONG_AGO: Final = 1.0  # POSIX seconds
 LOOKED_AT: Final = 100_000  # messages a second whose expiry a queue with priorities checks
 
 
@@ -386,6 +387,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     def __init__(self, name: str, host: Host, *, options: QueueArguments, **more: Any) -> None:
         self._soonest = NEVER  # no message in memory expires earlier
         self._rests = 0.0  # no check before this time (POSIX seconds), because it examines all messages
+        self._is_behind = False  # an expired message may wait behind one that has not expired
         super().__init__(name, host, options=options, priority=self._level_of, **more)
 
     def _level_of(self, message: Message) -> int:
@@ -412,6 +414,13 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         soonest = min((message.expires for message in messages if message.expires), default=NEVER)
         if soonest and (not self._soonest or soonest < self._soonest):
             self._soonest = soonest
+
+    def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
+        """Count delivered messages. What has expired behind them may be at the head now."""
+        if self._is_behind:
+            self._is_behind = False
+            self._soonest = LONG_AGO
+        super()._taken(messages, octets)
 
     def _next_expiry(self) -> float:
         return max(self._soonest, self._rests) if self._soonest else NEVER
@@ -449,6 +458,8 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
                 alive.add(level)
                 if message.expires > utc:
                     self._look_at([message])
+                elif message.expires:
+                    self._is_behind = True
         return self._next_expiry()
 
 

@@ -454,6 +454,34 @@ def test_priorities_and_expiry_in_each_of_them() -> None:
     assert drained(one) == [b"high", b"low", b"none"]
 
 
+@pytest.mark.parametrize("by", ["get", "consumer", "limit"])
+def test_what_has_expired_behind_another_leaves_when_that_is_gone(by: str) -> None:
+    """Its dead letter must not wait for the next message or consumer."""
+    host = Host()
+    limits = {"max_length": 2} if by == "limit" else {}
+    one = queue(host, "q", max_priority=5, dead_letter_exchange="", dead_letter_routing_key="dead", **limits)
+    dead = queue(host, "dead")
+    past = time.time() - 1.0
+    publish(one, [native(b"first", priority=1), native(b"late", life=past, priority=1)])
+    host.alarms.ring(time.time() + SOON)
+    assert len(one) == 2, "late stands behind first"
+    if by == "get":
+        assert first_of(one) == b"first"
+    elif by == "limit":
+        publish(one, [native(b"next", priority=0)])
+    else:
+        one.add(Taker(credit=1))
+    host.alarms.ring(time.time() + SOON)
+    assert len(one) == (by == "limit")
+    assert drained(dead) == ([b"first", b"late"] if by == "limit" else [b"late"])
+
+
+def first_of(one: AmqpQueue) -> bytes:
+    taken = one.take()
+    assert taken is not None
+    return taken[1].body
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_consumers_of_higher_priority_or_the_first_one_go_first(single: bool) -> None:
     one = queue(Host(), "q", single_active_consumer=True) if single else queue(Host(), "q")
