@@ -21,6 +21,7 @@ from gateway.state.interface import CLAIM_SECS, AddLetter, DeadLetter, DeleteLet
 from gateway.state.interface import REFUSED as REJECTS
 from tests.broker.parts import amqp
 from tests.engine.local_state import LocalDatabase, joined
+from tests.store.parts import Opened, accepted
 
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no \ud800\0")
 SINCE = 1_000.0  # from now on by the clock of the loop, so that everything is due
@@ -399,3 +400,25 @@ async def test_letters_of_others_stay_while_the_database_is_away(
     one.tick(SINCE + 20)
     assert first == last == ["kept"]
     assert sorted(one.bodies()) == [b"g4", b"g5", b"m0", b"m1"]
+
+
+async def test_what_nobody_waits_for_is_on_disk_when_its_queue_has_settled_it(
+    local: LocalDatabase, tmp_path: Path
+) -> None:
+    """Its queue deletes it in the same transaction: a kill while the database is away would lose it."""
+    one = Replica(local)
+    one.state.is_away = True
+    with Opened(tmp_path / "store") as before:
+        queue = before.store.log("queue", "q")
+        before.store.append(queue, 0, [sent(b"x")], accepted)
+        before.commit()
+        letters = DeadLetters(store=before.store, common=one.common)
+        letters.add([sent(b"x")], "", REFUSED, was_accepted=True)
+        before.store.settle(queue, [0])
+        before.commit()
+    with Opened(tmp_path / "store") as after:
+        assert not after.store.extent(after.store.log("queue", "q")).count
+        found: list[Letter] = []
+        DeadLetters(store=after.store).newest(9, found.extend)
+        after.until(lambda: found)
+        assert [letter.message.body for letter in found] == [b"x"]

@@ -7,7 +7,7 @@ queue had accepted before is a loss, and is written: its queue deletes it in the
 store all of them are in memory. In both places there are limits, and every dead letter is counted by its
 reason. At a limit, or beyond its user's share, a message stays with a source that can keep it; without such a
 source the oldest dead letters of a user who has more than an equal share are deleted. Replicas that share a
-cluster have common dead letters there; a store has those from before.
+cluster have common dead letters there; a store has those from before, and those that no source waits for.
 
 A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
 the latter case CROSSED follows the name of the route in the store, because no name contains it.
@@ -186,13 +186,25 @@ class DeadLetters:
         """Number of messages in memory that no route and no subscriber wanted."""
         return len(self._unwanted)
 
-    def has_room_for(self, messages: list[Message]) -> bool:
-        """Return True if no wanted dead letter must be deleted for these, and no sender exceeds its share."""
-        if self._common is not None:
-            return self._common.has_room(messages)
+    def has_room_for(self, messages: list[Message], *, is_awaited: bool = True) -> bool:
+        """Return True if no wanted dead letter must be deleted for these, and no sender exceeds its share.
+
+        `is_awaited` is False if their source settles them at once.
+        """
+        common = self._common_for(is_awaited=is_awaited)
+        if common is not None:
+            return common.has_room(messages)
         if self._store is not None:
             return self._store.has_room_for_letters(messages)
         return self._wanted.shares.has_room_for(messages)
+
+    def _common_for(self, *, is_awaited: bool) -> CommonLetters | None:
+        """Return the common dead letters if these belong there.
+
+        A source that does not wait settles its messages in the transaction of the store that adds the dead
+        letters. In memory, until the database has them, they would be lost with the process.
+        """
+        return self._common if is_awaited or self._store is None else None
 
     @property
     def octets(self) -> int:
@@ -220,7 +232,8 @@ class DeadLetters:
         `full` the oldest dead letters are deleted.
         """
         unwanted = _unwanted(route, outcome, was_accepted)
-        if full is not None and not unwanted and not self.has_room_for(messages):
+        is_awaited = then is not None
+        if full is not None and not unwanted and not self.has_room_for(messages, is_awaited=is_awaited):
             self.refused += len(messages)
             full(LETTERS_FULL)
             return
@@ -232,8 +245,9 @@ class DeadLetters:
                 self._forward(messages, route, outcome, utc)
             except Exception as error:  # the dead letters are stored nevertheless
                 contained("message", error, route=route)
-        if self._common is not None and not unwanted:
-            self._common.add(messages, route, outcome, crossed=crossed, then=then)
+        common = self._common_for(is_awaited=is_awaited)
+        if common is not None and not unwanted:
+            common.add(messages, route, outcome, crossed=crossed, then=then)
             return
         if self._store is None or unwanted:
             entries = self._unwanted if unwanted else self._wanted

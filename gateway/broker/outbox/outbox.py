@@ -151,7 +151,7 @@ class OutboxQueue(Queue):
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         is_expired = NEVER < message.expires <= utc and message is not HOLE
-        if is_expired and not self._letters.has_room_for([message]):
+        if is_expired and not self._letters.has_room_for([message], is_awaited=False):
             self.keeps_expired = True
             return False
         return super()._drop_expired(position, message, utc)
@@ -376,7 +376,7 @@ class Outbox(OneSink):
                 break
             position, message, _ = taken
             if limits.policy == "dead_letter" and not self._dead_letters.has_room_for(
-                [*crowded, *old, message]
+                [*crowded, *old, message], is_awaited=False
             ):
                 queue.requeue([(position, message)])
                 self._letters_full = True
@@ -526,7 +526,7 @@ class Outbox(OneSink):
                 retried += 1
                 self._attempts[position] = attempts
                 heapq.heappush(self._later, (now + self._backoff.wait(attempts), position))
-            elif self._dead_letters.has_room_for([message]):
+            elif self._dead_letters.has_room_for([message], is_awaited=False):
                 self._bury([message], outcome)
                 self._finish([position])
             else:

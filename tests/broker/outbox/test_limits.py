@@ -244,7 +244,7 @@ def test_without_room_for_dead_letters_the_outbox_keeps_its_messages(
 ) -> None:
     bench = made(tmp_path, ", attempts_max: 1, outbox: {messages_max: 3, policy: dead_letter}")
     with monkeypatch.context() as full:
-        full.setattr(bench.letters, "has_room_for", lambda messages: False)
+        full.setattr(bench.letters, "has_room_for", lambda messages, is_awaited: False)
         bench.link.at_once = REFUSED
         bench.stored(1)
         bench.link.up = False
@@ -278,7 +278,7 @@ def test_what_expires_without_room_for_its_dead_letter_stays(
         bench.restart()
         bench.link.up = False
     with monkeypatch.context() as full:
-        full.setattr(bench.letters, "has_room_for", lambda messages: False)
+        full.setattr(bench.letters, "has_room_for", lambda messages, is_awaited: False)
         bench.after(20.0)
         bench.link.up, bench.link.at_once = True, ACCEPTED
         for _ in range(5):
