@@ -143,6 +143,7 @@ class Queue:
         self.octets = 0
         self.weigh: Callable[[Iterable[Message]], int] = weight_of
         self.unacknowledged = 0
+        self.dying = 0  # messages that have left, and stay on disk until their dead letters are there
         self.deleted = False
         self.consumers: list[Consumer] = []
         self.storage: Storage | None = None  # None if nothing of this queue is on disk

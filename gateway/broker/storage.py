@@ -351,7 +351,7 @@ class QueueStorage(PagedLog):
         """Forget everything from position `first` on; None for everything on disk alone."""
         if first is None:
             first = self.first
-        if not self._queue.unacknowledged:  # everything: faster than settling each
+        if not (self._queue.unacknowledged or self._queue.dying):  # everything: faster than settling each
             self._store.drop(self.log)
             self.log = self._store.log(self.log.kind, self.log.name)
         elif first is not None:

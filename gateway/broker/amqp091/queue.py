@@ -321,7 +321,9 @@ class AmqpQueue(Queue):
 
     def _die(self, position: int, message: Message, reason: str) -> None:
         """Note a dead message, which is settled with its dead letter, or at once if it gets none."""
-        if not self._dead_lettering.note(self, message, reason, position) and self.gone is not None:
+        if self._dead_lettering.note(self, message, reason, position):
+            self.dying += 1
+        elif self.gone is not None:
             self.gone.append(position)
 
     def come_to_rest(self) -> None:
@@ -370,6 +372,7 @@ class AmqpQueue(Queue):
 
     def settle_dead(self, positions: list[int]) -> None:
         """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+        self.dying -= len(positions)
         if self.storage is not None and not self.deleted:
             self.storage.forget(positions)
 

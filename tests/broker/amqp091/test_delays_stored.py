@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.amqp091.dead_lettering import EXPIRED_MAX
+from gateway.broker.amqp091.dead_lettering import BURIED_MAX, EXPIRED_MAX
 from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.delays import RETRY_SECS, DelayedMessages
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -228,3 +228,22 @@ def test_unroutable_due_messages_leave_the_disk_as_dead_letters(scene: Scene) ->
     scene.advance(1)
     assert scene.on_disk() == []
     assert [body for body, _ in scene.lost] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("fresh", [0, 2])
+def test_a_purge_leaves_what_waits_to_become_a_dead_letter(scene: Scene, fresh: int) -> None:
+    """It has left the queue; after a kill it would be neither here nor there."""
+    dying = scene.dying()
+    bodies = numbered(0, BURIED_MAX + 100)
+    scene.store(dying, *bodies)
+    scene.time.advance(2.0, scene.host)
+    assert scene.host.dead_lettering.late
+    if fresh:
+        scene.store(dying, *[b"fresh"] * fresh)
+    assert dying.purge() == fresh
+    scene.opened.commit()
+    assert scene.on_disk() == sorted(bodies)
+    while scene.host.dead_lettering.late:
+        scene.advance()
+    assert scene.on_disk() == sorted(bodies)
+    assert scene.taken() == bodies
