@@ -414,7 +414,10 @@ class PriorityQueue(Queue):
 
     def look_at(self, position: int) -> Message | None:
         """Return the message that waits at `position` in memory, or None."""
-        if self._sorted:
+        message: Message | None
+        if position in self._aside:
+            message = self._aside[position].message
+        elif self._sorted:
             waiting = self._waiting.get(position)
             message = None if waiting is None else waiting[0]
         elif 0 <= position - self._first < len(self._ready):

@@ -191,3 +191,14 @@ def test_any_order_of_operations_loses_and_doubles_nothing(seed: int) -> None:
         assert idle_report(one) == []
         assert (len(one), one.unacknowledged) == (len(waits), len(held))
         assert one.octets == weight_of(waiting)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_what_is_set_aside_is_browsed_and_looked_at(is_sorted: bool) -> None:
+    """One client's frames are too small for it; another may read it."""
+    one, taker = queue(), Taker(1)
+    one.put([message(0, b"large")])
+    one.add(taker, (lambda found: True) if is_sorted else None)
+    one.set_aside(taker, *taker.taken[0], False)
+    ((position, browsed),) = one.browse()
+    assert one.look_at(position) is browsed
