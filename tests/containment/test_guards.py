@@ -622,7 +622,7 @@ def test_a_fault_between_the_store_and_the_loop(
     store = storing.gateway.store
     assert store is not None
     if what == "wake-up":
-        monkeypatch.setattr(storing.gateway.writes, "_wake_up_ends", raises)
+        monkeypatch.setattr(storing.gateway.writes, "_wake_up_ends", [raises])
         storing.ask(storing.gateway.writes.flush)
         monkeypatch.undo()
     elif what == "callback":

@@ -319,19 +319,21 @@ def _fresh(spark: SparkSession, to: str) -> Iterator[str]:
     Raises PipelineError if it exists, or another run has begun to write to it.
     """
     place = place_of(to, hadoop_of(spark)).reached()
-    _check_empty(place)
+    _check_new(place)
     name = spark_writes(spark, place)
     with Lease([place]):
-        _check_empty(place)  # Another run may just have ended.
+        _check_new(place)  # Another run may just have ended.
         yield name
 
 
-def _check_empty(place: Place) -> None:
-    """Raise PipelineError if a folder has something else than a lease, or is a file."""
+def _check_new(place: Place) -> None:
+    """Raise PipelineError if a file or folder is there, unless the folder has a lease and nothing else."""
     system, path = place.arrow()
-    selector = fs.FileSelector(path, allow_not_found=True)
-    is_file = system.get_file_info(path).type == fs.FileType.File
-    if is_file or any(info.base_name != LEASES for info in system.get_file_info(selector)):
+    found = system.get_file_info(path).type
+    if found == fs.FileType.NotFound:
+        return
+    inside = [] if found == fs.FileType.File else system.get_file_info(fs.FileSelector(path))
+    if [info.base_name for info in inside] != [LEASES]:
         raise PipelineError(f"{place.uri} exists: give a new folder, or a table")
 
 
