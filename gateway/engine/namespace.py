@@ -36,7 +36,7 @@ from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.model.address import Address
-from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.batch import Receipt, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending, Superseded
@@ -119,7 +119,7 @@ class EngineNamespace(MqttNamespace):
         self._shared_of_all: set[str] = set()  # filters that sessions of all replicas have
         self._touched = self._listed = 0.0
         self._is_listing = False
-        engine.serve(self, self._number_of)
+        engine.serve(self, self._number_of, self._epoch_of)
         self._arguments = self._queue_arguments()
 
     def _queue_arguments(self) -> Headers:
@@ -399,11 +399,14 @@ class EngineNamespace(MqttNamespace):
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
         """Return the stored number of a client's message, or None if it has none."""
         receipt = part.batch.receipts[part.slots[at]]
-        if not isinstance(receipt, tuple) or not isinstance(receipt[0], AdmittedGuest):
-            return None
-        session = receipt[0].session
+        session = _session_of(receipt)
         ids = None if session is None else session.received_ids
         return ids.number(receipt[1]) if isinstance(ids, SharedReceivedIds) else None
+
+    def _epoch_of(self, part: SubBatch, at: int) -> tuple[str, int]:
+        """Return the client that sent a message, and the epoch of its session; "" and 0 if there is none."""
+        session = _session_of(part.batch.receipts[part.slots[at]])
+        return (session.client_id, session.owner.epoch) if isinstance(session, ClientSession) else ("", 0)
 
     def taking(self, session: Session, packet_ids: list[int]) -> None:
         """Store the packet ids of a session's QoS 2 messages before these are published.
@@ -717,6 +720,12 @@ def _pull(session: Session) -> None:
     outlet: object = session.outlet
     if isinstance(outlet, AdmittedGuest):
         outlet.owe_retained()
+
+
+def _session_of(receipt: Receipt) -> Session | None:
+    """Return the session of the client that has published a message, or None if there is none."""
+    is_publish = isinstance(receipt, tuple) and isinstance(receipt[0], AdmittedGuest)
+    return receipt[0].session if is_publish else None
 
 
 def _is_new(sink: Sink, message: Message, number: Number | None) -> bool:

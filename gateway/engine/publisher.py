@@ -18,7 +18,7 @@ from gateway.egress.confirming import Positions
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_OCTETS, Number, encode
 from gateway.engine.names import Names, key_of
-from gateway.engine.retained import SharedRetained, encode_retained
+from gateway.engine.retained import Publication, SharedRetained, encode_retained
 from gateway.engine.retaining import Retaining
 from gateway.model.batch import SubBatch
 from gateway.model.caches import make_room
@@ -40,6 +40,8 @@ RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
 NumberOf = Callable[[SubBatch, int], "Number | None"]
 """Function that returns the stored number of a message of a part, or None if it has none."""
+EpochOf = Callable[[SubBatch, int], tuple[str, int]]
+"""Function that returns the client that has sent a message of a part, and the epoch of its session, or 0."""
 
 
 class EnginePublisher(AmqpLinkPublisher):
@@ -80,6 +82,7 @@ class EnginePublisher(AmqpLinkPublisher):
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes | None] = {}  # encoded exchange and routing key, by topic
         self.number_of: NumberOf = _no_number  # returns the stored number of a message
+        self.epoch_of: EpochOf = _no_epoch
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
         # Content headers by client, QoS, durability and hops, of messages without other properties.
@@ -129,7 +132,7 @@ class EnginePublisher(AmqpLinkPublisher):
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 return True
-        self.retaining.add(part, at, stored)
+        self.retaining.add(part, at, Publication(message, stored, *self.epoch_of(part, at)))
         return True
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
@@ -201,3 +204,7 @@ class EnginePublisher(AmqpLinkPublisher):
 
 def _no_number(part: SubBatch, at: int) -> Number | None:
     return None
+
+
+def _no_epoch(part: SubBatch, at: int) -> tuple[str, int]:
+    return "", 0

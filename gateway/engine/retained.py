@@ -51,6 +51,11 @@ FRESH_SECS: Final = 1.0  # younger figures are not read again for a message with
 RESTS: Final = 10  # multiple of the duration of the last read that passes before the next one, at least
 REST_SECS_MAX: Final = 60.0
 UNSURE_SECS_MAX: Final = 3.0  # how long a message without capacity waits until the figures are read again
+LATE: Final = Outcome(
+    Verdict.RELEASED,
+    Reason.TARGET_DOWN,
+    "the client has published to this topic through another replica since",
+)
 AWAY: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "the database of retained messages is away")
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "the database rejects the topic or user")
 Done = Callable[[Outcome], None]
@@ -65,11 +70,22 @@ class Numbered(NamedTuple):
     number: Number | None
 
 
-class Unsure(NamedTuple):
-    """Message that had no capacity by old figures."""
+class Publication(NamedTuple):
+    """Message to retain, and its bytes for the database.
+
+    `client` has sent it in its session of `epoch`, or in no session if that is 0.
+    """
 
     message: Message
     octets: bytes
+    client: str = ""
+    epoch: int = 0
+
+
+class Unsure(NamedTuple):
+    """Message that had no capacity by old figures."""
+
+    given: Publication
     done: Done
 
 
@@ -152,16 +168,20 @@ class SharedRetained(LocalRetained):
 
     # Writing.
 
-    def retain(self, message: Message, octets: bytes, done: Done, *, is_sure: bool = False) -> None:
-        """Retain `message` for its topic; a message without a body clears the topic.
+    def retain(self, given: Publication, done: Done, *, is_sure: bool = False) -> None:
+        """Retain a message for its topic; a message without a body clears the topic.
 
-        `octets` are the message's bytes in the database. `done` is called with ACCEPTED when it is committed,
-        or with the reason why it is not; AWAY leaves that open. One message of a topic may be on its way at a
-        time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
+        `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves
+        that open, and LATE if the same client has published to the topic later. One message of a topic may be
+        on its way at a time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
         """
+        message, octets, client, epoch = given
         topic, user = message.address.name, _storable(message.sender.user)
+        client = _storable(client)
         if not len(message.body):
-            self.clear(topic, lambda reply: done(_outcome_of(reply)))
+            self._submit_clear(
+                Retain(topic, None, client=client, epoch=epoch), lambda one: done(_outcome_of(one))
+            )
             return
         is_sure = is_sure or (
             self._is_exact and not self._on_way and clock.now() - self._read_at < FRESH_SECS
@@ -170,22 +190,24 @@ class SharedRetained(LocalRetained):
         lifetime = message.expires - clock.utc() if message.expires else None
         room, weight = Room(*self.quota.room_of(user)), message.octets
         self._count_pending(user, 1, weight)
-        operation = Retain(topic, octets, lifetime, user, weight, room)
-        self._state.submit(operation, partial(self._replied, Unsure(message, octets, done), user, is_sure))
+        operation = Retain(topic, octets, lifetime, user, weight, room, client, epoch)
+        self._state.submit(operation, partial(self._replied, Unsure(given, done), user, is_sure))
 
     def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
         """Remove the retained message of a topic; `done` is called with the reply of the database."""
+        self._submit_clear(Retain(topic, None), done)
 
+    def _submit_clear(self, operation: Retain, done: Callable[[Reply[Retention]], None]) -> None:
         def cleared(reply: Reply[Retention]) -> None:
             self._on_way -= 1
             self._note(reply.value)
             done(reply)
 
         self._on_way += 1
-        self._state.submit(Retain(topic, None), cleared)
+        self._state.submit(operation, cleared)
 
-    def _replied(self, given: Unsure, user: str, is_sure: bool, reply: Reply[Retention]) -> None:
-        message, _, done = given
+    def _replied(self, unsure: Unsure, user: str, is_sure: bool, reply: Reply[Retention]) -> None:
+        (message, *_), done = unsure
         self._on_way -= 1
         self._count_pending(user, -1, -message.octets)
         if reply.value is not None and not reply.value.stored:
@@ -193,7 +215,7 @@ class SharedRetained(LocalRetained):
                 self._refuse(user, message)
                 done(RETAINED_FULL)
             else:
-                self._unsure.append(given)
+                self._unsure.append(unsure)
                 self._weigh_at = min(self._weigh_at, self._weigh_soonest)
             return
         if reply.value is not None:
@@ -253,8 +275,8 @@ class SharedRetained(LocalRetained):
             weights[user] = max(before[0] + count, 0), max(before[1] + octets, 0)
         self.quota.replace(weights)
         unsure, self._unsure = self._unsure, []
-        for message, octets_of, done in unsure:
-            self.retain(message, octets_of, done, is_sure=True)
+        for given, done in unsure:
+            self.retain(given, done, is_sure=True)
 
     def _give_up(self, outcome: Outcome) -> None:
         unsure, self._unsure = self._unsure, []
@@ -303,6 +325,8 @@ class SharedRetained(LocalRetained):
 def _outcome_of(reply: Reply[Retention]) -> Outcome:
     if reply.value is not None:
         return ACCEPTED
+    if reply.verdict is Committed.FENCED:
+        return LATE
     return AWAY if reply.verdict is Committed.UNAVAILABLE else REFUSED
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from gateway import clock
 from gateway.broker.mqtt.retained import RETAINED_FULL
 from gateway.egress.confirming import WAITING_FULL
-from gateway.engine.retained import AWAY, SharedRetained
+from gateway.engine.retained import AWAY, LATE, Publication, SharedRetained
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -32,13 +32,13 @@ Key = str | tuple[str, str]
 class Held:
     """Message that waits.
 
-    `stored` has its bytes for the database, or is None if it only waits for earlier messages. `part` is None
+    `stored` is what the database shall retain, or None if it only waits for earlier messages. `part` is None
     once it is settled.
     """
 
     __slots__ = ("at", "is_ready", "keys", "message", "part", "since", "stored")
 
-    def __init__(self, part: SubBatch, at: int, stored: bytes | None) -> None:
+    def __init__(self, part: SubBatch, at: int, stored: Publication | None) -> None:
         self.part: SubBatch | None = part
         self.at = at
         self.message = message = part.messages[at]
@@ -83,10 +83,10 @@ class Retaining:
         """Return True if messages of the same client wait."""
         return client_of(message) in self._queues
 
-    def add(self, part: SubBatch, at: int, stored: bytes | None) -> None:
+    def add(self, part: SubBatch, at: int, stored: Publication | None) -> None:
         """Queue the message at position `at` of a part.
 
-        `stored` has its bytes for the database, or is None if it only waits for earlier messages. The message
+        `stored` is what the database shall retain, or None if it only waits for earlier messages. The message
         is settled with WAITING_FULL if the queue is full.
         """
         octets = part.messages[at].octets
@@ -115,8 +115,9 @@ class Retaining:
             self._submitted.discard(topic)
             return
         self._submitted.add(topic)
-        newest = waiting[-1]
-        self._retained.retain(newest.message, newest.stored or b"", partial(self._replied, topic, waiting))
+        newest = waiting[-1].stored
+        assert newest is not None  # what waits in a topic's queue is to be retained
+        self._retained.retain(newest, partial(self._replied, topic, waiting))
 
     def _replied(self, topic: str, waiting: list[Held], outcome: Outcome) -> None:
         """Publish the waiting messages of a topic if the last is in the database; else retry or refuse."""
@@ -129,6 +130,8 @@ class Retaining:
                 if now - held.since >= WAIT_SECS:
                     _settle(held, AWAY)
             self._later[topic] = None
+        elif outcome is LATE:
+            _settle_late(waiting)
         else:
             self._refuse(waiting[-1], outcome)
         self._release(waiting)
@@ -178,6 +181,15 @@ def _settle(held: Held, outcome: Outcome) -> None:
     part, held.part, held.is_ready = held.part, None, True
     if part is not None:
         part.settle_at((held.at,), outcome)
+
+
+def _settle_late(waiting: list[Held]) -> None:
+    """Settle the last message, and those of the same client that came before its later session, as LATE."""
+    newest = waiting[-1].stored
+    for held in waiting:
+        given = held.stored
+        if given and newest and given.client == newest.client and 0 < given.epoch <= newest.epoch:
+            _settle(held, LATE)
 
 
 def client_of(message: Message) -> tuple[str, str]:

@@ -37,7 +37,7 @@ from gateway.engine.envelope import ENGINE, Arrived, Number, decode
 from gateway.engine.membership import Membership
 from gateway.engine.names import Names, names_of, topic_of
 from gateway.engine.once import Once, recent_chunks
-from gateway.engine.publisher import EnginePublisher, NumberOf
+from gateway.engine.publisher import EnginePublisher, EpochOf, NumberOf
 from gateway.engine.retained import SharedRetained
 from gateway.engine.sessions import Clients as SessionClients
 from gateway.engine.sessions import SharedSessions
@@ -193,13 +193,14 @@ class EngineSession(OneSink):
             ),
         }
 
-    def serve(self, clients: Served, number_of: NumberOf) -> None:
-        """Set the clients whose messages these are, and the function that returns stored numbers.
+    def serve(self, clients: Served, number_of: NumberOf, epoch_of: EpochOf) -> None:
+        """Set the clients whose messages these are, and what is known of a message's sender.
 
         Called before the start.
         """
         self.clients = self.sessions.clients = clients
         self.publisher.number_of = number_of
+        self.publisher.epoch_of = epoch_of
 
     @property
     def why_not(self) -> str:

@@ -9,18 +9,27 @@ from gateway.state.database import Call, Database
 from gateway.state.interface import Reply, Retain, Retention, Verdict
 from gateway.state.table import Table
 
-RETAINED: Final = "topic text, message bytea, expires_at double precision, login text, weight bigint"
-BLANK: Final = (b"", None, "", 0)  # the row of a locked topic without a retained message
+RETAINED: Final = (
+    "topic text, message bytea, expires_at double precision, login text, weight bigint,"
+    " client text, epoch bigint"
+)
+BLANK: Final = (b"", None, "", 0, "", 0)  # the row of a locked topic without a retained message
+CLEARED_SECS: Final = 60.0  # how long a cleared topic is fenced against older messages of the same client
 
 
 class RetainedRow(NamedTuple):
-    """Row of `retained`. `expires_at` is in UTC seconds."""
+    """Row of `retained`. `expires_at` is in UTC seconds. `message` is empty if the topic was cleared.
+
+    `client` sent it, in its session of `epoch`.
+    """
 
     topic: str
     message: bytes
     expires_at: float | None
     login: str
     weight: int
+    client: str
+    epoch: int
 
 
 class RetainedMessages:
@@ -35,19 +44,26 @@ class RetainedMessages:
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
-        """Retain or remove the message of a topic, if there is capacity.
+        """Retain or remove the message of a topic, if there is capacity and no later one of the same client.
 
         Return the reply of the operation.
         """
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
+        client, epoch = operation.client, operation.epoch
         row = self._table.rows.get((topic,))
-        is_there = row is not None and (row.expires_at is None or row.expires_at > now)
+        if row is not None and row.client == client and row.epoch > epoch > 0:
+            return Reply(Verdict.FENCED)
+        is_there = row is not None and row.message and (row.expires_at is None or row.expires_at > now)
         before = (row.login, row.weight) if row is not None and is_there else None
         if message and not _fits(operation, before):
             return Reply(Verdict.DONE, Retention(False, before))
         if message:
             expires_at = None if lifetime is None else now + lifetime
-            self._table.put(RetainedRow(topic, message, expires_at, operation.user, operation.weight))
+            self._table.put(
+                RetainedRow(topic, message, expires_at, operation.user, operation.weight, client, epoch)
+            )
+        elif row is not None and epoch:
+            self._table.put(RetainedRow(topic, b"", now + CLEARED_SECS, "", 0, client, epoch))
         else:
             self._table.remove((topic,))
         return Reply(Verdict.DONE, Retention(True, before))

@@ -18,7 +18,15 @@ from gateway.broker.mqtt.system import SYS
 from gateway.containment import counted
 from gateway.egress.confirming import WAITING_FULL
 from gateway.engine.envelope import Number, encode
-from gateway.engine.retained import AWAY, REFUSED, SharedRetained, decode_retained, encode_retained
+from gateway.engine.retained import (
+    AWAY,
+    LATE,
+    REFUSED,
+    Publication,
+    SharedRetained,
+    decode_retained,
+    encode_retained,
+)
 from gateway.engine.retained_reads import IN_FLIGHT_MAX
 from gateway.engine.retaining import Retaining
 from gateway.engine.walks import PAGE_BYTES, SharedWalk, Walked
@@ -109,8 +117,8 @@ class Replica:
     def hold(self, senders: object) -> list[Any]:
         return []
 
-    def add(self, *messages: Message) -> None:
-        """Publish, as one part."""
+    def add(self, *messages: Message, epoch: int = 0) -> None:
+        """Publish, as one part, in sessions of this epoch."""
         batch = Batch(self, Monotonic(0.0))
         part = SubBatch(batch, Recipient(self))
         for message in messages:
@@ -118,7 +126,8 @@ class Replica:
             part.slots.append(batch.open(bytes(message.body), 1))
         for at, message in enumerate(messages):
             if message.retain or self.waiting.has(message):
-                self.waiting.add(part, at, stored(message) if message.retain else None)
+                given = Publication(message, stored(message), message.sender.client, epoch)
+                self.waiting.add(part, at, given if message.retain else None)
             else:
                 self._send(part, [at])
 
@@ -489,6 +498,27 @@ async def test_a_walk_waits_for_the_database_unless_it_is_given_up(local: LocalD
     one.tick()
     assert walkers[0].all() == [b"1"]
     assert walkers[1].pulls == 0
+
+
+@pytest.mark.parametrize("new", [b"new", b""])
+async def test_a_late_replica_replaces_nothing_newer_of_the_client(local: LocalDatabase, new: bytes) -> None:
+    """A replica was frozen, or its database was away: its client has published elsewhere meanwhile."""
+    late, other = Replica(local), Replica(local)
+    late.add(sent(b"first"), epoch=1)
+    late.tick()
+    late.state.is_away = True
+    late.add(sent(b"old"), sent(b"of another", client="d"), sent(b"older than d's"), epoch=1)
+    other.add(sent(new), epoch=2)
+    other.tick()
+    late.state.is_away = False
+    late.tick()
+    outcomes = {b"first": ACCEPTED, b"old": LATE, b"of another": ACCEPTED, b"older than d's": LATE}
+    assert late.outcomes == outcomes
+    assert late.published == [b"first", b"of another"]
+    assert Walker(other, "t").all() == [b"of another"]
+    late.add(sent(b"late"), epoch=1)
+    late.tick()
+    assert late.outcomes[b"late"] is ACCEPTED  # what it would replace is not the client's
 
 
 async def test_what_cannot_be_read_costs_one_topic(local: LocalDatabase) -> None:

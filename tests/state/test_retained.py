@@ -14,9 +14,11 @@ from gateway.state.interface import (
     Retained,
     Retention,
     Room,
+    Verdict,
     WeighRetained,
 )
 from gateway.state.postgresql import PROBE_MIN
+from gateway.state.retained import CLEARED_SECS
 from tests.state.conftest import PostgreSQLWorld, Replica, World
 
 WORDS = (
@@ -150,3 +152,40 @@ def test_what_each_user_has_is_weighed(world: World, one: Replica) -> None:
     assert one.ask(WeighRetained()) == {"u": (2, 30), "v": (2, 10)}
     world.advance(6)
     assert one.ask(WeighRetained()) == {"u": (2, 30), "v": (1, 5)}
+
+
+def test_an_earlier_epoch_of_the_same_client_changes_nothing(one: Replica, two: Replica) -> None:
+    one.do(Retain("t", b"1", None, "u", 10, client="c", epoch=2))
+    for late in (b"0", None):
+        assert two.reply(Retain("t", late, None, "u", 10, client="c", epoch=1)).verdict is Verdict.FENCED
+    assert one.ask(MatchRetained("t")) == [Retained("t", b"1", None, "u")]
+    for other in (Retain("t", b"2", client="d", epoch=1), Retain("t", b"3"), Retain("t", b"4", client="d")):
+        assert two.do(other).stored
+    two.do(Retain("t", b"5", client="d", epoch=1))  # the latest was in no session
+    assert one.ask(MatchRetained("t")) == [Retained("t", b"5", None)]
+
+
+def test_a_cleared_topic_is_fenced_for_a_while(world: World, one: Replica) -> None:
+    late = Retain("t", b"0", None, "u", 10, ROOM, client="c", epoch=1)
+    one.do(Retain("t", b"1", None, "u", 10, client="c", epoch=1))
+    assert one.do(Retain("t", None, client="c", epoch=2)) == Retention(True, ("u", 10))
+    assert one.reply(late).verdict is Verdict.FENCED
+    assert one.ask(MatchRetained("#")) == []
+    assert one.ask(WeighRetained()) == {}
+    assert one.do(Retain("t", b"2", None, "v", 10, client="d", epoch=1)) == Retention(True, None)
+    one.do(Retain("never", None, client="c", epoch=2))  # there is nothing to fence
+    assert one.do(Retain("never", b"0", client="c", epoch=1)).stored
+    one.do(Retain("t", None, client="c", epoch=2))
+    world.advance(CLEARED_SECS + 1)
+    one.do(Reap(None))
+    assert one.do(late).stored
+
+
+def test_no_row_of_a_cleared_topic_stays(shared: PostgreSQLWorld) -> None:
+    one = shared.replica("one")
+    one.do(Retain("t", b"1", client="c", epoch=1))
+    one.do(Retain("t", None, client="c", epoch=1))
+    assert shared.execute("SELECT topic, length(message) FROM retained") == [("t", 0)]
+    shared.advance(CLEARED_SECS + 1)
+    one.do(Reap(None))
+    assert shared.execute("SELECT topic FROM retained") == []
