@@ -74,6 +74,7 @@ lint: $(STAMP)
 	$(BIN)/mypy --strict gateway tests/benchmarks tests/adversary tests/chaos tests/simulation
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
+	$(BIN)/codespell gateway docs tests deploy mappings changes *.md Makefile Dockerfile
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
