@@ -101,19 +101,31 @@ class Guest:
     def in_flight(self) -> InFlight:
         """Return the numbers of unsettled publishes and unacknowledged deliveries."""
 
-    @abstractmethod
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading, for lack of memory, and return the function that resumes it.
+    @property
+    def consumes(self) -> bool:
+        """True if the client may have to acknowledge deliveries, so that it must be read."""
+        return False
 
-        Return None if reading must go on.
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading from the client, for lack of memory. Return the function that resumes it.
+
+        Return None and go on reading if the client consumes.
         """
+        if self.consumes:
+            return None
+        self.stream.hold()
+        return self.stream.release
 
     def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Hold the publishes of a channel. Return the function that releases them, or None if they go on.
+        """Hold the publishes of a channel. Return the function that releases them.
 
-        By default the whole connection is not read, as in `hold`.
+        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
+        limit. A client of a protocol whose publishes do not wait is not read, as in `hold`.
         """
-        return self.hold()
+        waiting = self.waiting_publishes
+        if waiting is None:
+            return self.hold()
+        return None if self.consumes else waiting.hold(channel)
 
     @abstractmethod
     def shut_down(self, farewell: Farewell) -> None:

@@ -225,10 +225,6 @@ class StompConnection(Guest):
         self.ingress.dispatcher.changed()
         self.ingress.forget(self)
 
-    def hold(self) -> Callable[[], None] | None:
-        self.stream.hold()
-        return self.stream.release
-
     def shut_down(self, farewell: Farewell) -> None:
         self.say(Frame("ERROR", {"message": farewell.value}))
         self.stream.end(farewell.value)

@@ -201,31 +201,14 @@ class AmqpConnection(ActingGuest):
         """Return the numbers of unsettled publishes and unacknowledged deliveries."""
         return InFlight(self.unsettled, sum([len(one.unacknowledged) for one in self.channels.values()]))
 
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading from the client. Return the function that resumes it.
-
-        Return None and go on reading if the client consumes, since it must be able to acknowledge.
-        """
-        if self._consumes:
-            return None
-        self.stream.hold()
-        return self.stream.release
-
-    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Hold the publishes of one channel. Return the function that releases them.
-
-        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
-        limit.
-        """
-        return None if self._consumes else self.waiting.hold(channel)
-
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
         """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
-    def _consumes(self) -> bool:
+    def consumes(self) -> bool:
+        """True if the client may have to acknowledge deliveries."""
         return any(channel.consumers or channel.unacknowledged for channel in self.channels.values())
 
     @property
@@ -289,7 +272,7 @@ class AmqpConnection(ActingGuest):
             else:
                 due.append(event)
         for number in waiting.full():
-            if waiting.is_held_alone(number) and self._consumes:
+            if waiting.is_held_alone(number) and self.consumes:
                 due += waiting.take(number)
             else:
                 waiting.stop_reading()

@@ -357,31 +357,14 @@ class FastConnection(ActingGuest):
         sent = sum([channel.unacknowledged for channel in self.channels.values()])
         return InFlight(self.publisher.unsettled, sent)
 
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading from the client. Return the function that resumes it.
-
-        Return None and go on reading if the client consumes, since it must be able to acknowledge.
-        """
-        if self._consumes:
-            return None
-        self.stream.hold()
-        return self.stream.release
-
-    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Hold the publishes of one channel. Return the function that releases them.
-
-        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
-        limit.
-        """
-        return None if self._consumes else self.waiting.hold(channel)
-
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
         """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
-    def _consumes(self) -> bool:
+    def consumes(self) -> bool:
+        """True if the client may have to acknowledge deliveries."""
         return any(handle.consumers for handle in self.handles.values())
 
     @property
@@ -506,7 +489,7 @@ class FastConnection(ActingGuest):
                 if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleOpen):
                     opened[event.command.handle_id] = event.command.channel_id
         for number in waiting.full():
-            if waiting.is_held_alone(number) and self._consumes:
+            if waiting.is_held_alone(number) and self.consumes:
                 due += waiting.take(number)
             else:
                 waiting.stop_reading()

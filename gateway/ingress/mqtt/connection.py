@@ -256,7 +256,7 @@ class MqttConnection(AdmittedGuest):
             else:
                 due.append(event)
         if waiting.full():
-            if self._consumes and self._let_publish is None and self._let_ids is None:
+            if self.consumes and self._let_publish is None and self._let_ids is None:
                 due += waiting.take(EVERY_CHANNEL)
             else:
                 waiting.stop_reading()
@@ -338,31 +338,14 @@ class MqttConnection(AdmittedGuest):
         session = self.session
         return InFlight(self.unsettled, 0 if session is None else len(session.in_flight))
 
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading from the client. Return the function that resumes it.
-
-        Return None and go on reading if the client consumes, since it must be able to acknowledge.
-        """
-        if self._consumes:
-            return None
-        self.stream.hold()
-        return self.stream.release
-
-    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
-        """Hold the client's publishes. Return the function that releases them.
-
-        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
-        limit.
-        """
-        return None if self._consumes else self.waiting.hold(channel)
-
     @property
     def waiting_publishes(self) -> WaitingPublishes[Any]:
         """Publishes that wait until a full queue has capacity."""
         return self.waiting
 
     @property
-    def _consumes(self) -> bool:
+    def consumes(self) -> bool:
+        """True if the client may have to acknowledge deliveries."""
         return self.session is not None and bool(self.session.subscriptions or self.session.in_flight)
 
     def tick(self, now: float) -> None:
