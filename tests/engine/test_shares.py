@@ -124,8 +124,10 @@ def test_a_queue_that_others_consume_stays(
 
 
 def test_members_that_have_gone_for_good_leave_no_queue(
-    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the latest by the next list of all shared filters, if the session ends too late for the first."""
+    monkeypatch.setattr("gateway.engine.namespace.LIST_SECS", 3.0)
     shared, name = f"$share/ended/{topic}", f"ended {topic}"
     queue = shares.queue_of(two[0].engine.names.shares, shared)
     with lasting(two[0].mqtt, name, secs=1) as member:
