@@ -123,7 +123,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._session = session
         self._sender = Sender(session.name, address=stream.remote)
         self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
-        self._blocked = False
+        self._is_blocked = False  # by connection.blocked
+        self._is_stopped = False  # the publishing channel, by channel.flow
         self._publishing = 0  # channel number
         self._confirming = False
         self._survey_at = now + settings.survey_secs
@@ -161,7 +162,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         for consumer in self._consumers.values():
             consumer.tick(now)
         if fresh := self._session.publisher.renew(now):
-            self._publishing, self._confirming = fresh, False
+            self._publish_on(fresh)
         if self.open:
             self._declarer.ask(self._session.topology.due(now))
             every = self._session.options.survey_secs
@@ -230,8 +231,14 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         session = self._session
         session.stats.spoke(self.machine, VERSION)
         self.open = True
-        self._publishing = self._new_channel()
+        self._publish_on(self._new_channel())
         self._declarer.ask(session.topology.connected())
+
+    def _publish_on(self, number: int) -> None:
+        """Publish on another channel once it is in confirm mode; each channel begins with the flow on."""
+        self._publishing, self._confirming = number, False
+        self._is_stopped = False
+        self._session.stats.blocked = self._is_blocked
 
     def _new_channel(self) -> int:
         """Open a channel. Return its number, or 0 if the connection is ending or has no number left."""
@@ -256,9 +263,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             self._count_fault(event.reply_code)
         if number == self._publishing:
             log.warning("publishing channel closed", link=self._session.name, error=event.text)
-            self._confirming = False
             self._session.publisher.close_over(event.reply_code, event.text)
-            self._publishing = self._new_channel()
+            self._publish_on(self._new_channel())
         elif number == self._declarer.channel:
             self._declarer.hear(event)
         elif number in self._consumers:
@@ -276,26 +282,26 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         method, number = event.method, event.channel
         if isinstance(method, m.ConnectionBlocked):
             log.warning("publishing blocked by broker", link=self._session.name, reason=method.reason)
-            self._block(True)
+            self._is_blocked = True
+            self._arranged()
         elif isinstance(method, m.ConnectionUnblocked):
             log.info("publishing unblocked by broker", link=self._session.name)
-            self._block(False)
+            self._is_blocked = False
+            self._arranged()
+        elif isinstance(method, m.ChannelFlow):
+            self.machine.send_method(number, m.ChannelFlowOk(method.active))
+            if number == self._publishing:
+                self._is_stopped = not method.active
+                self._arranged()
         elif number == self._publishing:
             if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
                 self._confirming = True
                 self._session.publisher.open(self.machine, number, self._stream)
                 self._arranged()
-            elif isinstance(method, m.ChannelFlow):
-                self.machine.send_method(number, m.ChannelFlowOk(method.active))
-                self._block(not method.active)
         elif number == self._declarer.channel:
             self._declarer.hear(method)
         elif number in self._consumers:
             self._consumer_method(self._consumers[number], method)
-
-    def _block(self, on: bool) -> None:
-        self._blocked = self._session.stats.blocked = on
-        self._arranged()
 
     def _returned(self, event: Returned) -> None:
         if not self._session.publisher.returned(event):
@@ -310,7 +316,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         if ready and not self._up:
             self._up = True
             self._session.status.came_up()
-        self._session.publisher.flow(ready and not self._blocked)
+        blocked = self._session.stats.blocked = self._is_blocked or self._is_stopped
+        self._session.publisher.flow(ready and not blocked)
 
     def _answered(self, declaration: Declaration, why: str) -> None:
         session = self._session

@@ -15,7 +15,7 @@ from gateway.egress.session import message_of
 from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.methods import BasicQos
+from gateway.protocols.amqp091.methods import BasicQos, ChannelFlow, ChannelFlowOk
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.parts import newest
@@ -88,6 +88,16 @@ async def test_messages_take_the_routes_of_their_queue(one: LinkRig, shelf: Shel
     assert one.stats.messages_in == one.stats.accepted_messages == 3
     assert shelf.messages[0].sender.endpoint == "erp"
     assert one.session.idle
+
+
+async def test_a_stop_of_the_flow_is_confirmed_on_any_channel(one: LinkRig, shelf: Shelf) -> None:
+    for number in one.remote.consumers:
+        one.remote.machine.send_method(number, ChannelFlow(False))
+    one.move()
+    assert one.world.heard.count(ChannelFlowOk(False)) == len(one.remote.consumers)
+    assert not one.session.stats.blocked, "it publishes on another channel"
+    consume(one, "commands", amqp_address("", "commands"), b"a")
+    assert len(one.world.acks) == 1
 
 
 async def test_when_memory_is_short_addresses_are_forgotten(one: LinkRig, shelf: Shelf) -> None:

@@ -20,7 +20,13 @@ from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.methods import ConfirmSelect, ConnectionBlocked, ConnectionUnblocked
+from gateway.protocols.amqp091.methods import (
+    ChannelFlow,
+    ChannelFlowOk,
+    ConfirmSelect,
+    ConnectionBlocked,
+    ConnectionUnblocked,
+)
 from gateway.protocols.amqp091.table import syntax_error
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
@@ -176,6 +182,47 @@ async def test_a_blocked_broker_gets_nothing_until_it_says_so() -> None:
     assert source.order == []
     one.remote.machine.send_method(0, ConnectionUnblocked())
     one.move()
+    assert accepted(source) == bodies(0, 2)
+
+
+def flow(one: LinkRig, active: bool) -> None:
+    one.remote.machine.send_method(one.remote.publishing, ChannelFlow(active))
+    one.move()
+
+
+async def test_a_stopped_channel_gets_nothing_and_its_successor_everything() -> None:
+    """The broker stops the flow of a channel, and closes it; the next channel was never stopped."""
+    one, source = rig(confirms=True)
+    flow(one, False)
+    publish(one, source, bodies(0, 2))
+    assert one.world.published == []
+    assert ChannelFlowOk(False) in one.world.heard
+    assert one.session.stats.blocked
+    stopped = one.remote.publishing
+    one.remote.machine.close_channel(stopped, 541, "INTERNAL_ERROR", 0, 0)
+    one.move()
+    assert accepted(source) == bodies(0, 2)
+    assert not one.session.stats.blocked
+
+
+@pytest.mark.parametrize("first", ["blocked", "stopped"])
+async def test_a_broker_that_blocks_and_stops_gets_nothing_before_both_are_over(first: str) -> None:
+    one, source = rig(confirms=True)
+    one.remote.machine.send_method(0, ConnectionBlocked("memory"))
+    flow(one, False)
+    publish(one, source, bodies(0, 2))
+    if first == "stopped":
+        flow(one, True)
+    else:
+        one.remote.machine.send_method(0, ConnectionUnblocked())
+        one.move()
+    assert one.world.published == []
+    assert one.session.stats.blocked
+    if first == "blocked":
+        flow(one, True)
+    else:
+        one.remote.machine.send_method(0, ConnectionUnblocked())
+        one.move()
     assert accepted(source) == bodies(0, 2)
 
 
