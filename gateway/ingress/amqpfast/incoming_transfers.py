@@ -276,7 +276,10 @@ class IncomingTransfers:
         sync = self._ingress.keeps and bool(incoming.head[0] & 1)  # persistent
         if sync or incoming.digest:
             self._beside(
-                incoming.handle, partial(incoming.seal, sync), partial(self._sealed, incoming, event)
+                incoming.handle,
+                partial(incoming.seal, sync),
+                partial(self._sealed, incoming, event),
+                partial(self._unsealed, incoming),
             )
         else:
             self._sealed(incoming, event, True)
@@ -299,10 +302,21 @@ class IncomingTransfers:
         body = incoming.file.body()
         self._publisher.send_whole(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
-    def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
+    def _unsealed(self, incoming: IncomingTransfer) -> None:
+        """Leave a transfer that the disk fails at its end, to be resumed."""
+        if incoming.partial is not None:
+            self._ingress.partials.release(incoming.partial)
+
+    def _beside(
+        self,
+        handle: FastHandle,
+        work: Callable[[], T],
+        then: Callable[[T], None],
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run `work` in a thread, then call `then` with its result; later input waits.
 
-        Errors of either close the handle or the channel.
+        Errors of either close the handle or the channel. `failed` is called first if the disk fails.
         """
         connection = self._connection
 
@@ -312,6 +326,7 @@ class IncomingTransfers:
             except Fault as error:
                 connection.refuse(handle, error.code, str(error))
             except (OSError, SpoolFull) as error:
+                failed()
                 connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             connection.stream.resume()
             self._ingress.flush()

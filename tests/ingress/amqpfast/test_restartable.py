@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from gateway.broker.spool import SpoolFile
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
@@ -159,6 +161,25 @@ def test_a_hash_that_does_not_fit_costs_the_handle_and_the_data(
     assert client.handle_closed() == (handle, 542)
     handle = client.handle("q")
     assert client.prepare(handle, BODY, content_hash=sha1(BODY)) == 0
+
+
+@pytest.mark.interpreted
+def test_a_transfer_that_the_disk_fails_at_its_end_can_be_resumed(
+    client: Whole, gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = client.handle("q")
+    assert client.prepare(handle, BODY, content_hash=sha1(BODY)) == 0
+    with monkeypatch.context() as failing:
+        failing.setattr(SpoolFile, "digest", lambda _: os.stat("/nowhere"))
+        client.resume(handle, BODY, 0, client.machine.new_tag(1))
+        assert client.channel_closed()[1] == 506
+    second = client.channel(restartable=True)
+    handle = client.handle("q", channel=second)
+    assert client.prepare(handle, BODY, content_hash=sha1(BODY)) == len(BODY)
+    tag = client.machine.new_tag(second)
+    client.resume(handle, BODY, len(BODY), tag)
+    assert client.reply()[1:4] == (handle, tag, 200)
+    assert partials(gateway) == 0
 
 
 def test_what_was_refused_is_not_sent_twice(client: Whole, gateway: Running) -> None:
