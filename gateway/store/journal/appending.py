@@ -107,7 +107,8 @@ class Appender:
         self._file: int | None = None
         self._octets = 0
         self._let_go_to = 0  # offset up to which the file need not stay in the page cache
-        self._opened = self._written = utc()  # when the segment was opened, and its last row written
+        self._opened = utc()  # when the segment in use was opened
+        self._written = 0.0  # when its last row was written, on the scale of the segments' ages
         self._unsynced = False
         self._synced = utc()
         self._looked: WallTime | None = None  # time of the last check of the retention limits
@@ -156,7 +157,7 @@ class Appender:
             self._summary.add(self._octets, header, statistics, small=is_small(header))
             self._octets += header.octets
         self.next = self._summary.next
-        self._written = self._utc()
+        self._written = self._age_scale()
         self._unsynced = True
         return count
 
@@ -207,6 +208,10 @@ class Appender:
             with set_aside("time of the journal", self._time_file):
                 self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
 
+    def _age_scale(self) -> float:
+        """Return the present time on the scale of the segments' ages, which no setting of a clock moves."""
+        return self._utc() + self._ahead_secs
+
     def _record_time(self) -> None:
         """Write the present time for the next process. Raises OSError."""
         draft = self._time_file.with_suffix(".time-new")
@@ -255,8 +260,10 @@ class Appender:
         self.next = summary.next
         self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
-        self._octets, self._opened = end, opened
-        self._written = min(self._written, WallTime(newest.path.stat().st_mtime))
+        self._octets, self._opened = end, min(opened, self._utc())  # its rows have times of the wall clock
+        # The file's time is on the scale if its writer closed it, and else that of the wall clock.
+        written = newest.path.stat().st_mtime + max(self._ahead_secs, 0.0)
+        self._written = min(written, self._age_scale())
         if octets > end:
             os.ftruncate(self._file, end)
             self.cut = octets - end
@@ -284,7 +291,7 @@ class Appender:
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._octets = self._let_go_to = 0
-        self._opened = self._written = self._utc()
+        self._opened, self._written = self._utc(), self._age_scale()
         self.segments += 1
         if self._sync_secs:
             folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -357,8 +364,7 @@ class Appender:
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
-        written = self._written + self._ahead_secs
-        os.utime(file, (written, written))  # retention uses this clock, not a wall clock that may be set
+        os.utime(file, (self._written, self._written))  # retention does not use the wall clock
         os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:
@@ -390,13 +396,14 @@ class Appender:
         limit = self._segment_bytes or sys.maxsize
         waiting: list[Segment] = []
         period, octets = -1, 0
+        ages_now = self._age_scale()
         for segment in without_repeats(own):
             if segment.next is not None or self._convert_from.get(segment.path, WallTime(0.0)) > now:
                 if waiting:
                     break
                 continue
-            of = int((now - _age(segment, now)) // self._period)
-            is_over = of < now // self._period or segment.octets > limit // MERGED_PART
+            of = int((ages_now - _age(segment, ages_now)) // self._period)
+            is_over = of < ages_now // self._period or segment.octets > limit // MERGED_PART
             if not is_over or (waiting and (of != period or octets + segment.octets > limit)):
                 break
             waiting.append(segment)
@@ -474,13 +481,13 @@ class Appender:
 
     def _retire(self) -> None:
         """Delete the oldest segments beyond the retention limits, never the newest."""
-        self._looked = now = self._utc()
+        self._looked, ages_now = self._utc(), self._age_scale()
         own = self._own()
         octets = sum(segment.octets for segment in own)
         left = len(own)
         for segment in own[:-1]:
             over = self._retention_bytes and octets > self._retention_bytes
-            old = self._retention_secs and _age(segment, now + self._ahead_secs) > self._retention_secs
+            old = self._retention_secs and _age(segment, ages_now) > self._retention_secs
             if not (over or old):
                 break
             segment.path.unlink(missing_ok=True)

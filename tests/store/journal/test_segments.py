@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import pytest
 
+from gateway import clock
 from gateway.store.journal import segments
 from gateway.store.journal.appending import RETENTION_SECS, Appender
-from gateway.store.journal.format import JournalError, lay_out, seal
+from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
+from gateway.store.journal.segments import Segment
 from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
 
 DAY_SECS: Final = 86_400.0
@@ -28,7 +31,7 @@ class Clock:
         return self.now
 
 
-def appender(folder: Path, clock: Clock, **limits: int) -> Appender:
+def appender(folder: Path, clock: Clock, **limits: Any) -> Appender:
     names = ("segment_bytes", "retention_bytes", "segment_secs", "retention_secs", "sync_interval_secs")
     chosen: dict[str, Any] = dict.fromkeys(names, 0)
     return Appender(folder, 0, **(chosen | limits), utc=clock)
@@ -215,6 +218,110 @@ def test_a_wall_clock_that_was_set_changes_no_age(tmp_path: Path, step: float) -
     made.tick()
     assert firsts(tmp_path) == [8]
     made.close()
+
+
+class Machine:
+    """A machine whose wall clock is set between two processes; the file system goes by the wall clock."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock(time.time())
+        self.since_boot = 50_000.0
+        patch.setattr(clock, "utc", self.clock)
+        patch.setattr(clock, "since_boot", lambda: self.since_boot)
+        patch.setattr(clock, "boot_id", lambda: "one")
+
+    def pass_(self, secs: float) -> None:
+        self.clock.now += secs
+        self.since_boot += secs
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("steps", [(30.0,), (-30.0,), (-30.0, 0.0), (30.0, 0.0), (30.0, 0.0, 0.0)])
+def test_rows_outlive_a_clock_that_was_set_before_a_restart(
+    tmp_path: Path, machine: Machine, steps: tuple[float, ...], killed: bool
+) -> None:
+    """Nothing is written after the restarts for so long that the segment with the rows ends."""
+    limits = {"segment_secs": 3_600, "retention_secs": int(7 * DAY_SECS)}
+    made = appender(tmp_path, machine.clock, **limits)
+    made.append([seal(lay_out(dated(0, 2, int(machine.clock.now * 1e6)), 0))])
+    machine.pass_(RETENTION_SECS + 1)
+    made.tick()
+    for days in steps:
+        if killed:
+            made._unlock()
+        else:
+            made.close()
+        machine.clock.now += days * DAY_SECS
+        machine.pass_(10.0)
+        made = appender(tmp_path, machine.clock, **limits)
+        made.tick()
+    machine.pass_(3_601.0)
+    for _ in range(2):
+        append(made)
+        machine.pass_(3_601.0)
+        made.tick()
+    assert firsts(tmp_path)[0] == 0, "they are some hours old"
+    machine.pass_(7 * DAY_SECS)
+    append(made)
+    made.tick()
+    made.close()
+    assert 0 not in firsts(tmp_path)
+
+
+@pytest.mark.interpreted
+def test_a_segment_ends_in_time_after_the_clock_was_set_back(tmp_path: Path, machine: Machine) -> None:
+    """It was begun in the future, by what its rows say."""
+    made = appender(tmp_path, machine.clock, segment_secs=60)
+    begun = int(machine.clock.now * 1e6)
+    made.append([seal(lay_out(dated(0, 2, begun), 0))])
+    made.close()
+    machine.clock.now -= 30 * DAY_SECS
+    machine.pass_(10.0)
+    made = appender(tmp_path, machine.clock, segment_secs=60)
+    machine.pass_(61.0)
+    made.tick()
+    append(made)
+    made.close()
+    assert firsts(tmp_path) == [0, 2]
+
+
+def dated(first: int, count: int, us: int) -> Draft:
+    """A block whose rows were received at `us`."""
+    made = draft(first, count)
+    return made._replace(header=made.header._replace(first_us=us, last_us=us))
+
+
+@pytest.mark.interpreted
+def test_segments_are_converted_in_time_after_the_clock_was_set_back(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[int]] = []
+
+    def conversion(_: object, shard: int, chosen: Sequence[Segment], next_: int) -> None:
+        begun.append([one.first for one in chosen])
+
+    monkeypatch.setattr("gateway.store.journal.appending.Conversion", conversion)
+    made = appender(tmp_path, machine.clock, segment_secs=3_600, converter=("x",))
+    append(made)
+    machine.pass_(RETENTION_SECS + 1)
+    made.tick()
+    made.close()
+    machine.clock.now -= 30 * DAY_SECS
+    machine.pass_(10.0)
+    made = appender(tmp_path, machine.clock, segment_secs=3_600, converter=("x",))
+    machine.pass_(3_601.0)
+    append(made)
+    machine.pass_(3_601.0)
+    made.tick()
+    made.close()
+    assert begun
+    assert begun[0][0] == 0
 
 
 def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
