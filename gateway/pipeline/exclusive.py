@@ -187,11 +187,15 @@ class Lease:
     def _renew(self, ended: Callable[[float], bool]) -> None:
         with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
             while not ended(RENEW_SECS):
-                for place, name in self._held:
-                    if _names(place)[-1:] == [name]:
-                        with place.arrow().system.open_output_stream(_path(place, name)) as stream:
-                            stream.write(self._content)
+                for held in self._held:
+                    with suppress(OSError):  # A full disk, or a store out of reach: the run goes on.
+                        self._renew_one(*held)
         self._release()
+
+    def _renew_one(self, place: Place, name: str) -> None:
+        if _names(place)[-1:] == [name]:
+            with place.arrow().system.open_output_stream(_path(place, name)) as stream:
+                stream.write(self._content)
 
     def _release(self) -> None:
         held, self._held = self._held, []

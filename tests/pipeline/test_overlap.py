@@ -143,6 +143,36 @@ def test_a_lease_is_renewed(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     lease._renew(look)
 
 
+def test_a_lease_outlives_a_disk_that_is_full_for_a_moment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run goes on writing; nobody else may begin meanwhile, and it is renewed when that works again."""
+    lease = Lease([place])
+    (path,) = files(place)
+    named = exclusive._names
+    tries: list[bool] = []
+
+    def failing(where: Place) -> list[str]:
+        tries.append(False)
+        raise OSError(28, "No space left on device")
+
+    def waited(_: float) -> bool:
+        if len(tries) == 1:
+            monkeypatch.setattr(exclusive, "_names", named)
+            with pytest.raises(InUseError):
+                Lease([place])
+            lease.check()
+            os.utime(path, (0, 0))
+            tries.append(True)
+            return False
+        return len(tries) > 1
+
+    monkeypatch.setattr(exclusive, "_names", failing)
+    lease._renew(waited)
+    assert tries == [False, True]
+    assert not files(place), "it ends with the run"
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> str:
     written(tmp_path / "journal", 200)
