@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from gateway.model.batch import SubBatch
+from gateway.model.message import Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
 
@@ -89,6 +90,41 @@ class Pressure:
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+
+class PressureByUser(Pressure):
+    """Functions to call when a queue has space again for one user, or for all."""
+
+    __slots__ = ("_users",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._users: dict[str, list[Callable[[], None]]] = {}
+
+    def hold_sources(self, part: SubBatch) -> None:
+        """Pause reading from the connections that published `part`, until their user is relieved."""
+        by_user: dict[str, set[Sender]] = {}
+        for message in part.messages:
+            by_user.setdefault(message.sender.user, set()).add(message.sender)
+        for user, senders in by_user.items():
+            self._users.setdefault(user, []).extend(part.batch.source.hold(senders))
+
+    def holds(self, user: str) -> bool:
+        """Return True if connections of the user are paused."""
+        return user in self._users
+
+    def relieve_user(self, user: str) -> None:
+        """Resume the paused connections of one user."""
+        for release in self._users.pop(user, ()):
+            release()
+
+    def relieve(self) -> None:
+        """Resume all paused connections, because there is space again."""
+        for user in list(self._users):
+            self.relieve_user(user)
+
+    def __bool__(self) -> bool:
+        return bool(self._users)
 
 
 class Pace:

@@ -159,7 +159,7 @@ class Queue:
         self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
-        self._pressure = Pressure()
+        self._pressure = self._new_pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
         self._lossy_at: int | None = None  # position of the next message when a loss was last logged
         # Original limit in bytes, while `octets_max` is reduced because its owner holds too much.
@@ -248,6 +248,10 @@ class Queue:
         else:
             self.storage.take(part, messages)
         self.dispatch()
+
+    def _new_pressure(self) -> Pressure:
+        """Return the paused publishers, none yet; overridden by queues that resume them by user."""
+        return Pressure()
 
     @property
     def may_hold(self) -> bool:

@@ -8,7 +8,8 @@ again. Messages are in memory, the durable ones on disk, too.
 
 A sender chooses the delay, and may have a right to publish alone. Each user who sends has therefore a share
 of the exchange, in number and bytes, and its messages count against that user's share of memory. To a user
-beyond either share the exchange is full.
+beyond either share the exchange is full. A paused publisher resumes when few of its user's own messages are
+left, because those of others may wait for years.
 
 The lifetime of a message starts at the end of its delay if its `expiration` is that of AMQP, as in RabbitMQ.
 An expiry of another protocol runs while the message waits.
@@ -36,7 +37,7 @@ from gateway.broker.amqp091.dead_lettering import (
     copied_keys,
     living,
 )
-from gateway.broker.pressure import FULL, FullQueues, lowered
+from gateway.broker.pressure import FULL, FullQueues, Pressure, PressureByUser, lowered
 from gateway.broker.priorities import PriorityQueue
 from gateway.errors import ProtocolError
 from gateway.model.batch import SubBatch
@@ -120,6 +121,10 @@ class DelayedMessages(PriorityQueue):
         self._shares.set_limits(self.messages_max, self.octets_max)
         self._restrained: dict[str, int] = {}  # bytes at which the exchange is full to these users
         self._sort()
+
+    def _new_pressure(self) -> Pressure:
+        self._held = PressureByUser()
+        return self._held
 
     @property
     def is_delay(self) -> bool:
@@ -234,6 +239,8 @@ class DelayedMessages(PriorityQueue):
         """Remove and return messages among `count` from position `first` on that could not be stored."""
         withdrawn = super().withdraw(first, count)
         self._shares.remove_messages(withdrawn)
+        for user in {message.sender.user for message in withdrawn}:
+            self._relieve(user)
         return withdrawn
 
     # Out.
@@ -280,8 +287,21 @@ class DelayedMessages(PriorityQueue):
         return NEVER
 
     def _expire(self, position: int, message: Message) -> None:
-        self._shares.remove(message.sender.user, message.octets)
+        user = message.sender.user
+        self._shares.remove(user, message.octets)
         self._dead_lettering.note_due(self, message, position)
+        self._relieve(user)
+
+    def _relieve(self, user: str) -> None:
+        """Resume a user of whom no message waits, or few in an exchange that is not full."""
+        if not self._held.holds(user):
+            return
+        shares = self._shares
+        count, octets = shares.count_of(user), shares.of(user)
+        octets_max = min(shares.user_octets_max, self._restrained.get(user, NO_LIMIT))
+        is_low = count <= shares.user_count_max // 2 and octets <= octets_max // 2
+        if not count or (is_low and not self.full):
+            self._held.relieve_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
         """Return the queues of a message whose delay is over, and the message as they get it."""

@@ -335,6 +335,54 @@ def test_a_sender_has_a_share_of_the_exchange(time: Time, what: str, may_hold: b
     assert list(delayed.claims()) == []
 
 
+@pytest.mark.parametrize("eves", [5, 10])
+@pytest.mark.parametrize("what", ["number", "bytes"])
+def test_a_sender_waits_for_its_own_messages_and_not_for_years(time: Time, eves: int, what: str) -> None:
+    """What another user delays for years may fill the exchange; it holds nobody for as long as that."""
+    lots = 1 << 30
+    weight = native(b"", integer(1_000)).octets
+    host = VirtualHost(
+        "/",
+        lambda: None,
+        queue_messages_max=10 if what == "number" else lots,
+        queue_octets_max=10 * weight if what == "bytes" else lots,
+        full_queues=FullQueues(lambda _: True, partial(UserShares, "delayed messages", user_share=0.5)),
+    )
+    delayed = delaying(host)
+    (eve, ann) = (Sender("test", user=name) for name in ("eve", "ann"))
+
+    def some(sender: Sender, count: int, delay_ms: int) -> Answers:
+        return publish(delayed, [native(b"", integer(delay_ms), sender=sender) for _ in range(count)])
+
+    evil = some(eve, eves, 1_000_000_000)
+    for _ in range(3):
+        held = some(ann, 6, 1_000)
+        assert held.outcomes == [ACCEPTED] * 6
+        assert (len(held.held), held.released) == (1, 0)
+        time.advance(2, host)
+        assert held.released == 1
+        assert len(delayed) == eves
+    assert evil.released == 0
+    assert len(evil.held) == (eves > 5)
+    time.advance(2_000_000, host)
+    assert evil.released == len(evil.held)
+
+
+def test_a_sender_whose_messages_the_disk_refuses_is_not_held_by_those_of_others(time: Time) -> None:
+    host = VirtualHost(
+        "/",
+        lambda: None,
+        queue_messages_max=10,
+        full_queues=FullQueues(lambda _: True, partial(UserShares, "delayed messages", user_share=0.5)),
+    )
+    delayed = delaying(host)
+    publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="eve"))] * 10)
+    held = publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="ann"))] * 2)
+    assert (len(held.held), held.released) == (1, 0)
+    delayed.withdraw(10, 2)
+    assert held.released == 1
+
+
 def test_a_message_to_a_full_share_by_a_binding_costs_its_publisher_nothing(time: Time) -> None:
     full = FullQueues(lambda user: False)
     host = VirtualHost("/", lambda: None, queue_messages_max=2, full_queues=full)
