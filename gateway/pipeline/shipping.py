@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
@@ -79,7 +80,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_
     infos = system.get_file_info(_selector(root))
     for info in infos:
         if info.path.endswith(DRAFT) and info.mtime and info.mtime.timestamp() < time.time() - DRAFT_SECS:
-            system.delete_file(info.path)  # Left by an interrupted run.
+            _delete(system, info.path)  # Left by an interrupted run.
     found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
     run = _Run(journal, system, root, oldest_us, there)
@@ -137,9 +138,14 @@ class _Run:
 
     def delete(self, name: str) -> None:
         """Delete a file of the store."""
-        self._system.delete_file(f"{self._root}/{name}")
+        _delete(self._system, f"{self._root}/{name}")
         del self._there[name]
         self.deleted += 1
+
+
+def _delete(system: fs.FileSystem, path: str) -> None:
+    with suppress(FileNotFoundError):  # Another run has deleted it in between.
+        system.delete_file(path)
 
 
 def _over(store: Place, oldest_us: int) -> list[str]:

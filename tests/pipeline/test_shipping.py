@@ -112,6 +112,26 @@ def test_two_runs_at_once_copy_each_file_whole(
     assert not list(to.rglob("*.tmp"))
 
 
+def test_two_runs_at_once_delete_what_is_old(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is done when the first begins to delete what both have found."""
+    to, late, over = tmp_path / "store", START + 1.5 * DAY_SECS, shipping._over
+    place = place_of(str(to))
+    ship(journal, place)
+    before = len(names(to))
+
+    def overtaken(*given: Any) -> list[str]:
+        found = over(*given)
+        monkeypatch.setattr(shipping, "_over", over)
+        assert ship(journal, place, keep_days=1, now=lambda: late).deleted == before - 1
+        return found
+
+    monkeypatch.setattr(shipping, "_over", overtaken)
+    assert ship(journal, place, keep_days=1, now=lambda: late) == (0, 0, before - 1, 1)
+    assert len(names(to)) == 1
+
+
 def test_what_a_killed_run_has_begun_goes_when_nobody_can_be_at_it(journal: Path, tmp_path: Path) -> None:
     to = tmp_path / "store"
     to.mkdir()
