@@ -173,7 +173,11 @@ class Appender:
         if self._conversion is not None:
             self._convert_on(self._conversion, now)
         elif self._to_merge:
-            self._put_together(now)
+            try:
+                self._put_together(now)
+            except JournalError as error:  # again after the next segment; what is recorded goes on
+                self._to_merge = False
+                self._tell(f"segments of {self.folder} cannot be merged or converted: {error}")
 
     def close(self) -> None:
         """Sync what was written, and release the shard. Raises OSError."""

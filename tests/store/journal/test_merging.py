@@ -431,3 +431,24 @@ def test_a_quiet_hour_has_marks_too(tmp_path: Path) -> None:
     made.writer.close()
     assert (JournalReader(tmp_path).end("0"), len(rows_of(tmp_path))) == (4, 4)
     assert list(JournalReader(tmp_path).verify("0")) == []
+
+
+@pytest.mark.interpreted
+def test_a_damaged_end_of_a_segment_stops_merging_and_not_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    made = Quiet(tmp_path, Options(flush_interval_secs=0.01, segment_secs=100.0), tell=told.append)
+    made.write(130)
+
+    def damaged(_: object, segment: Segment) -> None:
+        raise DamageError(f"{segment.path}: what its end says cannot be read")
+
+    monkeypatch.setattr(appending, "summary_of", damaged)
+    made.write(130)
+    monkeypatch.undo()
+    made.write(130)
+    made.writer.close()
+    assert len(rows_of(tmp_path)) == 780
+    assert told
+    assert all("cannot be merged or converted" in line for line in told)
