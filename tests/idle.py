@@ -24,6 +24,7 @@ from gateway import clock
 from gateway.app import Gateway
 from gateway.broker.alarms import SLEEP_SECS_MAX, Alarms
 from gateway.broker.amqp091.dead_lettering import DeadLettering
+from gateway.broker.amqp091.delays import DelayedMessages
 from gateway.broker.amqpfast.destinations import Subscription
 from gateway.broker.dead_letters.letters import DeadLetters
 from gateway.broker.memory import Memory
@@ -123,6 +124,12 @@ def _of_queue(queue: Any) -> Iterator[str]:
     open_ = [room for consumer in queue.consumers if (room := consumer.room()) > 0]
     if open_:
         yield f"queue {queue.name!r}: {len(queue)} messages wait, consumers have room for {open_}"
+
+
+def _of_delay(delayed: Any) -> Iterator[str]:
+    for user in delayed._held._users:
+        if not delayed.deleted and not delayed._shares.count_of(user):
+            yield f"exchange {delayed.name!r}: holds {user!r}, of whom no message waits"
 
 
 def _apart(queue: Any) -> Iterator[tuple[int, Message, list[Consumer]]]:
@@ -249,6 +256,7 @@ CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     Stream: _of_stream,
     WaitingPublishes: _of_waiting,
     Queue: _of_queue,
+    DelayedMessages: _of_delay,
     Subscription: _of_subscription,
     Session: _of_session,
     QueueStorage: _of_storage,

@@ -90,6 +90,7 @@ STANDING: Final[dict[str, str]] = {
     "broker.outbox.outbox.Outbox._left": HOOK,
     "broker.outbox.outbox.Outbox._open": "until the broker confirms it",
     "broker.pressure.Pressure._waiting": "checked with its queue or session",
+    "broker.pressure.PressureByUser._users": "checked with its exchange",
     "broker.priorities.PriorityQueue._wishes": "consumers",
     "broker.queue.Queue._offered": "a message that a consumer is getting",
     "broker.redacting.Redactor._fields": "rules",

@@ -174,6 +174,9 @@ class DelayedMessages(PriorityQueue):
         part = self._within_shares(part)
         if part.messages:
             super().publish(part)
+        if self._held:  # a failing disk may have taken nothing
+            for user in {message.sender.user for message in part.messages}:
+                self._relieve(user)
 
     def _within_shares(self, part: SubBatch) -> SubBatch:
         """Refuse the messages of users to whom the exchange is full. Return the part of the others.

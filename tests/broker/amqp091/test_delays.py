@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -381,6 +382,16 @@ def test_a_sender_whose_messages_the_disk_refuses_is_not_held_by_those_of_others
     assert (len(held.held), held.released) == (1, 0)
     delayed.withdraw(10, 2)
     assert held.released == 1
+
+
+@pytest.mark.interpreted
+def test_a_sender_of_whom_a_failing_disk_takes_nothing_is_not_held(time: Time) -> None:
+    host = VirtualHost("/", lambda: None, queue_messages_max=10)
+    delayed = delaying(host)
+    publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="eve"))] * 10)
+    delayed.storage = SimpleNamespace(count=0, refill=lambda: False, take=lambda *_: [])  # type: ignore[assignment]
+    held = publish(delayed, [native(b"", integer(1_000), sender=Sender("test", user="ann"))])
+    assert (len(held.held), held.released) == (1, 1)
 
 
 def test_a_message_to_a_full_share_by_a_binding_costs_its_publisher_nothing(time: Time) -> None:
