@@ -340,11 +340,11 @@ class SharedSessions:
             coming.only_own,
             text_octets(client),
         )
-        self._state.submit(operation, partial(self._opened, opening, incarnation))
+        self._state.submit(operation, partial(self._opened, opening, operation))
 
-    def _opened(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
+    def _opened(self, opening: Opening, operation: OpenSession, reply: Reply[Opened]) -> None:
         """Let a client in, or turn it away; then open the session for one that waits."""
-        self._conclude(opening, incarnation, reply)
+        self._conclude(opening, operation, reply)
         client = opening.client
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
         if waiting is None:
@@ -354,9 +354,9 @@ class SharedSessions:
         else:
             self.open(waiting)
 
-    def _conclude(self, opening: Opening, incarnation: str, reply: Reply[Opened]) -> None:
+    def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[Opened]) -> None:
         """Let a client in that has its session, or turn it away."""
-        client, found = opening.client, reply.value
+        client, found, incarnation = opening.client, reply.value, operation.replica
         key = SessionKey(DOMAIN, client)
         if found is not None:
             self._publish_claimed(key, found.wills)
@@ -369,7 +369,7 @@ class SharedSessions:
         if found is None:
             opening.lose(AWAY)
             if reply.verdict is Verdict.UNAVAILABLE:
-                self._look_for_lost(opening, incarnation)
+                self._look_for_lost(operation)
             return
         if found.refused:
             self.clients.refused(opening, found.user)
@@ -412,24 +412,27 @@ class SharedSessions:
         self.change(session).served = True
         self._unserved.add(session)
 
-    def _look_for_lost(self, opening: Opening, incarnation: str) -> None:
+    def _look_for_lost(self, operation: OpenSession) -> None:
         """Give up a session that was opened in the database although its client was denied.
 
-        The client was denied because the database was away, and the operation may have been committed.
+        The client was denied because the database was away, and the operation may have been committed. A
+        session that the operation has created ends: its client would be told of one that it never had.
         """
-        key = SessionKey(DOMAIN, opening.client)
+        key = operation.key
 
         def seen(reply: Reply[SessionView | None]) -> None:
             if reply.verdict is Verdict.UNAVAILABLE:
-                self._repeats.later(partial(self._look_for_lost, opening, incarnation))
+                self._repeats.later(partial(self._look_for_lost, operation))
             view = reply.value
             is_here = (
                 key.client in self._openings
                 or self.clients.is_expected(key.client)
                 or self.clients.session_of(key.client) is not None
             )
-            if view is not None and view.connected and view.owner.replica == incarnation and not is_here:
-                self._leave_unserved(key, view.owner.epoch, opening.coming.expiry_secs, view.queue)
+            if view is None or not view.connected or view.owner.replica != operation.replica or is_here:
+                return
+            expiry_secs = 0.0 if view.queue == operation.queue else operation.expiry_secs
+            self._leave_unserved(key, view.owner.epoch, expiry_secs, view.queue)
 
         self._state.query(FindSession(key), seen)
 
