@@ -59,6 +59,7 @@ from gateway.engine.client_session import ClientSession
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.consumers import Consumers
 from gateway.engine.given_back import GivenBack
+from gateway.engine.ids import SharedGuard
 from gateway.engine.letters import SharedLetters
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
@@ -214,6 +215,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     EngineNamespace: ("_asked", "_lost", "_unbound", "_walks"),
     OutboxConnection: ("_asked",),
     Repeats: ("_waiting",),
+    SharedGuard: ("_lines",),
     RetainedReads: ("_lines",),
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),

@@ -9,22 +9,28 @@ again.
 Claims of a replica that was declared dead do not count. A replica that was frozen for that long and resumes
 may deliver messages that another one has delivered meanwhile.
 
+Messages of one client keep their order: what arrives behind a message that waits for its claim waits, too,
+with or without an identifier.
+
 An identifier is a hash of 16 bytes. Identifiers accepted here are also in memory, so that a repeat costs no
 query; the memory uses the monotonic clock, and the window itself the clock of the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final
 
 from gateway import clock
 from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd
 from gateway.broker.poison import poisoned
 from gateway.engine.membership import Membership
 from gateway.engine.repeats import Repeats
+from gateway.engine.retaining import client_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
@@ -40,12 +46,27 @@ AWAY: Final = Outcome(
 )
 
 
-class Wanted(NamedTuple):
-    """Message that waits for its claim: position in the part, identifier in hexadecimal, message."""
+class Wanted:
+    """Message that waits for its claim, or only for earlier messages of its client.
 
-    at: int
-    id: str
-    message: Message
+    It is the message at position `at` of `part`, and `id` is its identifier in hexadecimal, or "". `is_over`
+    is True once its claim has a result; if the message was settled then, `part` is None.
+    """
+
+    __slots__ = ("at", "client", "guard", "id", "is_over", "message", "part")
+
+    def __init__(self, guard: SharedGuard, part: SubBatch, at: int, id: str) -> None:
+        self.guard = guard
+        self.part: SubBatch | None = part
+        self.at = at
+        self.id = id
+        self.message = message = part.messages[at]
+        self.client = client_of(message)
+        self.is_over = not id
+
+
+Lines = dict[tuple[str, str], deque[Wanted]]
+"""Waiting messages of one route by client, in the order of their arrival."""
 
 
 class SharedIds(Deduplication):
@@ -56,6 +77,11 @@ class SharedIds(Deduplication):
         self._state = state
         self._membership = membership
         self._repeats = Repeats(state)
+        self._lines: dict[str, Lines] = {}
+
+    def lines(self, route: str) -> Lines:
+        """Return the waiting messages of a route; they outlive its guard."""
+        return self._lines.setdefault(route, {})
 
     @property
     def is_ready(self) -> bool:
@@ -114,10 +140,14 @@ class SharedGuard(Guard):
     def __init__(self, shared: SharedIds, end: RouteEnd) -> None:
         super().__init__(shared, end)
         self._shared = shared
+        self._lines = shared.lines(end.route.name)
 
     def publish(self, part: SubBatch) -> None:
-        """Pass on messages without an identifier, and claim the identifiers of the others."""
-        ids, shared = self.ids, self._shared
+        """Pass on messages without an identifier, and claim the identifiers of the others.
+
+        A message without an identifier waits if earlier ones of its client do.
+        """
+        ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
         batch = part.batch.onward(PassedBatch(self, part))
         wanted: list[Wanted] = []
@@ -129,7 +159,10 @@ class SharedGuard(Guard):
                 part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
                 continue
             if not given:
-                self._try(batch, part, Wanted(at, "", message))
+                if lines and client_of(message) in lines:
+                    self._wait(part, at, "")
+                else:
+                    self._try(batch, part, at, "", message)
                 continue
             id = blake2b(given.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
             if id in ids.open:
@@ -140,44 +173,65 @@ class SharedGuard(Guard):
                 part.settle_at((at,), AWAY)
             else:
                 ids.open.add(id)
-                wanted.append(Wanted(at, id, message))
+                wanted.append(self._wait(part, at, id))
         self._repeated(part, repeats)
         batch.send()
         for start in range(0, len(wanted), IDS_MAX):
             some = wanted[start : start + IDS_MAX]
             shared.claim(self.route.name, [one.id for one in some], partial(self._claimed, part, some))
 
-    def _claimed(self, part: SubBatch, wanted: list[Wanted], claims: list[Claim] | None) -> None:
-        """Pass on messages whose claims succeeded. `claims` is None if the database is away."""
-        if claims is None:
-            self.ids.open.difference_update(one.id for one in wanted)
-            part.settle_at([one.at for one in wanted], AWAY)
-            return
-        batch = part.batch.onward(PassedBatch(self, part))
-        repeats: list[int] = []
-        for one, claim in zip(wanted, claims, strict=True):
-            if claim is Claim.OURS:
-                self._try(batch, part, one)
-                continue
-            self.ids.open.discard(one.id)
-            if claim is Claim.ACCEPTED:
-                repeats.append(one.at)
-            else:
-                part.settle_at((one.at,), UNSETTLED)
-        self._repeated(part, repeats)
-        batch.send()
+    def _wait(self, part: SubBatch, at: int, id: str) -> Wanted:
+        """Queue the message at position `at` of a part behind those of its client."""
+        one = Wanted(self, part, at, id)
+        self._lines.setdefault(one.client, deque()).append(one)
+        return one
 
-    def _try(self, batch: Batch, part: SubBatch, one: Wanted) -> None:
+    def _claimed(self, part: SubBatch, wanted: list[Wanted], claims: list[Claim] | None) -> None:
+        """Pass on messages whose claims succeeded, and those that have waited for these messages.
+
+        `claims` is None if the database is away.
+        """
+        settled: dict[Outcome, list[int]] = {}
+        for at, one in enumerate(wanted):
+            claim = None if claims is None else claims[at]
+            one.is_over = True
+            if claim is not Claim.OURS:
+                outcome = AWAY if claim is None else ACCEPTED if claim is Claim.ACCEPTED else UNSETTLED
+                one.part = None
+                self.ids.open.discard(one.id)
+                settled.setdefault(outcome, []).append(one.at)
+        self._repeated(part, settled.pop(ACCEPTED, []))
+        for outcome, positions in settled.items():
+            part.settle_at(positions, outcome)
+        self._release(wanted)
+
+    def _release(self, changed: Sequence[Wanted]) -> None:
+        """Pass on the messages that do not wait any more, after the claims of some have a result."""
+        found: list[Wanted] = []
+        for client in dict.fromkeys(one.client for one in changed):
+            line = self._lines[client]
+            while line and line[0].is_over:
+                found.append(line.popleft())
+            if not line:
+                del self._lines[client]
+        passing = [(one.guard, one.part, one) for one in found if one.part is not None]
+        for (guard, part), some in groupby(passing, key=lambda row: row[:2]):
+            batch = part.batch.onward(PassedBatch(guard, part))
+            for *_, one in some:
+                guard._try(batch, part, one.at, one.id, one.message)
+            batch.send()
+
+    def _try(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
         try:
-            recipients = self._recipients_for(part, one.at, one.message)
+            recipients = self._recipients_for(part, at, message)
         except Exception as error:
             recipients = ()
-            part.settle_at((one.at,), poisoned(error, route=self.route.name))
+            part.settle_at((at,), poisoned(error, route=self.route.name))
         if recipients:
-            pairs = [(recipient, one.message) for recipient in recipients]
-            batch.add_from(part.slots[one.at], (one.at, one.id), pairs)
+            pairs = [(recipient, message) for recipient in recipients]
+            batch.add_from(part.slots[at], (at, id), pairs)
         else:
-            self._free([one.id])
+            self._free([id])
 
     def _free(self, ids: Iterable[str]) -> None:
         named = [id for id in ids if id]

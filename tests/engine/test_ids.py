@@ -13,6 +13,7 @@ from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.engine.ids import AWAY, SharedIds
 from gateway.engine.membership import HEARTBEAT_SECS, REAP_SECS
 from gateway.model.batch import Batch
+from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, property_set
 from gateway.model.times import Monotonic
@@ -44,13 +45,13 @@ class Replica:
             Surroundings(self.ids, links={"erp"}, namespaces={"mqtt": Target(0), "erp": self.target}),
         )
 
-    def publish(self, *rows: tuple[str | None, bytes]) -> Heard:
+    def publish(self, *rows: tuple[str | None, bytes], client: str = "a") -> Heard:
         """(message id, body) each; receipts are bodies."""
         source = Heard()
         batch = Batch(source, Monotonic(0.0))
         for id, body in rows:
             said = NO_PROPERTIES if id is None else property_set(Properties(message_id=id))
-            message = mqtt("a", body, properties=said)
+            message = mqtt("a", body, properties=said, sender=Sender("mqtt", client))
             entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
             assert self.dispatcher.publish(batch, entry, message, body)
         batch.send()
@@ -75,19 +76,42 @@ def local(tmp_path: Path, now: list[float]) -> LocalDatabase:
 
 def test_what_one_has_accepted_another_knows(local: LocalDatabase) -> None:
     one, other = Replica(local), Replica(local)
-    first = one.publish(("i", b"1"), (None, b"2"))
-    assert one.target.bodies == [b"2"]  # which needs no claim
+    first = one.publish((None, b"0"), ("i", b"1"), (None, b"2"))
+    assert one.target.bodies == [b"0"]  # which needs no claim
     local.settle()
-    assert sorted(one.target.bodies) == [b"1", b"2"]
+    assert one.target.bodies == [b"0", b"1", b"2"]
     one.target.settle()
-    assert first.heard == {b"2": ACCEPTED}  # before the commit the other one could not know
+    assert first.heard == {b"0": ACCEPTED}  # before the commit the other one could not know
     local.settle()
-    assert first.heard == {b"1": ACCEPTED, b"2": ACCEPTED}
+    assert first.heard == {b"0": ACCEPTED, b"1": ACCEPTED, b"2": ACCEPTED}
     for replica in (one, other, Replica(local)):
         told = replica.publish(("i", b"again"))
         local.settle()
         assert told.heard == {b"again": ACCEPTED}
         assert (replica.duplicates, replica.target.bodies) == (1, [])
+
+
+def test_messages_of_a_client_keep_their_order(local: LocalDatabase) -> None:
+    """Also when the guard of the route is replaced while claims are on their way."""
+    one, other = Replica(local), Replica(local)
+    other.publish(("held", b"x"))
+    local.settle()
+    told = [one.publish(("i", b"1")), one.publish((None, b"2"), ("held", b"y"), (None, b"3"))]
+    one.dispatcher.changed()
+    told += [one.publish((None, b"4")), one.publish(("j", b"5"), (None, b"6"))]
+    one.publish((None, b"another's"), client="b")
+    assert one.target.bodies == [b"another's"]  # which waits for none of them
+    local.settle()
+    assert one.target.bodies == [b"another's", b"1", b"2", b"3", b"4", b"5", b"6"]
+    one.target.settle()
+    local.settle()
+    assert [source.heard for source in told] == [
+        {b"1": ACCEPTED},
+        {b"2": ACCEPTED, b"y": UNSETTLED, b"3": ACCEPTED},
+        {b"4": ACCEPTED},
+        {b"5": ACCEPTED, b"6": ACCEPTED},
+    ]
+    assert not one.ids.lines("once")
 
 
 def test_a_repeat_at_the_same_replica_costs_no_query(local: LocalDatabase) -> None:

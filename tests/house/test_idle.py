@@ -112,6 +112,8 @@ STANDING: Final[dict[str, str]] = {
     "engine.membership.Membership.on_buried": HOOK,
     "engine.membership.Membership.on_due": HOOK,
     "engine.outboxes.SharedOutboxes.waiting": "counts of messages, by queue",
+    "engine.ids.SharedIds._lines": "checked with SharedGuard._lines: an empty entry for each route",
+    "engine.ids.Wanted.part": "checked with SharedGuard._lines",
     "engine.retaining.Held.part": "checked with Retaining._queues",
     "engine.session.EngineSession.hear_dropped": HOOK,
     "engine.sessions.SharedSessions._held": "sessions of this replica",
