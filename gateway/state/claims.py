@@ -162,6 +162,8 @@ class Identifiers:
     def apply(self, operation: IdsOperation, now: float) -> Reply[object]:
         """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         if isinstance(operation, ClaimIds):
+            if operation.replica not in self._alive:
+                return FENCED
             return Reply(Verdict.DONE, [self._claim(operation, id, now) for id in operation.ids])
         for id in operation.ids:
             row = self._table.rows.get((operation.route, id))

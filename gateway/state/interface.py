@@ -250,7 +250,8 @@ class ChangeSession(OfSession, Operation[None]):
 class LeaveSession(OfSession, Operation[Left]):
     """Record that the client has disconnected.
 
-    The session ends after `expiry_secs`; its will is discarded, or due.
+    The session ends after `expiry_secs`; its will is discarded, or due. If the database has recorded that
+    already nothing is changed, and another replica publishes the will.
     """
 
     epoch: int
@@ -648,7 +649,7 @@ class OfRoute:
 class ClaimIds(OfRoute, Operation[list[Claim]]):
     """Claim identifiers before their messages cross; one claim for each, in order.
 
-    A claim counts until it is accepted or freed, or its replica is dead.
+    A claim counts until it is accepted or freed, or its replica is dead. Fenced if the replica is dead.
     """
 
 

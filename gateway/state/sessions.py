@@ -363,6 +363,8 @@ class Sessions:
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
 
     def _leave(self, row: SessionRow, operation: LeaveSession, now: float) -> Left:
+        if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
+            return Left(False, False)
         expiry = operation.expiry_secs
         will = self._wills.rows.get((*row.key, row.epoch))
         publish = False

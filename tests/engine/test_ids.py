@@ -17,6 +17,7 @@ from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, property_set
 from gateway.model.times import Monotonic
+from gateway.state.interface import QuitReplica
 from tests.broker.parts import Answers, mqtt, unreadable
 from tests.broker.test_deduplication import DOWN, REFUSED, Target, mapping
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, joined
@@ -209,6 +210,19 @@ def test_claims_of_a_lost_replica_end_and_those_of_a_living_one_do_not(local: Lo
     local.settle()
     assert told.heard == {b"x": UNSETTLED}
     assert other.target.bodies == [b"again"]
+
+
+def test_a_replica_that_was_declared_dead_claims_nothing(local: LocalDatabase) -> None:
+    """It was frozen, and does not know yet that its claims do not count."""
+    frozen, other = Replica(local), Replica(local)
+    frozen.state.submit(QuitReplica(frozen.membership.incarnation), lambda reply: None)
+    local.settle()
+    told = frozen.publish(("i", b"1"))
+    local.settle()
+    assert told.heard == {b"1": AWAY}
+    other.publish(("i", b"1"))
+    local.settle()
+    assert (frozen.target.bodies, other.target.bodies) == ([], [b"1"])
 
 
 def test_a_replica_that_stops_frees_what_it_has(local: LocalDatabase) -> None:

@@ -99,6 +99,8 @@ def test_claims_of_a_dead_replica_count_no_longer(world: World, one: Replica, tw
     two.do(Heartbeat("two"))
     two.do(Reap(60.0))
     assert two.do(ClaimIds("route", (b"a", b"b"), "two")) == [Claim.OURS, Claim.ACCEPTED]
+    assert one.reply(ClaimIds("route", (b"c",), "one")).verdict is Verdict.FENCED  # nor does it get others
+    assert two.do(ClaimIds("route", (b"c",), "two")) == [Claim.OURS]
 
 
 def test_of_two_claims_at_once_one_counts(one: Replica, two: Replica) -> None:

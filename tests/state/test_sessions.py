@@ -224,6 +224,19 @@ def test_a_session_that_ends_with_its_connection_leaves_nothing(one: Replica) ->
     assert opens(one).contents.subscriptions == {}
 
 
+def test_a_repeated_end_of_a_connection_does_not_prolong_its_session(
+    world: World, one: Replica, two: Replica
+) -> None:
+    """Its replica was frozen before it had the reply, and its queue is being deleted."""
+    epoch = opens(one).epoch
+    leaves(one, epoch)
+    world.advance(WEEK + 1)
+    (due,) = two.do(Reap(WEEK * 9))
+    assert leaves(one, epoch) == Left(ended=False, publish_will=False)
+    two.do(EndSession(*due[:2]))
+    assert two.ask(FindSession(KEY)) is None
+
+
 def test_an_expired_session_is_reaped_once_and_again_if_nobody_ends_it(
     world: World, one: Replica, two: Replica
 ) -> None:
@@ -266,6 +279,20 @@ class TestWills:
         one.do(SettleWill(KEY, epoch))
         world.advance(CLAIM_SECS + 1)
         assert one.do(Reap(WEEK)) == []
+
+    @pytest.mark.parametrize("delay", [0.0, 60.0])
+    def test_a_repeated_end_of_a_connection_leaves_it_to_its_claimant(
+        self, world: World, one: Replica, two: Replica, delay: float
+    ) -> None:
+        """The reply of the first was lost, and another replica publishes the will now."""
+        epoch = opens(one, will=Will(b"bye", delay)).epoch
+        leaves(one, epoch)
+        world.advance(delay + CLAIM_SECS + 1)
+        assert [due.will for due in two.do(Reap(WEEK))] == [b"bye"]
+        assert not leaves(one, epoch).publish_will
+        two.do(SettleWill(KEY, epoch))
+        world.advance(WEEK - CLAIM_SECS)
+        assert not [due for due in one.do(Reap(WEEK * 9)) if due.will is not None]
 
     def test_discarded(self, world: World, one: Replica) -> None:
         epoch = opens(one, will=Will(b"bye", 5.0)).epoch
