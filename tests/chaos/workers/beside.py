@@ -204,17 +204,27 @@ class Beside:
             one.is_as(wanted[topic], clock_error_secs) for topic, one in found.items()
         )
 
+    def _let_in(self, end: float) -> Device:
+        """Return a new client that is connected; a replica that has just woken up refuses it for a while."""
+        while True:
+            device = Device(self._port)
+            device.sock.settimeout(SILENCE_SECS_MAX)
+            device.say(Connect("chaos-shown", Version.V5, True, 0))
+            reason = device.next(Connack).reason
+            if reason < FAILURE:
+                return device
+            device.cut()
+            assert time.monotonic() < end, f"no replica serves: {reason}"
+            time.sleep(BETWEEN_SECS)
+
     def _shown(self, clock_error_secs: float) -> dict[str, Kept]:
         """Return what a new subscriber is sent, once that is what was retained or for long enough."""
         found: dict[str, Kept] = {}
-        with Device(self._port) as device:
-            device.sock.settimeout(SILENCE_SECS_MAX)
-            device.say(Connect("chaos-shown", Version.V5, True, 0))
-            assert device.next(Connack).reason < FAILURE
+        end = time.monotonic() + SHOWN_SECS_MAX
+        with self._let_in(end) as device:
             device.machine.subscribe(1, [Subscription(f"{RETAINED}/#", 0)], {})
             device.flush()
             device.next(Suback)
-            end = time.monotonic() + SHOWN_SECS_MAX
             while True:
                 device.ping()
                 now = time.monotonic()
