@@ -4,19 +4,25 @@ An incarnation joins and sends a heartbeat every few seconds. When the other rep
 is fenced, and a new incarnation begins: what the old one owned belongs to others. Each replica also reaps: it
 declares those replicas dead that were silent for too long, by the clock of the database, and claims wills and
 sessions that have become due.
+
+A replica that was frozen does not know what has changed meanwhile. It declares no others dead before its
+heartbeats were confirmed for some time, and ignores claims that it reads late: others may have them.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.times import Monotonic
 from gateway.state.interface import (
+    CLAIM_SECS,
     Due,
     Heartbeat,
     JoinReplica,
@@ -67,6 +73,8 @@ class Membership:
 
     def tick(self, now: Monotonic) -> None:
         """Join or send a heartbeat, and reap, if that is due."""
+        if now - self._now > 2 * HEARTBEAT_SECS:
+            self._steady_since = None  # the process was frozen, and the database may have been away
         self._now = now
         if not self._is_pending and (not self._is_joined or now >= self._heartbeat_at):
             self._is_pending, self._asked_at = True, now
@@ -84,7 +92,8 @@ class Membership:
             is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
             limit = REAP_MAX if self.may_act is None or self.may_act() else 0
             silent_secs = self._silent_secs if is_steady else None
-            self._state.submit(Reap(silent_secs, limit, self.incarnation), self._reaped)
+            operation = Reap(silent_secs, limit, self.incarnation)
+            self._state.submit(operation, partial(self._reaped, clock.now()))
 
     def quit(self) -> None:
         """Leave the replicas, because the process ends."""
@@ -113,8 +122,11 @@ class Membership:
             except Exception as error:
                 contained("store", error)
 
-    def _reaped(self, reply: Reply[list[Due]]) -> None:
+    def _reaped(self, since: Monotonic, reply: Reply[list[Due]]) -> None:
+        """Do the work that was claimed since `since`, unless the claims may end while it is done."""
         self._is_reaping = False
+        if clock.now() - since >= CLAIM_SECS / 2:
+            return
         if len(reply.value or ()) >= REAP_MAX:
             self._reap_at = Monotonic(0.0)  # there may be more
         for due in reply.value or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,23 +14,31 @@ from gateway.engine.elections import ELSEWHERE, LEASE_SECS, REST_SECS, UNDECIDED
 from gateway.engine.membership import HEARTBEAT_SECS, Membership
 from gateway.model.times import Monotonic
 from gateway.state.interface import (
+    CLAIM_SECS,
     DONE,
     FENCED,
     UNAVAILABLE,
     AcquireLease,
+    Due,
     Health,
     Heartbeat,
     JoinReplica,
     Lease,
+    LeaveSession,
     Notice,
+    Opened,
+    OpenSession,
     QuitReplica,
     Reap,
     ReleaseLease,
     Reply,
+    SessionKey,
     StateStore,
     Verdict,
+    Will,
 )
 from gateway.telemetry.stats import LinkStats
+from tests.engine.local_state import SILENT_SECS, LocalDatabase, joined
 
 
 class Answering(StateStore):
@@ -207,6 +216,55 @@ def test_an_incarnation_joins_and_lives(rig: Rig) -> None:
     one.quit()
     one.tick(Monotonic(100.0))
     assert rig.state.kinds() == [Reap, QuitReplica]
+
+
+def test_a_replica_that_was_frozen_declares_nobody_dead(tmp_path: Path, rig: Rig) -> None:
+    """The database was away as well, so the others could send no heartbeats."""
+    local = LocalDatabase(tmp_path)
+    members = [Membership(local.store(), name, "1", SILENT_SECS) for name in ("one", "other")]
+    frozen, other = members
+    buried = list[str]()
+    other.on_buried.append(buried.append)
+
+    def pass_time(secs: float, *awake: Membership) -> None:
+        rig.now += secs
+        local.utc += secs
+        for member in awake:
+            member.tick(Monotonic(rig.now))
+        local.settle()
+
+    for _ in range(20):
+        pass_time(1.0, *members)
+    local.stores[1].is_away = True
+    for _ in range(25):
+        pass_time(1.0, other)
+    local.stores[1].is_away = False
+    pass_time(0.1, frozen)
+    for _ in range(5):
+        pass_time(1.0, *members)
+    assert not buried
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: bool) -> None:
+    """The replica was frozen: what it had claimed may be claimed by others."""
+    local = LocalDatabase(tmp_path)
+    store, one = joined(local, "one")
+    due = list[Due]()
+    one.on_due.append(due.append)
+    key = SessionKey("mqtt", "c")
+    opened = list[Reply[Opened]]()
+    opening = OpenSession(key, one.incarnation, "", "", True, 0.0, "q", Will(b"gone", 0.0), False, 1)
+    store.submit(opening, opened.append)
+    local.settle()
+    assert opened[0].value is not None
+    store.submit(LeaveSession(key, opened[0].value.epoch, 0.0, False), lambda reply: None)
+    local.settle()
+    local.utc += CLAIM_SECS + 1
+    one.tick(Monotonic(rig.now))
+    rig.now += CLAIM_SECS * late
+    local.settle()
+    assert len(due) == (not late)
 
 
 def test_an_incarnation_that_was_declared_dead_is_followed_by_another(rig: Rig) -> None:
