@@ -18,6 +18,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq
 
+from gateway import clock
 from gateway.broker.journaling import CONVERTER
 from gateway.pipeline.columns import BY_NAME
 from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, expand_runs
@@ -398,6 +399,26 @@ def test_a_conversion_that_fails_is_told_and_tried_again(tmp_path: Path) -> None
     until(lambda: bool(files(tmp_path)))
     assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(980)]
     made.writer.close()
+
+
+def test_a_conversion_may_write_more_than_a_pipe_holds(quiet: Path) -> None:
+    program = "import sys; sys.stderr.write('warning\\n' * 100_000); sys.exit('no space left')"
+    *some, last = segments(quiet)
+    one = appending.Conversion((sys.executable, "-c", program), 0, some, last.first)
+    until(lambda: one.has_ended)
+    with pytest.raises(appending.ConversionError, match=r"^no space left$"):
+        one.commit()
+
+
+def test_a_conversion_that_hangs_is_killed(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *some, last = segments(quiet)
+    one = appending.Conversion((sys.executable, "-c", "import sys; sys.stdin.read()"), 0, some, last.first)
+    assert not one.has_ended
+    monkeypatch.setattr(clock, "monotonic", lambda: one._end)
+    assert one.has_ended
+    with pytest.raises(appending.ConversionError, match="exit code is -9"):
+        one.commit()
+    assert segments(quiet) == [*some, last]
 
 
 def test_a_killed_conversion_leaves_the_segments(quiet: Path) -> None:

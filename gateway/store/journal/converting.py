@@ -3,24 +3,29 @@
 The process (`gateway/pipeline/journal/closing.py`) only writes a draft, syncs it and ends. The writer, which
 has the lock of the shard, renames the draft and deletes the segments whose rows it has. So after a kill at
 any time there are the segments, or the file, or both, and readers prefer the file. The process ends when the
-writer does, whose end of a pipe is then closed. Drafts that are left are deleted at the next start.
+writer does, whose end of a pipe is then closed. A process that takes too long is killed. Drafts that are
+left are deleted at the next start.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from gateway import clock
 from gateway.errors import GatewayError
 from gateway.store.journal.segments import Segment, parquet_name
 
 DRAFT: Final = ".parquet.tmp"
 REASON_CHARACTERS_MAX: Final = 500
+ERRORS_OCTETS_MAX: Final = 4 * REASON_CHARACTERS_MAX  # of the end of what the process wrote
+CONVERT_SECS_MAX: Final = 3_600.0  # a gigabyte takes minutes, at the lowest priority
 
 
 class ConversionError(GatewayError):
@@ -41,17 +46,26 @@ class Conversion:
         self._final = folder / parquet_name(shard, first.first, next_)
         # A name of its own, because the process of a killed writer may be slow to notice.
         self._draft = folder / f"{shard}-{first.first:020}.{uuid4().hex}{DRAFT}"
-        self._process = subprocess.Popen(
-            (*converter, str(folder), str(shard), str(first.first), str(next_), str(self._draft)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            process_group=0,  # an interrupt at the terminal is for the gateway
-        )
+        self._end = clock.monotonic() + CONVERT_SECS_MAX
+        self._errors = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - a full pipe stops its writer
+        try:
+            self._process = subprocess.Popen(
+                (*converter, str(folder), str(shard), str(first.first), str(next_), str(self._draft)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                process_group=0,  # an interrupt at the terminal is for the gateway
+            )
+        except OSError:
+            self._errors.close()
+            raise
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended."""
+        """True if the process has ended, or is killed now because it has taken too long."""
+        if self._process.poll() is None and clock.monotonic() >= self._end:
+            self._process.kill()
+            self._process.wait()
         return self._process.poll() is not None
 
     def commit(self) -> None:
@@ -80,7 +94,11 @@ class Conversion:
             self._draft.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        written = self._process.communicate()[1].decode("utf-8", "replace").strip()
+        self._process.communicate()
+        with self._errors:
+            size = self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(size - ERRORS_OCTETS_MAX, 0))
+            written = self._errors.read().decode("utf-8", "replace").strip()
         self._reason = written.rpartition("\n")[2][:REASON_CHARACTERS_MAX]
 
 
