@@ -96,7 +96,7 @@ ROLES: Final[dict[str, Any]] = {"reader": {"mqtt": {"publish": "open/#", "deny_p
 
 
 def given(server: Server, **more: Any) -> Any:
-    urls = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
+    urls: dict[str, Any] = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
     return settings(
         ROLES, {"bob": (), "eve": ("reader",), "ann": ()}, authorizer=HttpAuthorizer(**urls, **more)
     )

@@ -127,7 +127,7 @@ def refused_selectors(gateway: Running, user: str) -> int:
             selector = f"a = '{LONG * 4}'".encode()
             tag = client.machine.new_tag(1)
             client.say(m.HandleConsume(handle, tag, 1, identifier=f"s{number}", selector=selector))
-            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type,var-annotated]
+            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type]
             if isinstance(answer, ChannelClosed):
                 assert answer.reply_code == 506
                 return number
@@ -401,7 +401,7 @@ def arrive(gateway: Running, names: list[str]) -> int:
 def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_path: Path) -> None:
     """Also after a restart; they hold their publishers as those of the configuration do."""
     (tmp_path / "m.yaml").write_text(ROUTE)
-    limits = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 6_000}
+    limits: dict[str, Any] = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 6_000}
     most = 9 if limit == "number" else 3_000 // (2 * 100)
     store = Store(path=tmp_path / "store")
     roles = {"all": EVERYTHING | {"amqpfast": {"*": {"queues": {"read": "*", "write": "*", "create": "*"}}}}}
@@ -441,7 +441,7 @@ def opens_handles(gateway: Running, user: str) -> tuple[int, int]:
     with Fast(gateway, user=user, password=PASSWORD).open() as client:
         for number in range(100):
             client.ask_handle("t", TOPIC)
-            answer = client.next((Replies, ChannelClosed, HandleClosed))  # type: ignore[arg-type,var-annotated]
+            answer = client.next((Replies, ChannelClosed, HandleClosed))  # type: ignore[arg-type]
             if not isinstance(answer, Replies):
                 return number, int(answer.reply_code)
     raise AssertionError("nothing was refused")
@@ -453,7 +453,7 @@ def opens_fast_channels(gateway: Running, user: str) -> tuple[int, int]:
         for number in range(100):
             client.machine.open_channel()
             client.flush()
-            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type,var-annotated]
+            answer = client.next((Replies, ChannelClosed))  # type: ignore[arg-type]
             if not isinstance(answer, Replies):
                 return number, int(answer.reply_code)
     raise AssertionError("nothing was refused")

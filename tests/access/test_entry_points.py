@@ -302,7 +302,7 @@ def cancels(client: Whole, lose: Callable[[], bool]) -> int:
 def opens_folder(gateway: Running, user: str) -> int:
     with Fast(gateway, user=user, password=PASSWORD) as client:
         client.next(Opened)
-        folder = gateway._settings.listeners["amqpfast"].out_of_band.folder  # type: ignore[union-attr]
+        folder = gateway._settings.listeners["amqpfast"].out_of_band.folder
         client.machine.open_channel(out_of_band=f"file:{folder}/{user}")
         client.flush()
         return code_of(client)

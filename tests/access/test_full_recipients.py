@@ -162,7 +162,7 @@ def test_what_a_full_queue_loses_is_dead_lettered_where_it_says_so(overflow: str
         channel.queue_bind("own.letters", "own.dead")
         rejecting_queue(gateway, stack, **{"x-overflow": overflow, "x-dead-letter-exchange": "own.dead"})
         assert publish_by_mqtt(gateway, Version.V5) == [0] * MESSAGES
-        found = []
+        found: list[int] = []
         eventually(lambda: channel.queue_declare("own.letters", passive=True).method.message_count >= FULL)
         while len(found) < MESSAGES - 1:
             method, properties, body = channel.basic_get("own.letters", auto_ack=True)

@@ -98,7 +98,7 @@ def test_a_sender_who_may_only_write_does_not_block_an_exchange_that_delays(tmp_
         claims = gateway.ask(lambda: list(gateway.gateway._claims()))
         return {user: octets for _, octets, user, _ in claims if octets}
 
-    limits = {"queue_messages_max": 20}
+    limits: dict[str, Any] = {"queue_messages_max": 20}
     with gateway_at(tmp_path, **limits) as gateway:
         with closing(amqp(gateway, "modest")) as connection:
             channel = connection.channel()
@@ -195,7 +195,7 @@ def sends_large(gateway: Running, user: str, queue: str, count: int) -> None:
             channel.basic_publish("", queue, LARGE, pika.BasicProperties(delivery_mode=2))
 
 
-SPOOL: Final = {"message_bytes_max": MIB, "spool_bytes_max": 16 * MIB}
+SPOOL: Final[dict[str, Any]] = {"message_bytes_max": MIB, "spool_bytes_max": 16 * MIB}
 
 
 def test_one_user_spools_no_more_than_its_share(tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ import paho.mqtt.client as mqtt
 import pika
 import pytest
 import trio
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from pydantic import SecretStr
 
 from gateway.admin import MappingsApi
 from gateway.app.operating import process_of
@@ -75,7 +79,7 @@ def gateway(folder: Path) -> Iterator[Running]:
         store=Store(path=folder / "data"),
         journal=Journal(enabled=True),
         mappings=(str(folder / "mapping.yaml"),),
-        users={"ann": User(password_hash=hashed("right"), roles=("boss",))},
+        users={"ann": User(password_hash=SecretStr(hashed("right")), roles=("boss",))},
         roles={
             "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),
             "all": Role(
@@ -115,7 +119,7 @@ def filled(gateway: Running, client: httpx.Client) -> Iterator[httpx.Client]:
     )
     channel.basic_publish("", "work", b"first", properties)
     channel.basic_publish("", "work", b"\xff\xfe", properties)
-    subscriber = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "a/b", protocol=mqtt.MQTTv5)
+    subscriber = mqtt.Client(CallbackAPIVersion.VERSION2, "a/b", protocol=mqtt.MQTTv5)
     subscriber.connect(LOOPBACK, gateway.mqtt)
     subscriber.loop_start()
     subscriber.subscribe("x/+", 1)
@@ -241,8 +245,8 @@ def test_time_that_passes_changes_no_tag(
     filled: httpx.Client, gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(History, "tick", lambda *_: None)  # rates of the last seconds do change
-    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "away", protocol=mqtt.MQTTv5)
-    stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, "away", protocol=mqtt.MQTTv5)
+    stays = Properties(PacketTypes.CONNECT)
     stays.SessionExpiryInterval = 600
     client.connect(LOOPBACK, gateway.mqtt, properties=stays)
     client.loop_start()
@@ -404,7 +408,8 @@ def test_a_queue_is_looked_into_and_keeps_its_messages(
         assert (second["body_encoding"], base64.b64decode(second["body"])) == ("base64", b"\xff\xfe")
     absent = filled.post(path, json=asked | {"queue": "none"})
     assert checked(described, path, "post", absent)["detail"].startswith("there is no queue 'none'")
-    for wrong in ({}, {"protocol": "amqp091"}, asked | {"count": "2"}, asked | {"more": 1}, []):
+    wrongs: tuple[Any, ...] = ({}, {"protocol": "amqp091"}, asked | {"count": "2"}, asked | {"more": 1}, [])
+    for wrong in wrongs:
         assert checked(described, path, "post", filled.post(path, json=wrong))["status"] == 400, wrong
 
 
@@ -468,7 +473,13 @@ def test_a_draft_is_tried_on_a_message_and_changes_nothing(
     another = explained(files={"new.yaml": MORE.replace("name: up", "name: also")})
     assert [one["route"] for one in another["matches"]] == ["up", "also"]
     assert explained()["matches"][0]["made"]["routing_key"] == "work", "nothing has changed"
-    for wrong in ({"endpoint": "none"}, {"files": {"a": 1}}, {"files": []}, {"topic": "a/#"}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"endpoint": "none"},
+        {"files": {"a": 1}},
+        {"files": []},
+        {"topic": "a/#"},
+    )
+    for wrong in wrongs:
         assert checked(described, path, "post", filled.post(path, json=asked | wrong))["status"] == 400, wrong
 
 

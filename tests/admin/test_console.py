@@ -14,7 +14,11 @@ import paho.mqtt.client as mqtt
 import pika
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pydantic import SecretStr
 
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -90,9 +94,9 @@ def gateway(file: Path) -> Iterator[Running]:
         mappings=(str(file),),
         links={"erp": make_link(url=f"amqp://{LOOPBACK}:{free_ports(1)[0]}")},
         users={
-            "ann": User(password_hash=hashed("right"), roles=("boss",)),
-            "bob": User(password_hash=hashed("right"), roles=("looker",)),
-            "eve": User(password_hash=hashed("right"), roles=("looker of shop",)),
+            "ann": User(password_hash=SecretStr(hashed("right")), roles=("boss",)),
+            "bob": User(password_hash=SecretStr(hashed("right")), roles=("looker",)),
+            "eve": User(password_hash=SecretStr(hashed("right")), roles=("looker of shop",)),
         },
         roles={
             "boss": Role(
@@ -113,13 +117,13 @@ def gateway(file: Path) -> Iterator[Running]:
         channel.queue_bind("alarms", "bells", "any", {"x-match": "any", "line": "l1"})
         channel.basic_qos(prefetch_count=7)
         channel.basic_consume("jobs", lambda *_: None, consumer_tag="hand")
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
         client.connect(LOOPBACK, started.mqtt)
         client.loop_start()
         client.subscribe("plant/+/command", 1)
         for number in range(3):
             client.publish("plant/l1/reading", f"21.{number}", 1).wait_for_publish(10)
-        told = mqtt.Properties(mqtt.PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        told = Properties(PacketTypes.PUBLISH)
         told.ContentType, told.UserProperty = "text/plain", [("sensor", "t4")]
         client.publish("plant/l1/alarm", "too hot", 1, properties=told).wait_for_publish(10)
         client.publish("away", "waits", 1).wait_for_publish(10)
@@ -494,7 +498,7 @@ def test_what_needs_eyes_is_in_the_picture(browser: Browser, gateway: Running, f
 
 def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None:
     """Exchanges and what is bound to them; what is retained, until somebody clears it; who may do what."""
-    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "keeper", protocol=mqtt.MQTTv5)
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, "keeper", protocol=mqtt.MQTTv5)
     client.connect(LOOPBACK, gateway.mqtt)
     client.loop_start()
     for topic in ("kept/<one>", "kept/two"):
@@ -547,8 +551,8 @@ def test_what_nobody_had_subscribed_to_is_no_warning(browser: Browser, gateway: 
 def test_an_act_on_a_row_is_about_that_row_alone(browser: Browser, gateway: Running) -> None:
     """Clients choose names, and `*` is one: what stands in a row is no pattern."""
     for name in ("*", "press 9"):
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, name, protocol=mqtt.MQTTv5)
-        stays = mqtt.Properties(mqtt.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, name, protocol=mqtt.MQTTv5)
+        stays = Properties(PacketTypes.CONNECT)
         stays.SessionExpiryInterval = 600
         client.connect(LOOPBACK, gateway.mqtt, properties=stays)
         client.loop_start()
@@ -659,7 +663,7 @@ def test_messages_are_watched_as_they_pass(browser: Browser, gateway: Running) -
     expect(page.get_by_text("Watching.")).to_be_visible()
     taps = gateway.gateway.dispatcher.taps
     gateway.until(lambda: len(taps.open) == 1)
-    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 8")
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, "press 8")
     client.connect(LOOPBACK, gateway.mqtt)
     client.loop_start()
     for topic in ("plant/l1/other", "plant/l1/reading"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.settings import Http, Store
 from tests.configured import make_link
@@ -35,7 +36,7 @@ def test_an_outbox_says_what_waits_and_how_much_may(tmp_path: Path) -> None:
     )
     with running(settings) as gateway:
         port = gateway.gateway.http_port
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         client.connect(LOOPBACK, gateway.mqtt)
         client.loop_start()
         for number in range(3):

@@ -12,6 +12,7 @@ import httpx
 import paho.mqtt.client as mqtt
 import pika
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.settings import Http, Settings, Store
 from tests.configured import make_link
@@ -64,7 +65,7 @@ class Scene:
         self.http = httpx.Client(
             base_url=f"http://{LOOPBACK}:{port}{V1}", trust_env=False, headers=bearer(port)
         )
-        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         self.client.connect(LOOPBACK, gateway.mqtt)
         self.client.loop_start()
 

@@ -10,6 +10,7 @@ import httpx
 import paho.mqtt.client as mqtt
 import pika
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from prometheus_client.openmetrics.parser import (
@@ -44,7 +45,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             channel.basic_publish("", "work.1", body)
         channel.basic_get("work.1", auto_ack=True)
         channel.basic_get("work.1", auto_ack=False)
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
         client.connect(LOOPBACK, started.mqtt, properties=_lasting())
         client.loop_start()
         client.subscribe("orders/#", 1)
@@ -101,7 +102,8 @@ def test_sessions_are_told_of_together_with_queues(gateway: Running) -> None:
 
 def test_there_are_so_many_at_most(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(series, "SERIES_MAX", 2)
-    for more in ({}, {"count": 100}):
+    further: tuple[dict[str, Any], ...] = ({}, {"count": 100})
+    for more in further:
         told = found(ask(gateway, series="queues", **more).text)
         assert {name for metric, name in told if "queue_messages" in metric} == {ODD, "work.1"}
         assert told["gateway_detailed_left_out", "queues"] == 1
@@ -126,7 +128,7 @@ def test_openmetrics_is_for_who_asks_for_it(gateway: Running) -> None:
     [{}, {"series": "topics"}, {"series": "queues", "name": "x"}, {"series": "queues", "count": "many"}],
     ids=["nothing", "another kind", "another word", "no number"],
 )
-def test_what_cannot_be_told_is_said(gateway: Running, asked: dict[str, str]) -> None:
+def test_what_cannot_be_told_is_said(gateway: Running, asked: dict[str, Any]) -> None:
     told = ask(gateway, **asked)
     assert told.status_code == 400
     assert told.headers["Content-Type"] == "application/problem+json"

@@ -197,7 +197,7 @@ def test_tls(tmp_path_factory: pytest.TempPathFactory, protocol: str) -> None:
     """With the authority that signed it, and a certificate of our own; without, nobody is trusted."""
     certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
     tls = ListenerTls(cert_file=certificate, key_file=key, client_ca_file=certificate)
-    listener = make_listener(protocol=protocol, host=LOOPBACK, port=0, tls=tls)  # type: ignore[arg-type]
+    listener = make_listener(protocol=protocol, host=LOOPBACK, port=0, tls=tls)
     scheme = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}[protocol]
     with running(settings_of(listeners={protocol: listener})) as secured:
         target = parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{secured.port(protocol)}")

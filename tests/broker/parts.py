@@ -14,6 +14,7 @@ from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 
@@ -82,7 +83,7 @@ def publish(
 ) -> Answers:
     """Send the messages to one sink as a batch; their receipts are their positions."""
     answers = source or Answers()
-    batch = Batch(answers, 0.0)
+    batch = Batch(answers, Monotonic(0.0))
     recipient = recipient or Recipient(sink)
     for receipt, message in enumerate(messages):
         batch.add_only(receipt, recipient, message)
@@ -107,6 +108,9 @@ class Taker:
         self.credit -= len(messages)
         self.runs.append(len(messages))
         self.taken += [(position + at, message, redelivered) for at, message in enumerate(messages)]
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
     def cancelled(self, queue: Queue) -> None:
         self.gone.append(queue)

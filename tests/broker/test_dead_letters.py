@@ -25,6 +25,7 @@ from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from gateway.model.shares import UserShares
+from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
@@ -336,7 +337,7 @@ def test_an_absent_address_or_endpoint_is_counted() -> None:
     made, letters = forwarding(shelf)
     letters.add([mqtt()], "route", REFUSED)
     nowhere = Forwarding({}, "gone", TO)
-    nowhere.forward([mqtt()], "route", REFUSED, 0.0)
+    nowhere.forward([mqtt()], "route", REFUSED, WallTime(0.0))
     assert (made.counted["absent"], nowhere.counted["absent"]) == (1, 1)
 
 
@@ -375,7 +376,7 @@ class Bench:
 
     def publish(self, message: Message) -> Answers:
         source = Answers()
-        batch = self.dispatcher.batch(source, 0.0)
+        batch = self.dispatcher.batch(source, Monotonic(0.0))
         entry = self.dispatcher.entry("mqtt", self.devices, message.address)
         assert self.dispatcher.publish(batch, entry, message, 0)
         batch.send()
@@ -523,7 +524,7 @@ class Fan:
 
     def publish(self, *bodies: bytes) -> list[Outcome]:
         source = Answers()
-        batch = self.dispatcher.batch(source, 0.0)
+        batch = self.dispatcher.batch(source, Monotonic(0.0))
         batch.untold = lambda receipt, retries, outcome: True
         entry = self.dispatcher.entry("mqtt", self.devices, topic_address("in/1"))
         for body in bodies:

@@ -17,6 +17,7 @@ from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set
+from gateway.model.times import Monotonic
 from gateway.store.store import Store
 from tests.broker.parts import Answers, mqtt, newest, unreadable
 from tests.store.journal.samples import until
@@ -116,7 +117,7 @@ class Bench:
     def publish(self, *rows: tuple[str | None, bytes], sets: PropertySet | None = None) -> Answers:
         """(message id, body) each; receipts are bodies."""
         source = Answers()
-        batch = Batch(source, 0.0)
+        batch = Batch(source, Monotonic(0.0))
         for id, body in rows:
             said = sets or (NO_PROPERTIES if id is None else property_set(Properties(message_id=id)))
             message = mqtt("a", body, properties=said)

@@ -281,7 +281,7 @@ class Asked(Bench):
         namespace = self.dispatcher.namespaces[endpoint]
         entry = self.dispatcher.entry(endpoint, namespace, address)
         assert isinstance(entry, AnswerEntry)
-        assert not self.dispatcher.publish(Batch(Answers(), 0.0), entry, Message(address, b"!"), 0)
+        assert not self.dispatcher.publish(Batch(Answers(), Monotonic(0.0)), entry, Message(address, b"!"), 0)
         return entry.lost
 
 

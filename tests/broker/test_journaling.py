@@ -49,7 +49,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     """Also when another batch has passed it on, whose own slots are others."""
     noted, sink = Noted(), Kept()
     recipient = Recipient(sink, RecipientRecorder(noted, FACTS))  # type: ignore[arg-type]
-    first = RecordedBatch(Answers(), 7.0)
+    first = RecordedBatch(Answers(), Monotonic(7.0))
     for receipt in range(12):
         first.open(receipt, 1)
         first.came(message(b"%d" % receipt))
@@ -67,7 +67,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
 def test_a_whole_part_is_told_without_slots() -> None:
     noted, sink = Noted(), Kept()
     recipient = Recipient(sink, RecipientRecorder(noted, FACTS))  # type: ignore[arg-type]
-    batch = RecordedBatch(Answers(), 7.0)
+    batch = RecordedBatch(Answers(), Monotonic(7.0))
     for receipt in range(3):
         batch.add_only(receipt, recipient, message())
     batch.send()

@@ -64,7 +64,7 @@ def read(version: str) -> Table:
 
 def functions() -> dict[str, str]:
     """The file of every test function, by its name."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), flags=re.M):
             found.setdefault(name, str(path.relative_to(TESTS)))

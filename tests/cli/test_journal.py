@@ -11,6 +11,7 @@ import pytest
 from gateway.cli.exits import Exit
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
+from gateway.model.times import Monotonic
 from gateway.store.journal.format import HEADER_OCTETS
 from tests.cli.conftest import Run
 from tests.store.journal.samples import HOME, UP, block, message, write, writer
@@ -20,10 +21,10 @@ from tests.store.journal.samples import HOME, UP, block, message, write, writer
 def folder(tmp_path: Path) -> Path:
     """Three rows at home, two that crossed, one that was refused."""
     made = writer(tmp_path, clock=lambda: 0.0, utc=lambda: 1_700_000_000.0)
-    made.record(HOME, [message(n) for n in range(3)], ACCEPTED, 0.0)
+    made.record(HOME, [message(n) for n in range(3)], ACCEPTED, Monotonic(0.0))
     sources = [message(3), message(4)]
-    made.record(UP, sources, ACCEPTED, 0.0, sources)
-    made.refuse(UP, [message(5)], Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?"), 0.0)
+    made.record(UP, sources, ACCEPTED, Monotonic(0.0), sources)
+    made.refuse(UP, [message(5)], Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?"), Monotonic(0.0))
     made.close()
     return tmp_path
 
@@ -43,8 +44,8 @@ def test_explain_tells_the_fate_of_a_message(run: Run, tmp_path: Path) -> None:
     """By the id that its sender gave it: each target's row, and no other message's."""
     known = [message(n, property_set=property_set(Properties(message_id=f"id-{n}"))) for n in range(3)]
     made = writer(tmp_path, clock=lambda: 0.0, utc=lambda: 1_700_000_000.0)
-    made.record(UP, known, ACCEPTED, 0.0, known)
-    made.refuse(UP, known[1:2], Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue"), 0.0)
+    made.record(UP, known, ACCEPTED, Monotonic(0.0), known)
+    made.refuse(UP, known[1:2], Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue"), Monotonic(0.0))
     made.close()
     config = tmp_path / "gateway.yaml"
     config.write_text(f"journal: {{enabled: true, path: {tmp_path}}}\n")
@@ -92,7 +93,7 @@ def test_tail_of_a_body_that_is_no_text(run: Run, tmp_path: Path) -> None:
     made = writer(tmp_path)
     odd = message(0)
     odd.body = b"\xff"
-    made.record(HOME, [odd], ACCEPTED, time.monotonic())
+    made.record(HOME, [odd], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     row = json.loads(run("journal", "tail", "--folder", str(tmp_path), "--json").out)
     assert (row["body"], row["body_encoding"]) == ("/w==", "base64")

@@ -50,7 +50,7 @@ class Responder(Protocol):
 
 def said(**properties: Any) -> Properties:
     """The properties of a PUBLISH."""
-    made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    made = Properties(PacketTypes.PUBLISH)
     for name, value in properties.items():
         setattr(made, name, value)
     return made

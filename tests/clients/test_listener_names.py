@@ -9,6 +9,7 @@ from typing import Any
 import paho.mqtt.client as paho
 import pika
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -37,7 +38,7 @@ def amqp(gateway: Running, listener: str, host: str = "/") -> pika.BlockingConne
 def device(gateway: Running, listener: str, *filters: str) -> tuple[paho.Client, queue.Queue[Any]]:
     heard: queue.Queue[Any] = queue.Queue()
     subscribed: queue.Queue[Any] = queue.Queue()
-    one = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    one = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     one.on_message = lambda client, data, message: heard.put(message.payload)
     one.on_subscribe = lambda *given: subscribed.put(given)
     one.connect(LOOPBACK, gateway.port(listener))

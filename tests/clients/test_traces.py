@@ -16,6 +16,7 @@ import pika
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -121,7 +122,7 @@ def test_from_mqtt_to_amqp(gateway: Running, collector: Collector) -> None:
     with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
         channel = connection.channel()
         channel.queue_declare("crossed")
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         client.connect(LOOPBACK, gateway.mqtt)
         client.loop_start()
         said = Properties(PacketTypes.PUBLISH)
@@ -180,7 +181,7 @@ def test_from_amqp_to_amqpfast_and_from_there_to_mqtt(gateway: Running, collecto
         below(collector.named("receive amqp091"), PARENT)
         received: list[list[tuple[str, str]]] = []
         subscribed, came = threading.Event(), threading.Event()
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         client.on_subscribe = lambda *_: subscribed.set()
         client.on_message = lambda *given: (received.append(given[2].properties.UserProperty), came.set())
         client.connect(LOOPBACK, gateway.mqtt)
@@ -197,7 +198,7 @@ def test_from_amqp_to_amqpfast_and_from_there_to_mqtt(gateway: Running, collecto
 
 def test_a_collector_that_refuses_costs_spans_alone(gateway: Running, collector: Collector) -> None:
     collector.answer = 400
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     client.connect(LOOPBACK, gateway.mqtt)
     client.loop_start()
     said = Properties(PacketTypes.PUBLISH)

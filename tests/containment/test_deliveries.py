@@ -70,7 +70,7 @@ def amqp_getter(gateway: Running) -> Iterator[Receive]:
         client.call(m.QueueBind("q", "amq.topic", "a.b"), m.QueueBindOk)
 
         def receive(count: int) -> list[bytes]:
-            found = []
+            found: list[bytes] = []
             while len(found) < count:
                 client.say(m.BasicGet("q", no_ack=True))
                 found.append(client.next(Got).body)

@@ -285,9 +285,14 @@ def hop(echoes: Echoes, body: bytes, sender: Sender, now: float = 0.0) -> int:
     return echoes.hops(b"t", body, sender, now)
 
 
+def _nothing(receipt: int) -> Message | None:
+    """Return no message: the link has none in flight."""
+    return None
+
+
 def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     assert not echoes.awaited
     sent(ledger, b"x")
     hops = []
@@ -300,7 +305,7 @@ def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
 
 def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     for _ in range(QUICK_MAX - 1):
         assert hop(echoes, b"x", PEER) == 0
@@ -317,7 +322,7 @@ def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> Non
 
 def test_in_turn_they_prove_nothing() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     for round in range(2 * QUICK_MAX):
         sender = (PEER, OTHER)[round % 2]
@@ -358,7 +363,7 @@ def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
 
 def test_who_repeats_himself_is_no_echo() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     for _ in range(100):
         assert hop(echoes, b"x", DEVICE) == 0
         sent(ledger, b"x")
@@ -366,7 +371,7 @@ def test_who_repeats_himself_is_no_echo() -> None:
 
 def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     sent(ledger, b"x")
     hops = []
     for _ in range(100):
@@ -380,7 +385,7 @@ def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
 def test_copies_of_one_message_are_told_apart() -> None:
     """A device that keeps saying the same does not lend new life to what goes round already."""
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     alive = 0
     for round in range(20 * ROUNDS_PER_HOP):
         now = round * QUICK_SECS
@@ -396,7 +401,7 @@ def test_copies_of_one_message_are_told_apart() -> None:
 
 def test_another_message_or_a_late_one_is_no_echo() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     for _ in range(100):
         sent(ledger, b"x")
     assert hop(echoes, b"y", PEER) == 0
@@ -409,7 +414,7 @@ def test_another_message_or_a_late_one_is_no_echo() -> None:
 
 def test_the_memory_is_bounded() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link", {}.get)
+    ledger = echoes.ledger("link", _nothing)
     for number in range(KEYS_MAX + 100):
         sent(ledger, b"%d" % number)
     for _ in range(1_000):

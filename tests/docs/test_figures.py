@@ -8,7 +8,8 @@ from typing import Final
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT
-from tests.interop.oracle.suite import DIFFERENT, SCRIPTS
+from tests.interop.oracle.scripts import SCRIPTS
+from tests.interop.oracle.suite import DIFFERENT
 
 BENCHMARKS: Final = PAGES[DOCS / "benchmarks.md"].text
 NUMBER: Final = re.compile(r"\d[\d ]*(?:\.\d+)?")

@@ -47,7 +47,7 @@ def publish(to: BlockingChannel, count: int, *, queue: str = "q", first: int = 0
 
 def taken(opened: BlockingChannel, count: int, *, queue: str = "q", ack: bool = True) -> list[int]:
     """`count` messages from a consumer, as numbers."""
-    found = []
+    found: list[int] = []
     for method, _, body in opened.consume(queue, inactivity_timeout=20):
         assert method is not None, f"only {len(found)} of {count} messages came"
         found.append(int(body))
@@ -229,7 +229,7 @@ def declare_dying(opened: BlockingChannel, **arguments: Any) -> None:
 
 def deaths(opened: BlockingChannel, count: int) -> list[tuple[int, str, int]]:
     """Body, reason and count of the first deaths of the letters in "dead"."""
-    found = []
+    found: list[tuple[int, str, int]] = []
     for method, properties, body in opened.consume("dead", inactivity_timeout=20, auto_ack=True):
         assert method is not None, f"only {len(found)} of {count} letters came"
         death = properties.headers["x-death"][0]

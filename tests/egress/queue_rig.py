@@ -13,6 +13,7 @@ from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import joined
+from gateway.model.times import Monotonic
 from gateway.telemetry.stats import LinkStats
 
 TURNS_MAX = 2_000
@@ -111,7 +112,7 @@ class Settled:
 
     def part(self, messages: Iterable[Message], sink: Sink) -> SubBatch:
         """A part of messages whose receipts are their bodies."""
-        batch = Batch(self, trio.current_time())
+        batch = Batch(self, Monotonic(trio.current_time()))
         recipient = Recipient(sink)
         part = SubBatch(batch, recipient)
         for message in messages:

@@ -50,7 +50,7 @@ class Replica(Running):
         given = with_state({"engine": "rabbitmq", "urls": urls, "namespace": namespace, **more})
         broker = RabbitEngine.model_validate(given)
         store = Store(enabled=False) if folder is None else Store(path=folder)
-        bounded = {} if limits is None else {"limits": Limits(**limits)}
+        bounded: dict[str, Any] = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
             settings_of(
                 listeners=listeners, broker=broker, replica=name, store=store, **bounded, **(settings or {})
@@ -72,7 +72,7 @@ class Replica(Running):
             query = sql.SQL("SELECT {} FROM {}.{} WHERE client = %s").format(
                 sql.SQL(columns),
                 schema,
-                name,  # type: ignore[arg-type]  # a literal of each caller's
+                name,  # a literal of each caller's
             )
             return connection.execute(query, [client]).fetchall()
 
@@ -126,7 +126,9 @@ class Client:
         self.offered: Any = None
         self.present = False
         self._changed = threading.Condition()
-        given = {} if version == paho.MQTTv5 else {"clean_session": True if clean is None else clean}
+        given: dict[str, Any] = (
+            {} if version == paho.MQTTv5 else {"clean_session": True if clean is None else clean}
+        )
         paho_client = paho.Client(CallbackAPIVersion.VERSION2, name, protocol=version, **given)
         paho_client.on_connect = self._on_connect
         paho_client.on_message = self._on_message
@@ -188,7 +190,7 @@ class Client:
 
     @property
     def told(self) -> list[tuple[str, bytes]]:
-        return [(message.topic, message.payload) for message in self.messages]
+        return [(message.topic, bytes(message.payload)) for message in self.messages]
 
     def has_more_than(self, count: int) -> bool:
         """So many messages have come, and more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import paho.mqtt.client as paho
 import pytest
@@ -52,7 +52,7 @@ def test_without_a_node_clients_go_on_and_replicas_begin(cluster: RabbitCluster)
 def test_a_queue_of_a_lost_node_that_is_to_be_deleted_costs_no_connection(cluster: RabbitCluster) -> None:
     """A classic one: its session begins anew at a replica that is connected to another node."""
     lost, *others = (node.url for node in cluster.nodes)
-    given = {"reconnect_max_secs": 0.5, "queue_type": "classic"}
+    given: dict[str, Any] = {"reconnect_max_secs": 0.5, "queue_type": "classic"}
     staying = Replica("staying", tuple(others), "classic", **given)
     with replicas(staying):
         there = Replica("there", lost, "classic", **given)

@@ -175,7 +175,7 @@ def test_the_last_message_of_a_topic_comes_last(two: tuple[Replica, Replica], qo
 
     thread = threading.Thread(target=publish)
     thread.start()
-    clients = []
+    clients: list[Client] = []
     while not done.is_set() and len(clients) < CLIENTS_MAX:
         client = Client(two[len(clients) % 2].mqtt, f"hears {len(clients)}")
         clients.append(client)
@@ -207,7 +207,7 @@ def test_quality_2_comes_once_live_or_retained(two: tuple[Replica, Replica], kin
 
     thread = threading.Thread(target=publish)
     thread.start()
-    clients = []
+    clients: list[Client] = []
     at = 0
     while not done.is_set() and len(clients) < CLIENTS_MAX:
         client = kind(two[at % 2].mqtt, f"finds {at}")

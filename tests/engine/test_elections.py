@@ -108,7 +108,7 @@ class Door(GatewayProcess):
         return self.leads and bool(self.sample("gateway_link_up", endpoint="far (in)"))
 
 
-def until(condition: Callable[[], object], patience: float = PATIENCE_SECS) -> None:
+def until(condition: Callable[..., object], patience: float = PATIENCE_SECS) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, condition

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.engine.replicas import Client, Replica, lasting, replicas
@@ -13,7 +15,7 @@ def test_clients_find_their_sessions_after_a_failover(rabbitmq: RabbitMQ, versio
     """What was acknowledged before is there, at the other replica as well: subscriptions, what is owed, and
     retained messages. What is published while no database is there is delivered."""
     with PostgreSQLPair() as pair:
-        given = {"postgresql": {"url": pair.url}}
+        given: dict[str, Any] = {"postgresql": {"url": pair.url}}
         two = [Replica(name, rabbitmq.url, f"failover-{version}", **given) for name in ("one", "other")]
         one, other = two
         with replicas(*two):

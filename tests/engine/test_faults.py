@@ -172,7 +172,7 @@ def test_all_of_it_survives_a_broker_that_is_started_again(rabbitmq: RabbitMQ) -
             assert late.told == [("faults/broker/retained", b"before")]
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[..., object]) -> None:
     """Return when it holds."""
     deadline = time.monotonic() + PATIENCE_SECS
     while not condition():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,10 @@ class Replica:
     def __init__(
         self, *, octets_max: int = 10**9, applies: Callable[[], bool] = always, removes: bool = False
     ) -> None:
-        limits = {"count_max": MAX if octets_max == 10**9 else 10**9, "octets_max": octets_max}
+        limits: dict[str, Any] = {
+            "count_max": MAX if octets_max == 10**9 else 10**9,
+            "octets_max": octets_max,
+        }
         quota = UserShares("outbox messages", user_share=0.8, applies=applies, **limits)
         self.quota = quota
         self.refusals = UserShares("outbox messages")

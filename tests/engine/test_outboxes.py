@@ -253,7 +253,7 @@ def test_what_is_in_doubt_at_qos_2_comes_once(
     life to free has sent nothing before that was answered, and the other replica delivers it."""
     name = f"once{lives}"
     if lives == 2:
-        kept = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        kept = Properties(PacketTypes.CONNECT)
         kept.SessionExpiryInterval = 600
         for replica in ("one", "other"):
             with Client(mosquitto.port, f"gateway-{name}-{replica}", properties=kept):

@@ -11,6 +11,7 @@ import pika
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.telemetry.metrics import Metrics
 from tests.chaos.proxy import Proxy
@@ -110,7 +111,7 @@ def test_order_is_kept_and_nothing_is_missing(two: tuple[Replica, Replica], topi
 
 def test_no_local_holds_over_replicas(two: tuple[Replica, Replica], topic: str) -> None:
     with Client(two[0].mqtt, "me") as me, Client(two[1].mqtt, "somebody") as somebody:
-        me.paho.subscribe(topic, options=paho.SubscribeOptions(qos=1, noLocal=True))
+        me.paho.subscribe(topic, options=SubscribeOptions(qos=1, noLocal=True))
         me.until(lambda: me.answers)
         me.publish(topic, b"mine")
         somebody.publish(topic, b"yours")

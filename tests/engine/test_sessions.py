@@ -12,6 +12,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.ingress.mqtt import ingress
 from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect
@@ -240,7 +241,7 @@ def test_subscriptions_have_their_options_and_end(two: tuple[Replica, Replica], 
     with lasting(two[0].mqtt, name) as client:
         said = Properties(PacketTypes.SUBSCRIBE)
         said.SubscriptionIdentifier = 7
-        options = paho.SubscribeOptions(qos=1, noLocal=True, retainAsPublished=True)
+        options = SubscribeOptions(qos=1, noLocal=True, retainAsPublished=True)
         client.paho.subscribe(f"{topic}/a", options=options, properties=said)
         client.until(lambda: client.answers)
         client.subscribe(f"{topic}/b", qos=1)

@@ -77,7 +77,7 @@ def connected(gateway: GatewayProcess, worker: int) -> float:
     return sample(gateway, "gateway_connections", endpoint="mqtt", worker=str(worker))
 
 
-def until(condition: Callable[[], object], patience: float = PATIENCE_SECS) -> None:
+def until(condition: Callable[..., object], patience: float = PATIENCE_SECS) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, condition

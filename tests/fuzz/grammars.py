@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gateway.errors import ProtocolError
 from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.spooled import joined
 from gateway.protocols.amqp091 import methods as a
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -108,7 +109,7 @@ JSONS: Final = (
     ),
     *('[["decimal","1e99999"]]', '[["timestamp",-1]]', '[["int8",300]]', "\ud800", "x"),
 )
-TYPES: Final = (*(kind.value for kind in ValueType), "nothing", "repeated", None, 1, [], {})
+TYPES: Final[tuple[Any, ...]] = (*(kind.value for kind in ValueType), "nothing", "repeated", None, 1, [], {})
 MANNERS: Final = (
     "gateway-types",
     "GATEWAY_TYPES",
@@ -336,7 +337,7 @@ class AmqpGrammar:
             )
             body = chance.choice((b"", b"x", b'{"a": 2}', bytes(300)))
             frames = encode_content_frames(channel, self._properties(), body, 4_096)
-            return encode_method_frame(channel, method) + b"".join(frames)
+            return encode_method_frame(channel, method) + joined(frames)
         kind: Any = chance.choice(USUAL_METHODS)
         if chance.random() < 0.05:
             kind = chance.choice(list(a.METHODS.values()))
@@ -387,7 +388,7 @@ class FastGrammar:
 
     def opening(self) -> bytes:
         """A channel and two handles."""
-        rights = {"producer": True, "consumer": True, "browser": True}
+        rights: dict[str, Any] = {"producer": True, "consumer": True, "browser": True}
         return b"".join(
             encode_command(command)
             for command in (

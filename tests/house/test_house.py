@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from importlinter.application.use_cases import lint_imports  # type: ignore[import-untyped]
-from importlinter.configuration import configure  # type: ignore[import-untyped]
+from importlinter.application.use_cases import lint_imports
+from importlinter.configuration import configure
 
 from tests.house.sources import OURS, ROOT, nodes_of
 

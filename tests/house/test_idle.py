@@ -306,6 +306,6 @@ def test_what_waits_in_an_attribute_is_reported(kind: type, name: str) -> None:
 
 def _assigned(kind: type) -> Iterator[str]:
     """Yield the attributes that the class assigns in its `__init__`."""
-    method = unwrap(kind.__dict__.get("__init__", object.__init__))  # type: ignore[arg-type]
+    method = unwrap(kind.__dict__.get("__init__", object.__init__))
     if isinstance(method, types.FunctionType):
         yield from method.__code__.co_names

@@ -204,7 +204,7 @@ def arrived(gateway: Running, listener: str) -> int:
     return there.stats.octets_in + sum(waiting)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECS) -> None:
+def eventually(condition: Callable[..., object], seconds: float = PATIENCE_SECS) -> None:
     """Return when the condition holds; AssertionError when it never does."""
     end = time.monotonic() + seconds
     while not condition():

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.spooled import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -431,7 +432,7 @@ def answers(client: Amqp, *said: bytes) -> list[str]:
 
 def published(exchange: str, key: str, *, mandatory: bool = False) -> bytes:
     method = encode_method_frame(1, m.BasicPublish(exchange, key, mandatory))
-    return method + b"".join(encode_content_frames(1, b"\0\0", b"x", 4_096))
+    return method + joined(encode_content_frames(1, b"\0\0", b"x", 4_096))
 
 
 CLOSE = encode_method_frame(1, m.ChannelClose(200, "bye"))

@@ -235,7 +235,7 @@ def test_parts_of_several_channels_come_in_between_each_other(gateway: Running) 
         client.call(m.QueueDeclare("q"), m.QueueDeclareOk)
         for pair in itertools.zip_longest(frames(1, BODY), frames(2, OTHER), fillvalue=b""):
             client.send(b"".join(pair))
-        found = []
+        found: list[bytes] = []
         while len(found) < 2:
             client.say(m.BasicGet("q", no_ack=True))
             found.append(client.next(Got).body)

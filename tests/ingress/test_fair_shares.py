@@ -223,7 +223,7 @@ def two_users(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"users": {"ann": User(password_hash=SecretStr("any"))}}
 
 
-def declare(client: Amqp, name: str, **more: bool) -> None:
+def declare(client: Amqp, name: str, **more: Any) -> None:
     client.call(m.QueueDeclare(name, **more), m.QueueDeclareOk)
 
 

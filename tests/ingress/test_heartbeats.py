@@ -25,7 +25,8 @@ def test_they_come_within_an_interval(protocol: str, monkeypatch: pytest.MonkeyP
     with running(settings_of(limits=limits)) as gateway:
         monkeypatch.setattr(listener, "TICK_SECS", 1.0)
         with kind(gateway, heartbeat=INTERVAL_SECS).open() as client:
-            heard, gaps = time.monotonic(), []
+            heard = time.monotonic()
+            gaps: list[float] = []
             while len(gaps) < BEATS:
                 octets = client.sock.recv(1_000)
                 gaps.append(time.monotonic() - heard)

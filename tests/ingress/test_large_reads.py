@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.model.spooled import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
 from gateway.transport.stream import LARGE_READ_OCTETS, READ_OCTETS
@@ -25,7 +26,7 @@ def mqtt(gateway: Running) -> tuple[Raw, bytes]:
 def amqp(gateway: Running) -> tuple[Raw, bytes]:
     client = Amqp(gateway).open()
     method = encode_method_frame(1, m.BasicPublish("", "nobody"))
-    return client, method + b"".join(encode_content_frames(1, b"\0\0", BODY, 131_072))
+    return client, method + joined(encode_content_frames(1, b"\0\0", BODY, 131_072))
 
 
 @pytest.mark.parametrize("listener, begin", [("mqtt", mqtt), ("amqp091", amqp)])

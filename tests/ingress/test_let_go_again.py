@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from gateway import clock
 from gateway.model.properties import Headers, Value, ValueType
@@ -208,7 +209,7 @@ def all_on_disk(folder: Path, later: list[float]) -> Iterator[Waiting]:
     settings = settings_of(
         store=Store(path=folder),
         http=Http(host=LOOPBACK, port=0),
-        users={"guest": User(password_hash=hashed("guest"), roles=("all",))},
+        users={"guest": User(password_hash=SecretStr(hashed("guest")), roles=("all",))},
         roles={"all": Role(console="write", console_bodies=True, amqp091={"/": EVERYTHING})},
     )
     with running(settings) as gateway:

@@ -66,8 +66,7 @@ def site(*, proxied: bool = False, logins: Logins | None = None, **limits: Any) 
         {"proxy_protocol": "required", "proxy_protocol_from": ("127.0.0.0/8",)} if proxied else {}
     )
     listeners = {
-        name: make_listener(protocol=name, host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
-        for name in ("mqtt", "amqp091")
+        name: make_listener(protocol=name, host=LOOPBACK, port=0, **more) for name in ("mqtt", "amqp091")
     }
     listeners["amqpfast"] = make_listener(
         protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0, **more
@@ -91,7 +90,7 @@ def log_in(gateway: Running, protocol: str, user: str, password: str) -> int:
         client.cut()
         return int(connack.reason)
     kind = Amqp if protocol == "amqp091" else Fast
-    with kind(gateway, user=user, password=password) as client:  # type: ignore[operator]
+    with kind(gateway, user=user, password=password) as client:
         if password == "right":
             try:
                 client.open()

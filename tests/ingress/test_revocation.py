@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from cryptography import x509
@@ -106,11 +106,11 @@ def authority(tmp_path: Path) -> Authority:
     return found
 
 
-def serving(authority: Authority, **more: object) -> ListenerTls:
+def serving(authority: Authority, **more: Any) -> ListenerTls:
     _, own = authority.sign("gateway")
     return ListenerTls(
         cert_file=own, key_file=own, client_ca_file=authority.file, crl_file=authority.crl, **more
-    )  # type: ignore[arg-type]
+    )
 
 
 def settings_with(tls: ListenerTls):  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ LARGE = bytes(300_000)  # four of them congest a stream
 A_LONG_TIME = 3_600.0
 
 
-def filled(client: Amqp, body: bytes, **more: bool) -> None:
+def filled(client: Amqp, body: bytes, **more: Any) -> None:
     """All queues with messages, and a consumer of each."""
     for name in QUEUES:
         client.call(m.QueueDeclare(name), m.QueueDeclareOk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -115,7 +115,7 @@ async def mqtt(gateway: Gateway, client_id: str) -> socket.socket:
 
 
 def test_limits_of_a_listener_bound_one_packet() -> None:
-    limits = {"properties_max": 3, "filters_max": 2}
+    limits: dict[str, Any] = {"properties_max": 3, "filters_max": 2}
     with running(settings_of(limits=Limits(**limits))) as gateway:
         with joined(gateway, "a") as client:
             client.machine.subscribe(1, [Subscription(name) for name in "xyz"], {})
@@ -131,7 +131,7 @@ def test_limits_of_a_listener_bound_one_packet() -> None:
 
 @pytest.mark.parametrize("limit", [{"receive_bytes_per_sec_max": 100}, {"receive_messages_per_sec_max": 1}])
 async def test_who_is_too_fast_is_not_read_for_a_while_and_stays(
-    limit: dict[str, int], autojump_clock: trio.testing.MockClock
+    limit: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     """Its keep-alive does not count meanwhile: it is we who do not read."""
     async with gateway_here(settings_of(limits=Limits(keep_alive_secs_max=5, **limit))) as gateway:

@@ -106,7 +106,7 @@ class Running:
         """For a blocking client that nobody calls for minutes: it agrees on no heartbeats."""
         return f"{self.amqp_url}?heartbeat=0"
 
-    def ask(self, question: Callable[[], T]) -> T:
+    def ask(self, question: Callable[..., T]) -> T:
         """Call `question` in the gateway's own loop, between two turns."""
         return trio.from_thread.run_sync(question, trio_token=self._token)
 
@@ -114,7 +114,7 @@ class Running:
         """The same, of what takes its time there."""
         return trio.from_thread.run(question, trio_token=self._token)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def until(self, condition: Callable[..., object], seconds: float = 10.0) -> None:
         """Return when `condition` (asked in the gateway's loop) holds; AssertionError when it never does."""
 
         async def watch() -> bool:
@@ -122,7 +122,7 @@ class Running:
                 while not condition():
                     await trio.sleep(0.01)
                 return True
-            return condition()
+            return bool(condition())
 
         assert trio.from_thread.run(watch, trio_token=self._token), "it did not come true"
 

@@ -12,6 +12,7 @@ from typing import Any
 import paho.mqtt.client as mqtt
 import pika
 import yaml
+from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.cli.exits import Exit
 from gateway.settings import load_settings
@@ -33,7 +34,7 @@ def connected(port: int, name: str, topic_filter: str) -> tuple[mqtt.Client, lis
     """A client, and the topics of what it receives."""
     heard: list[str] = []
     ready = threading.Event()
-    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, name)
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, name)
     client.on_message = lambda _c, _u, message: heard.append(message.topic)
     client.on_subscribe = lambda *_: ready.set()
     client.connect(LOOPBACK, port)

@@ -97,7 +97,7 @@ class Subscriber:
         self._client.on_message = lambda client, data, message: self._heard.put(message)
         self._client.on_connect = self._subscribe
         self._client.on_subscribe = lambda *_: self._ready.set()
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = 600 if keep else 0
         self._client.connect(LOOPBACK, port, clean_start=not keep, properties=properties)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 import pika
 import pytest
+from pydantic import SecretStr
 
 from gateway.settings import AmqpPermissions, Declare, Http, Role, User
 from tests.conftest import missing
@@ -86,7 +87,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        users={"guest": User(password_hash=hashed("guest"), roles=("boss",))},
+        users={"guest": User(password_hash=SecretStr(hashed("guest")), roles=("boss",))},
         roles={"boss": Role(console="write", amqp091=every)},
         declare=Declare(definitions=(file,), policies=True),
     )

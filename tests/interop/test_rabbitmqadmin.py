@@ -14,6 +14,7 @@ from urllib.parse import quote
 import httpx
 import pika
 import pytest
+from pydantic import SecretStr
 
 from gateway.access.console_tokens import left_tokens
 from gateway.settings import AmqpPermissions, Http, Role, User
@@ -29,7 +30,7 @@ def gateway() -> Iterator[Running]:
     every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        users={"ann": User(password_hash=hashed(PASSWORD), roles=("boss",))},
+        users={"ann": User(password_hash=SecretStr(hashed(PASSWORD)), roles=("boss",))},
         roles={"boss": Role(console="write", amqp091=every), "guest": Role(amqp091=every)},
         default_roles={"guest": ("guest",)},
     )

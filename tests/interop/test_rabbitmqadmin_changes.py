@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from gateway.settings import AmqpPermissions, Http, Role, User
 from tests.conftest import missing
@@ -35,7 +36,10 @@ def gateway() -> Iterator[Running]:
     every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        users={name: User(password_hash=hashed(PASSWORD), roles=roles) for name, roles in USERS.items()},
+        users={
+            name: User(password_hash=SecretStr(hashed(PASSWORD)), roles=roles)
+            for name, roles in USERS.items()
+        },
         roles={
             "boss": Role(console="write", console_bodies=True),
             "sightless": Role(console="write"),

@@ -109,7 +109,7 @@ def test_swap_comes_back(levels: list[str]) -> None:
     ],
 )
 def test_one_level(source: str, target: str, escape: str, level: str, crossed: str) -> None:
-    assert translation(DIALECTS[source], DIALECTS[target], escape)(level) == crossed  # type: ignore[arg-type]
+    assert translation(DIALECTS[source], DIALECTS[target], escape)(level) == crossed
 
 
 @pytest.mark.parametrize(

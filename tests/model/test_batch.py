@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 
 ADDRESS: Final = topic_address("a/b")
@@ -56,7 +57,7 @@ def message(body: bytes = b"") -> Message:
 def sent(recipients: list[list[int]], sinks: list[Kept]) -> Answers:
     """Send a batch whose message n takes the sinks numbered in recipients[n]; receipts are the numbers n."""
     source = Answers()
-    batch = Batch(source, 7.0)
+    batch = Batch(source, Monotonic(7.0))
     named = [Recipient(sink) for sink in sinks]
     for receipt, numbers in enumerate(recipients):
         one = message(str(receipt).encode())
@@ -117,7 +118,7 @@ def test_a_part_settles_each_message_once_whatever_is_said_later() -> None:
 
 
 def test_a_batch_that_is_settled_too_often_is_a_bug_that_shows() -> None:
-    batch = Batch(Answers(), 7.0)
+    batch = Batch(Answers(), Monotonic(7.0))
     slot = batch.open("receipt", 1)
     batch.settle([slot])
     with pytest.raises(AssertionError, match="more often"):
@@ -145,7 +146,7 @@ class Softening(Recipient):
 def test_a_lane_decides_what_the_source_hears() -> None:
     source, sink = Answers(), Kept()
     recipient = Softening(sink)
-    batch = Batch(source, 7.0)
+    batch = Batch(source, Monotonic(7.0))
     for receipt in range(3):
         batch.add_only(receipt, recipient, message())
     batch.send()

@@ -8,12 +8,13 @@ settled 2 ms later.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.broker.journaling import SLOTS_UNROUTED, UNROUTED_LABELS
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import RowLabels
@@ -97,11 +98,13 @@ class Journal:
             received = self._start + number * STEP
             self.clock.now = received + LATENCY
             if number % 50 == 49:
-                self.writer.refuse(self._up, [message(number)], REFUSED, received)
+                self.writer.refuse(self._up, [message(number)], REFUSED, Monotonic(received))
             elif number % 2:
-                self.writer.record(self._up, [crossed(number)], ACCEPTED, received, [message(number)])
+                self.writer.record(
+                    self._up, [crossed(number)], ACCEPTED, Monotonic(received), [message(number)]
+                )
             else:
-                self.writer.record(HOME, [message(number)], ACCEPTED, received)
+                self.writer.record(HOME, [message(number)], ACCEPTED, Monotonic(received))
 
     def write_unrouted(self, first: int, count: int, outcome: Outcome = NO_TAKER) -> None:
         """Record messages `first` on that had no target."""
@@ -109,7 +112,7 @@ class Journal:
             received = self._start + number * STEP
             self.clock.now = received + LATENCY
             slots = [SLOTS_UNROUTED + number]
-            self.writer.refuse(UNROUTED_LABELS, [message(number)], outcome, received, slots)
+            self.writer.refuse(UNROUTED_LABELS, [message(number)], outcome, Monotonic(received), slots)
 
     def close(self) -> None:
         """Write what has gathered, and end."""
@@ -124,7 +127,7 @@ def written(
     shard: int = 0,
     block_rows: int = 4_096,
     route: str = "up",
-    **options: int,
+    **options: Any,
 ) -> Path:
     """A journal of `count` messages from number `first` on, in blocks of `block_rows`; `options` are the
     writer's."""

@@ -368,7 +368,7 @@ def test_retention_deletes_files(tmp_path: Path) -> None:
     made.writer.close()
     first = segments(tmp_path)[0].first
     assert first > 0
-    assert [row["sequence"] for row in JournalReader(tmp_path).rows("0", first)] == [*range(first, 502)]  # type: ignore[index]
+    assert [row["sequence"] for row in JournalReader(tmp_path).rows("0", first)] == [*range(first, 502)]
 
 
 def test_what_retention_deletes_during_a_conversion_stays_deleted(quiet: Path) -> None:

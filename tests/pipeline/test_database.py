@@ -52,7 +52,7 @@ def test_windows_are_there_once_for_grafana(
     written(tmp_path / "j", 500, first=100_000)
     finished(lambda: job.follow(spark, folder, **given))  # type: ignore[arg-type]
     with psycopg.connect(database) as connection:
-        rows = connection.execute(query()).fetchall()  # type: ignore[arg-type]
+        rows = connection.execute(query()).fetchall()
         clients = connection.execute("SELECT DISTINCT client FROM gateway_rates").fetchall()
     minute = datetime.fromtimestamp(START - START % 60, UTC)
     assert sorted((row[0], row[1], round(row[2] * 60)) for row in rows) == [

@@ -27,6 +27,7 @@ pytest.importorskip("pyspark")
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.session import java
 from gateway.store.journal.reader import JournalReader
@@ -70,7 +71,7 @@ class LiveWriter(threading.Thread):
         while not self._stop_wanted.wait(0.02):
             if number < ROWS_MAX and self._writer.backlog < 2_000:
                 rows: list[Message] = [message(number + place) for place in range(40)]
-                self._writer.record(HOME, rows, ACCEPTED, time.monotonic())
+                self._writer.record(HOME, rows, ACCEPTED, Monotonic(time.monotonic()))
                 number += 40
 
     def stop(self) -> None:

@@ -32,7 +32,7 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.chdir(tmp_path)
     closed = [one for one in JournalReader(folder).segments("0") if one.next is not None]
     rows = JournalReader(folder).rows("0")
-    return Counter(row["route"] for row in rows if row["sequence"] < closed[-1].next)  # type: ignore[index, operator]
+    return Counter(row["route"] for row in rows if row["sequence"] < closed[-1].next)  # type: ignore[operator]
 
 
 def test_duckdb(routes: Counter[str]) -> None:

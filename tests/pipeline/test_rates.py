@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.times import Monotonic
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.report.chart import chart, number, ticks_of
 from gateway.pipeline.report.page import SERIES_MAX, Rate, page
@@ -105,10 +106,10 @@ def test_clients_outboxes_and_what_a_window_holds(spark: SparkSession, tmp_path:
     journal = Journal(tmp_path)
     journal.write(0, 10)
     for text in ("delivered", "dead letter: expired", "dropped: length"):
-        journal.writer.record(UP, [message(0)], Outcome(*ACCEPTED[:2], text), journal.clock())
+        journal.writer.record(UP, [message(0)], Outcome(*ACCEPTED[:2], text), Monotonic(journal.clock()))
     large: Message = message(1)
     large.body = bytes(300_000)
-    journal.writer.record(UP, [large], Outcome(*ACCEPTED[:2], "stored"), journal.clock())
+    journal.writer.record(UP, [large], Outcome(*ACCEPTED[:2], "stored"), Monotonic(journal.clock()))
     journal.close()
     table = spark.read.format("gateway_journal").load(str(tmp_path))
     by_client = rates.rates(table, "1 hour", clients=True)
@@ -146,7 +147,7 @@ def test_errors(run: Run, arguments: tuple[str, ...], text: str) -> None:
 
 
 def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:
-    given = {
+    given: dict[str, Any] = {
         "client": "",
         "octets": 10,
         "frames": 2,
@@ -155,7 +156,12 @@ def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:
         "p50_ms": 1.0,
         "p95_ms": 2.0,
     }
-    words = {"source_protocol": "mqtt", "target_protocol": "amqp091", "p99_ms": 3.0, "max_ms": None}
+    words: dict[str, Any] = {
+        "source_protocol": "mqtt",
+        "target_protocol": "amqp091",
+        "p99_ms": 3.0,
+        "max_ms": None,
+    }
     return Rate(begin=begin, end=begin + 60, route=route, messages=messages, **(given | words | also))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -432,7 +433,12 @@ def test_the_schema_takes_what_is_taken_and_nothing_that_is_not() -> None:
         validator.validate({key: value for key, value in one.items() if value is not None})
     fine = {"listeners": {"a": {"protocol": "amqp091", "virtual_hosts": ["/", "b"]}}}
     validator.validate(fine | {"links": {"b": {"url": "mqtt://b", "version": 5}}})
-    for wrong in ({"htp": {}}, {"http": {"port": "x"}}, {"listeners": {"a": {"protocol": "smtp"}}}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"htp": {}},
+        {"http": {"port": "x"}},
+        {"listeners": {"a": {"protocol": "smtp"}}},
+    )
+    for wrong in wrongs:
         assert not validator.is_valid(wrong), wrong
 
 

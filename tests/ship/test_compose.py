@@ -66,7 +66,7 @@ def test_telemetry_reaches_rabbitmq_and_commands_reach_mosquitto(
     until_up(port)
     seen: list[tuple[str, bytes]] = []
     client = paho.Client(CallbackAPIVersion.VERSION2)
-    client.on_message = lambda _client, _data, message: seen.append((message.topic, message.payload))
+    client.on_message = lambda _client, _data, message: seen.append((message.topic, bytes(message.payload)))
     client.connect(LOOPBACK, mosquitto.port)
     client.subscribe("plant/+/command", 1)
     client.loop_start()

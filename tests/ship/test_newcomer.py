@@ -121,7 +121,9 @@ def test_the_bridge_of_the_guide_with_tls_and_users(
         assert "checked 0 listeners, 2 links, 1 mapping file: 0 errors" in said, said
         seen: list[tuple[str, bytes]] = []
         device = paho.Client(CallbackAPIVersion.VERSION2)
-        device.on_message = lambda _client, _data, message: seen.append((message.topic, message.payload))
+        device.on_message = lambda _client, _data, message: seen.append(
+            (message.topic, bytes(message.payload))
+        )
         device.connect(LOOPBACK, mosquitto.port)
         device.subscribe("plant/+/+/command", 1)
         device.loop_start()

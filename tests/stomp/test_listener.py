@@ -12,6 +12,7 @@ from typing import Any, Final
 import paho.mqtt.client as paho
 import pytest
 import stomp
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import ROOT, GatewayProcess
@@ -91,7 +92,7 @@ def connected(gateway: GatewayProcess) -> Iterator[tuple[Any, Heard]]:
 @pytest.fixture
 def device(gateway: GatewayProcess) -> Iterator[tuple[paho.Client, queue.Queue[Any]]]:
     found: queue.Queue[Any] = queue.Queue()
-    one = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    one = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     one.on_message = lambda client, data, message: found.put(message)
     subscribed: queue.Queue[Any] = queue.Queue()
     one.on_subscribe = lambda *given: subscribed.put(given)

@@ -29,7 +29,7 @@ class FakeSocket(socket.socket):
         self.written += data[:taken]
         return min(taken, len(data))
 
-    def sendmsg(self, buffers, ancdata=(), flags=0, address=None):  # type: ignore[no-untyped-def,override]
+    def sendmsg(self, buffers, ancdata=(), flags=0, address=None):  # type: ignore[no-untyped-def]
         return self.send(b"".join(buffers), flags)
 
     def recv(self, size: int, flags: int = 0) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.model.message import Message
@@ -19,7 +21,7 @@ def integer(value: int) -> Value:
 class Host(VirtualHost):
     """A virtual host that counts changes, with shorter words for the tests."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.changes = 0
         super().__init__("/", self._note, **limits)
 

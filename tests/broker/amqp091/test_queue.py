@@ -157,7 +157,7 @@ def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
     host = Host()
     there = queue(host, "there")
     one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
-    one.storage = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)  # type: ignore[assignment]
+    one.storage = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)
     one.gone = []
     one.put([native(b"x") for _ in range(BURIED_MAX)])
     taken = [one.take() for _ in range(BURIED_MAX)]
@@ -330,7 +330,13 @@ def test_a_letter_keeps_what_the_message_said() -> None:
     host = Host()
     grave = queue(host, "grave")
     one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="grave")
-    said = {"content_type": "t", "delivery_mode": 2, "message_id": "m", "priority": 3, "expiration": "60000"}
+    said: dict[str, Any] = {
+        "content_type": "t",
+        "delivery_mode": 2,
+        "message_id": "m",
+        "priority": 3,
+        "expiration": "60000",
+    }
     publish(one, [native(b"x", life=time.time() + 60, **said)])
     taken = grave.take()
     assert taken is not None
@@ -722,7 +728,11 @@ def test_a_letter_that_nothing_takes_is_kept_at_least_once(strategy: str, kept: 
     lost: list[bytes] = []
     host = Host()
     host.dead_lettering._lost = lambda messages, outcome: lost.extend(one.body for one in messages)
-    said = {"dead_letter_exchange": "amq.direct", "dead_letter_strategy": strategy, "delivery_limit": 0}
+    said: dict[str, Any] = {
+        "dead_letter_exchange": "amq.direct",
+        "dead_letter_strategy": strategy,
+        "delivery_limit": 0,
+    }
     one = quorum(host, "q", overflow="reject-publish", **said)
     publish(one, bodies("x", "y"))
     position, message, _ = one.take() or (0, message_of(""), False)

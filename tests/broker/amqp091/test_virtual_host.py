@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -107,14 +108,14 @@ def test_exchanges_bound_in_a_circle_end(host: Host) -> None:
 
 
 def declare(name: str, kind: str = "direct", **given: bool) -> Callable[[Host], object]:
-    said = {"durable": False, "auto_delete": False, "internal": False} | given
+    said: dict[str, Any] = {"durable": False, "auto_delete": False, "internal": False} | given
     return lambda host: host.declare_exchange(name, kind, arguments=NONE, **said)
 
 
 def declare_queue(
     name: str, owner: object = ME, arguments: Headers = NONE, **given: bool
 ) -> Callable[[Host], object]:
-    said = {"durable": False, "exclusive": False, "auto_delete": False} | given
+    said: dict[str, Any] = {"durable": False, "exclusive": False, "auto_delete": False} | given
     return lambda host: host.declare_queue(name, owner, arguments=arguments, **said)
 
 

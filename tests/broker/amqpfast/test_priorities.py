@@ -44,6 +44,9 @@ class Taker:
             self.got.append((at, one.body, redelivered))
             self.taken.append((at, one))
 
+    def failed(self, error: Exception) -> None:
+        raise error
+
     def cancelled(self, queue: Queue) -> None:
         self.credit = 0
 

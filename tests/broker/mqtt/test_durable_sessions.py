@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -245,7 +246,7 @@ def test_a_grant_is_stored_and_read(options: list[SubscriptionOptions], retained
 class World:
     """A namespace on a store, and what the disk is told to do."""
 
-    def __init__(self, folder: Path, *, crashes: Crashes | None = None, **limits: int) -> None:
+    def __init__(self, folder: Path, *, crashes: Crashes | None = None, **limits: Any) -> None:
         """Notes in `crashes` what each commit leaves."""
         self.disk = Disk()
         self.limits = SessionLimits(**limits)

@@ -16,6 +16,7 @@ from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.store.store import Store
 from tests.broker.parts import Answers, mqtt
 from tests.store.parts import Disk, Opened
@@ -148,7 +149,7 @@ class Bench:
     ) -> Answers:
         """One wake-up. The messages are of the `users` in turn."""
         source = Answers()
-        batch = Batch(source, 0.0)
+        batch = Batch(source, Monotonic(0.0))
         for at, number in enumerate(numbers):
             sender = Sender("mqtt", user=users[at % len(users)])
             message = mqtt("out/x", b"%d" % number, qos, expires=expires, sender=sender)

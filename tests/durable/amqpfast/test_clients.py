@@ -181,7 +181,7 @@ def test_what_does_not_fit_the_memory_comes_from_the_disk_also_when_priorities_d
                 said = head(persistent=number % 3 != 0, priority=number % 2)
                 client.put(handle, b"%d" % number, head=said)
             client.consume(handle, prefetch=7)
-            found = []
+            found: list[int] = []
             while len(found) < 100:
                 row = client.rows(1)[0]
                 found.append(int(row[4]))

@@ -19,6 +19,7 @@ from gateway.model.batch import Batch, Recipient
 from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import (
     ChannelFlow,
@@ -268,7 +269,7 @@ async def test_equal_messages_come_back_one_by_one() -> None:
     one, source = rig()
     outgoing = one.session.publisher
     one.world.unroutable.add("k")
-    batch = Batch(source, 0.0)
+    batch = Batch(source, Monotonic(0.0))
     part = source.part([], outgoing)
     for number in range(3):
         message = Message(amqp_address(EX, "k"), b"same")
@@ -407,7 +408,7 @@ async def test_an_outbox_sends_in_order_past_what_expires_while_the_link_is_down
     one.lose()
     utc = time.time()
     source = Answers()
-    batch = Batch(source, 0.0)
+    batch = Batch(source, Monotonic(0.0))
     for number in range(8):
         sent = mqtt("out/x", b"%d" % number, expires=NEVER if number else utc + 10)
         entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], sent.address)
@@ -482,7 +483,7 @@ routes:
     one.world.unroutable.add("a")
     one.connect()
     source = Settled()
-    batch = Batch(source, trio.current_time())
+    batch = Batch(source, Monotonic(trio.current_time()))
     address = topic_address("t/a")
     entry = dispatcher.entry("mqtt", None, address)
     assert dispatcher.publish(batch, entry, Message(address, b"body", assurance=1, durable=True), 1)
@@ -577,7 +578,7 @@ async def test_confirms_count_what_was_sent_when_the_first_message_cannot_be(
     if odd == "malformed":
         properties = unreadable()
     source = Answers()
-    batch = Batch(source, 0.0)
+    batch = Batch(source, Monotonic(0.0))
     for number in range(4):
         given = NO_PROPERTIES if number else properties
         sent = mqtt("out/x", b"%d" % number, properties=given)
@@ -611,13 +612,13 @@ async def test_what_waits_stays_first_when_an_exchange_is_refused() -> None:
     class Retrying(Answers):
         def settle(self, receipts: list[object], refused: dict[int, Outcome] | None, received: float) -> None:
             if refused:
-                later = Batch(self, 0.0)
+                later = Batch(self, Monotonic(0.0))
                 later.add_only(b"later", recipient, Message(amqp_address(EX, "k"), b"later"))
                 later.send()
 
     one.remote.machine.send_method(0, ConnectionBlocked("memory"))
     one.move()
-    batch = Batch(Retrying(), 0.0)
+    batch = Batch(Retrying(), Monotonic(0.0))
     for exchange, body in (("nowhere", b"0"), (EX, b"1"), (EX, b"2")):
         batch.add_only(body, recipient, Message(amqp_address(exchange, "k"), body))
     batch.send()

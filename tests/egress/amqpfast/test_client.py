@@ -303,7 +303,7 @@ async def test_a_lost_connection_is_told_to_all_who_wait(gateway: Gateway) -> No
         channel = await client.channel()
         consumer = await channel.consume("queue", "q")
         for connection in list(gateway.listeners["amqpfast"].connections):
-            connection.stream.abort("the test wants it so")  # type: ignore[union-attr]
+            connection.stream.abort("the test wants it so")
         with pytest.raises(Lost):
             await anext(consumer)
         with pytest.raises(Lost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -36,7 +37,7 @@ def bodies(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-def rig(replies: bool = True, **settings: object) -> tuple[LinkRig, Settled]:
+def rig(replies: bool = True, **settings: Any) -> tuple[LinkRig, Settled]:
     made = LinkRig(**settings)
     made.world.replies = replies
     made.connect()

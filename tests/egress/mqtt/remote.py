@@ -19,6 +19,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, joined
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Connect, Event, Subscribe, Unsubscribe
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
@@ -279,7 +280,7 @@ class World:
 
     def publish(self, *messages: Message, receipts: Iterable[Any] | None = None) -> SubBatch:
         """One batch for the link; the receipts are the bodies unless given."""
-        batch = Batch(self.source, 0.0)
+        batch = Batch(self.source, Monotonic(0.0))
         for message, receipt in zip(messages, receipts or [one.body for one in messages], strict=True):
             batch.add_only(receipt, self.recipient, message)
         part = batch._parts[self.recipient]

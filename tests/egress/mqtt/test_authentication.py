@@ -117,7 +117,7 @@ def test_it_is_let_in_and_the_password_is_not_said() -> None:
         near.until(lambda: near.gateway.links["far"].up)
         assert far.ask(lambda: [one.user for one in far.gateway.mqtt.sessions.values()]) == ["ann"]
         (connection,) = far.gateway.listeners["mqtt"].connections
-        said = connection.machine.connect  # type: ignore[attr-defined]
+        said = connection.machine.connect
         assert (said.user_name, said.password) == (None, None)
 
 

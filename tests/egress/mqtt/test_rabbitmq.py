@@ -79,7 +79,7 @@ def test_what_knows_no_qos_2_gets_it_from_the_next_life_too(rabbitmq: RabbitMQ, 
     port = rabbitmq.mqtt_port
     heard: SimpleQueue[bytes] = SimpleQueue()
     other = client(port, f"{tmp_path.name}-other")
-    other.on_message = lambda _, __, message: heard.put(message.payload)
+    other.on_message = lambda _, __, message: heard.put(bytes(message.payload))
     try:
         subscribed_to = threading.Event()
         other.on_subscribe = lambda *_: subscribed_to.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqpfast import commands as m
@@ -24,6 +24,7 @@ from gateway.protocols.amqpfast.events import (
     Notifies,
     NotifyRow,
     Opened,
+    Prepared,
     Ready,
     Replies,
     ReplyRow,
@@ -33,7 +34,17 @@ from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
 from tests.ingress.clients import Ported, Raw
 
 Kind = TypeVar(
-    "Kind", ChannelClosed, Closed, CommandReceived, Fragment, HandleClosed, Notifies, Opened, Ready, Replies
+    "Kind",
+    ChannelClosed,
+    Closed,
+    CommandReceived,
+    Fragment,
+    HandleClosed,
+    Notifies,
+    Opened,
+    Prepared,
+    Ready,
+    Replies,
 )
 QUEUE: Final = 1
 TOPIC: Final = 2
@@ -86,7 +97,7 @@ class Fast(Raw):
         self._producers: dict[int, Producer] = {}
         self.flush()
 
-    def open(self, **options: Any) -> Fast:
+    def open(self, **options: Any) -> Self:
         """Wait for the negotiation and open channel 1."""
         self.next(Opened)
         self.channel(**options)

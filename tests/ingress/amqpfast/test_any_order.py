@@ -83,7 +83,7 @@ def test_nothing_that_a_client_says_is_a_fault_of_the_gateway(seed: int) -> None
             for client in clients:
                 client.cut()
             connections = gateway.gateway.listeners["amqpfast"].connections
-            gateway.until(lambda found=connections: not found)  # type: ignore[misc]
+            gateway.until(lambda found=connections: not found)
         hosts = gateway.gateway.fast_hosts["/"]
         with Fast(gateway).open() as client:
             client.put(client.handle("after"), b"x")

@@ -24,7 +24,7 @@ FIXED: Final = FastVirtualHost(destinations=DestinationNames(queues=("q", "deep.
 
 
 def fast(**more: object) -> Listener:
-    return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
+    return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, **more)
 
 
 Say = Callable[[Fast], int]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -274,7 +275,7 @@ FORGOTTEN = [
 
 
 @pytest.mark.parametrize("what, limits", FORGOTTEN, ids=[row[0] for row in FORGOTTEN])
-def test_what_nobody_resumes_is_forgotten(what: str, limits: dict[str, float]) -> None:
+def test_what_nobody_resumes_is_forgotten(what: str, limits: dict[str, Any]) -> None:
     with running(settings_of(limits=Limits(fast_memory_bytes_max=MIB, **limits))) as gateway:
         spool = gateway.gateway.bodies.spool
         break_off(gateway, MIB, head(identifier="1"))

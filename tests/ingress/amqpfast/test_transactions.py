@@ -135,7 +135,7 @@ def test_an_acknowledgement_counts_when_it_is_committed(gateway: Running) -> Non
 
 @pytest.mark.parametrize("confirms, left", [("all", 0), ("acked", 1)])
 def test_what_a_commit_confirms(confirms: str, left: int) -> None:
-    listener = make_listener(protocol="amqpfast", host=LOOPBACK, port=0, commit_confirms=confirms)  # type: ignore[arg-type]
+    listener = make_listener(protocol="amqpfast", host=LOOPBACK, port=0, commit_confirms=confirms)
     with (
         running(settings_of(listeners={"amqpfast": listener})) as gateway,
         Fast(gateway).open(transacted=True) as client,

@@ -159,7 +159,7 @@ def test_one_octet_at_a_time(gateway: Running) -> None:
             for at in range(len(octets)):
                 client.send(octets[at : at + 1])
                 seen = ("shared", listener)
-                gateway.until(lambda at=at, seen=seen: sum(arrived(gateway, one) for one in seen) > at)  # type: ignore[misc]
+                gateway.until(lambda at=at, seen=seen: sum(arrived(gateway, one) for one in seen) > at)
             assert client.sock.recv(4)
             assert octets_of(stats(gateway, "shared")) == (0, 0)
 

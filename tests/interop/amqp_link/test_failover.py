@@ -87,7 +87,7 @@ async def test_what_was_not_confirmed_goes_to_the_next_url_with_the_same_message
 ) -> None:
     with ExitStack() as there, Proxy(rabbitmq.port) as second:
         first = there.enter_context(Proxy(rabbitmq.port))
-        link = {"mapping": IDENTIFIED, "urls": [url_by(first), url_by(second)]}
+        link: dict[str, Any] = {"mapping": IDENTIFIED, "urls": [url_by(first), url_by(second)]}
         with structlog.testing.capture_logs() as lines:
             async with (
                 gateway_to(rabbitmq, tmp_path, **link) as gateway,
@@ -358,7 +358,7 @@ async def test_each_url_has_its_own_name_in_certificates(rabbitmq: RabbitMQ, tmp
     stop = f"rabbit_networking:stop_tcp_listener({port})."
     await in_thread(rabbitmq.control, "eval", start)
     try:
-        link = {
+        link: dict[str, Any] = {
             "urls": [
                 f"amqps://guest:guest@127.0.0.2:{port}",
                 f"amqps://guest:guest@localhost:{port}",

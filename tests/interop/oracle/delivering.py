@@ -17,7 +17,8 @@ def filled(a: Wire, name: str, count: int, **arguments: object) -> Wire:
 
 def eaten(a: Wire, count: int) -> Wire:
     """Hear and acknowledge `count` deliveries; which queue has its turn is up to the broker's luck."""
-    before, tags = len(a.log), []
+    before = len(a.log)
+    tags: list[int] = []
     while len(tags) < count:
         a.hear()
         if a.log[-1].name == "basic.deliver":

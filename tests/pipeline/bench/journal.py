@@ -14,6 +14,7 @@ from typing import Final
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, PropertySet, property_set, string
+from gateway.model.times import Monotonic
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.protocols import DIALECTS
@@ -113,9 +114,9 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
                     )
                     for one in sources
                 ]
-                writer.record(UP, targets, ACCEPTED, received, sources)
+                writer.record(UP, targets, ACCEPTED, Monotonic(received), sources)
             else:
-                writer.record(HOME, sources, ACCEPTED, received)
+                writer.record(HOME, sources, ACCEPTED, Monotonic(received))
             while writer.backlog > 500_000:
                 time.sleep(0.01)
         writer.close(60)

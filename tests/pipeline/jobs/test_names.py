@@ -18,6 +18,7 @@ from gateway.mapping.cases import run_cases
 from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.store.journal.gathering import RowLabels
@@ -52,7 +53,9 @@ def journal(tmp_path: Path) -> Path:
     writer = JournalWriter(folder, 0, Options(), clock=clock, utc=clock, tell=lambda text: None)
     sender = Sender("shop", "app", "app", "10.0.0.1:4")
     came, went = (Message(one, b"{}", sender=sender, assurance=1, durable=True) for one in (CAME, WENT))
-    writer.record(RowLabels("orders", version, "billing", "amqp091"), [went], ACCEPTED, START, [came])
+    writer.record(
+        RowLabels("orders", version, "billing", "amqp091"), [went], ACCEPTED, Monotonic(START), [came]
+    )
     writer.close()
     return folder
 

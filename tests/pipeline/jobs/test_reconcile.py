@@ -14,6 +14,7 @@ pytest.importorskip("pyspark")
 from gateway.cli.pipeline import reconcile as command
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, Account, reconcile
 from gateway.pipeline.traffic.loading import Span, traffic
@@ -34,7 +35,7 @@ def account(
     folder: str | Path,
     got: list[bytes] | None = None,
     where: str | None = None,
-    **also: int,
+    **also: Any,
 ) -> Account:
     rows = traffic(spark, str(folder), COLUMNS, Span(where=where))
     received = None
@@ -85,12 +86,14 @@ def test_what_left_an_outbox_in_another_way(spark: SparkSession, tmp_path: Path)
     """Of messages 0 and 3, which are alike, three were delivered: one confirm had not been heard."""
     journal = Journal(tmp_path)
     for number in range(5):
-        journal.writer.record(UP, [message(number)], Outcome(Verdict.ACCEPTED, text="stored"), 0.0)
+        journal.writer.record(UP, [message(number)], Outcome(Verdict.ACCEPTED, text="stored"), Monotonic(0.0))
     delivered = Outcome(Verdict.ACCEPTED, text="delivered")
-    journal.writer.record(UP, [message(0), message(3), message(0)], delivered, 0.0)
-    journal.writer.record(UP, [message(1)], DEAD, 0.0)
-    journal.writer.record(UP, [message(2)], Outcome(Verdict.REJECTED, Reason.QUOTA, "dropped: too many"), 0.0)
-    journal.writer.record(UP, [message(9)], ACCEPTED, 0.0)
+    journal.writer.record(UP, [message(0), message(3), message(0)], delivered, Monotonic(0.0))
+    journal.writer.record(UP, [message(1)], DEAD, Monotonic(0.0))
+    journal.writer.record(
+        UP, [message(2)], Outcome(Verdict.REJECTED, Reason.QUOTA, "dropped: too many"), Monotonic(0.0)
+    )
+    journal.writer.record(UP, [message(9)], ACCEPTED, Monotonic(0.0))
     journal.close()
     made = account(spark, tmp_path)
     assert {phase: rows for (_, phase), rows in made.phases.items()} == {
@@ -139,7 +142,7 @@ def stored_and_delivered(folder: Path, bodies: list[tuple[bytes, float, float | 
     events += [(at, DELIVERED_SO, body) for body, _, at in bodies if at is not None]
     for at, outcome, body in sorted(events, key=lambda event: event[0]):
         journal.clock.now = START + at
-        journal.writer.record(UP, [nameless(body)], outcome, START + at)
+        journal.writer.record(UP, [nameless(body)], outcome, Monotonic(START + at))
     journal.close()
 
 
@@ -185,7 +188,7 @@ def test_what_was_stored_before_the_span_may_leave_in_it(spark: SparkSession, tm
     stored_and_delivered(tmp_path, [(b"on", 1, 12), (b"on", 2, 13), (b"on", 11, 14)])
     assert judged(spark, tmp_path, 10, None) == {}
     journal = Journal(tmp_path, start=START + 15)
-    journal.writer.record(UP, [nameless(b"on")], DELIVERED_SO, START + 15)
+    journal.writer.record(UP, [nameless(b"on")], DELIVERED_SO, Monotonic(START + 15))
     journal.close()
     assert judged(spark, tmp_path, 10, None) == {"repeated": 1}
 
@@ -193,7 +196,7 @@ def test_what_was_stored_before_the_span_may_leave_in_it(spark: SparkSession, tm
 def test_a_consumer_has_what_came_after_the_span(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for at, body in ((1, b"a"), (2, b"b"), (3, b"b"), (12, b"b"), (13, b"c")):
-        journal.writer.record(UP, [nameless(body)], ACCEPTED, START + at)
+        journal.writer.record(UP, [nameless(body)], ACCEPTED, Monotonic(START + at))
     journal.close()
     rows = traffic(spark, str(tmp_path), COLUMNS, Span())
     until = datetime.fromtimestamp(START + 10, UTC)

@@ -147,7 +147,12 @@ def bring(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[int, int]]
         told: list[job.Counted] = []
         to = str(tmp_path / format_)
         candidate = Candidate([parse(MAPPING)], {"<text>": MAPPING}, {})
-        given = {"to": to, "rejected": f"{to}_rejected", "format_": format_, "count": told.append} | also
+        given: dict[str, Any] = {
+            "to": to,
+            "rejected": f"{to}_rejected",
+            "format_": format_,
+            "count": told.append,
+        } | also
         finished(
             lambda: job.follow(spark, str(tmp_path / "journal"), candidate, "up", schema_of(file), **given)
         )

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from gateway.errors import PipelineError
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import SPAN_OCTETS, JournalPartition
 from gateway.pipeline.journal.source import JournalTable
@@ -203,7 +204,7 @@ def test_the_mark_is_of_what_comes_behind_a_row(tmp_path: Path) -> None:
     journal = Journal(tmp_path, options=Options(flush_interval_secs=60))
     journal.clock.now = START + 100
     for second in (99, 10, 50, 98):
-        journal.writer.record(HOME, [message(0)], ACCEPTED, START + second)
+        journal.writer.record(HOME, [message(0)], ACCEPTED, Monotonic(START + second))
     journal.close()
     given = {"path": str(tmp_path), "startingOffsets": "earliest"}
     found = JournalStream(options_of(given, stream=True), ("sequence", "low_water"))

@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, PythonException
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.pipeline.archive.tables import between
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
@@ -55,7 +56,7 @@ def test_every_column_is_what_the_reader_reads(spark: SparkSession, tmp_path: Pa
     journal = Journal(tmp_path, options=Options(body_bytes_max=10))
     journal.write(0, 60)
     odd = Message(topic_address("a"), b"\xff" * 11, expires=1_800_000_000.5, hops=200, retain=True)
-    journal.writer.record(HOME, [odd, odd], ACCEPTED, journal.clock())
+    journal.writer.record(HOME, [odd, odd], ACCEPTED, Monotonic(journal.clock()))
     journal.close()
     found = table(spark, tmp_path).orderBy("sequence").collect()
     expected = [row for row in JournalReader(tmp_path).rows("0") if not isinstance(row, Gap)]
@@ -215,7 +216,7 @@ def test_an_end_by_time_says_what_it_leaves_out(
         journal.writer._oldest = lambda: START  # what waits for a broker that is away
         journal.write(0, 400)
         for number in range(late):
-            journal.writer.record(HOME, [message(number)], ACCEPTED, START + number * STEP)
+            journal.writer.record(HOME, [message(number)], ACCEPTED, Monotonic(START + number * STEP))
         journal.writer._oldest = lambda: None
         journal.write(400, 400)
         journal.close()

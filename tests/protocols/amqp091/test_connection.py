@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.properties import string
+from gateway.model.spooled import joined
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -40,7 +41,7 @@ def publish_octets(
     channel: int, address: Address, body: bytes, raw: bytes = RAW, frame_max: int = 131_072
 ) -> bytes:
     method = encode_method_frame(channel, m.BasicPublish(address.scope, address.name))
-    return method + b"".join(encode_content_frames(channel, raw, body, frame_max))
+    return method + joined(encode_content_frames(channel, raw, body, frame_max))
 
 
 def arguments(address: Address) -> bytes:

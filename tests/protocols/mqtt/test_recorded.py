@@ -123,7 +123,7 @@ def test_publish_as_paho_writes_it(version: Version, qos: int, size: int) -> Non
     properties = None
     raw = b""
     if version is Version.V5:
-        properties = PahoProperties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties = PahoProperties(PacketTypes.PUBLISH)
         properties.UserProperty = [("a", "1"), ("a", "2")]
         properties.ContentType = "text/plain"
         raw = encode_list(

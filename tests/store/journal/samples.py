@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
@@ -69,7 +70,7 @@ def write(folder: Path, *numbers: range, shard: int = 0, options: Options | None
     """Record each range as a part of its own, and close."""
     made = writer(folder, shard, options, **also)
     for part in numbers:
-        made.record(HOME, [message(number) for number in part], ACCEPTED, time.monotonic())
+        made.record(HOME, [message(number) for number in part], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
 
 

@@ -16,6 +16,7 @@ from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.properties import Properties, property_set
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import SENDER, Answers
@@ -105,7 +106,7 @@ def rows_of(
     )
     erp, other, own = Link(), Link(), Nowhere()
     dispatcher.namespaces = {"mqtt": own, "erp": erp, "other": other}
-    batch = dispatcher.batch(Answers(), time.monotonic())
+    batch = dispatcher.batch(Answers(), Monotonic(time.monotonic()))
     place = 0
     for count in (*(bursts or ()), *[1] * (len(messages) - sum(bursts or ()))):
         some, receipts = list(messages[place : place + count]), list(range(place, place + count))
@@ -195,7 +196,7 @@ async def test_only_what_the_address_decides_is_published_together() -> None:
     for kind, given in BURSTS.items():
         messages = [came(**given, number=at) for at in range(3)]
         entry = dispatcher.entry("mqtt", own, messages[0].address)
-        batch = Batch(Answers(), 0.0)
+        batch = Batch(Answers(), Monotonic(0.0))
         if dispatcher.publish_burst(batch, entry, messages, [0, 1, 2]):
             batch.send()
             taken.add(kind)

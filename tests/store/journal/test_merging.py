@@ -13,6 +13,7 @@ import pytest
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
+from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal import appending, merging
@@ -78,12 +79,14 @@ class Quiet:
     def _record(self, number: int) -> None:
         one = odd(number)
         if number % 17 == 3:
-            self.writer.refuse(UP._replace(route="never"), [one], REFUSED, self.now - 0.5)
+            self.writer.refuse(UP._replace(route="never"), [one], REFUSED, Monotonic(self.now - 0.5))
         elif number % 2:
             crossed = UP._replace(route=f"up{number % 3}")
-            self.writer.record(crossed, [went(one, number)], ACCEPTED, self.now - 1, [one], [number % 4])
+            self.writer.record(
+                crossed, [went(one, number)], ACCEPTED, Monotonic(self.now - 1), [one], [number % 4]
+            )
         else:
-            self.writer.record(HOME, [one], ACCEPTED, self.now)
+            self.writer.record(HOME, [one], ACCEPTED, Monotonic(self.now))
 
 
 def rows_of(folder: Path, **also: Any) -> list[Row]:
@@ -231,7 +234,7 @@ def test_what_cannot_be_merged_is_left_alone(
     one = Appender(folder, 0, utc=lambda: START + 1e6, **given)
     for _ in range(5):
         one._to_merge = True
-        one._put_together(START + 1e6)
+        one._put_together(WallTime(START + 1e6))
     one.close()
     assert len(tried) == 1
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
 from gateway.store.journal.wall import CHANGES_MAX, WallClock
 from tests.store.journal.samples import HOME, message, rows_of, writer
 
@@ -80,10 +81,10 @@ def test_rows_of_one_message_agree_though_the_clock_was_set_between_them(tmp_pat
     given: dict[str, Any] = {"clock": lambda: clocks.loop, "utc": lambda: clocks.loop + clocks.ahead}
     journal = writer(tmp_path, **given)
     came = clocks.loop
-    journal.record(HOME, [message(1)], ACCEPTED, came)
+    journal.record(HOME, [message(1)], ACCEPTED, Monotonic(came))
     clocks.later(3.0)
     clocks.set(-900.0)
-    journal.record(HOME, [message(1)], ACCEPTED, came)
+    journal.record(HOME, [message(1)], ACCEPTED, Monotonic(came))
     journal.close()
     one, other = rows_of(tmp_path)
     assert one["received"] == other["received"] == pytest.approx(UTC * 1e6, abs=1_000)

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.protocols import DIALECTS
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import Gathering
@@ -62,7 +63,7 @@ class Disk:
 
 def test_times_are_utc(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT, clock=lambda: 500.0, utc=lambda: 1_700_000_000.0)
-    made.record(HOME, [message(0)], ACCEPTED, 499.75)
+    made.record(HOME, [message(0)], ACCEPTED, Monotonic(499.75))
     made.close()
     (row,) = rows_of(tmp_path)
     assert (row["received"], row["settled"]) == (1_699_999_999_750_000, 1_700_000_000_000_000)
@@ -77,7 +78,7 @@ def test_properties_that_fill_a_memory_end_a_block(tmp_path: Path) -> None:
             message(at, property_set=mqtt_set(b"\x03" + len(text).to_bytes(2, "big") + text.encode()))
             for at, text in enumerate(texts[begin : begin + 10], begin)
         ]
-        made.record(HOME, some, ACCEPTED, time.monotonic())
+        made.record(HOME, some, ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     blocks = [whole_block(item) for item in JournalReader(tmp_path).blocks("0")]
     assert [block.header.rows for block in blocks] == [100, 40, 20]
@@ -93,7 +94,7 @@ def test_the_rows_of_one_message_have_the_same_time_and_slot(tmp_path: Path) -> 
     for ahead in (0.0, 0.004, -0.004, 3_600.0):
         now, utc = now + 1.0, utc + 1.0
         utc += ahead
-        made.record(HOME, [message(7), message(8)], ACCEPTED, 499.75, slots=[3, 5])
+        made.record(HOME, [message(7), message(8)], ACCEPTED, Monotonic(499.75), slots=[3, 5])
         if ahead == -0.004:
             made._flush()
         utc -= ahead if ahead < 1 else 0.0
@@ -125,9 +126,9 @@ def test_large_bodies_make_small_blocks(tmp_path: Path) -> None:
 
 def test_enough_rows_become_columns_at_once(tmp_path: Path) -> None:
     made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=10))
-    made.record(HOME, [message(n) for n in range(9)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(n) for n in range(9)], ACCEPTED, Monotonic(time.monotonic()))
     assert made.backlog_octets == 0
-    made.record(HOME, [message(9)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(9)], ACCEPTED, Monotonic(time.monotonic()))
     assert (made.backlog_octets > 0, made.backlog) == (True, 10)
     made.close()
     assert (made.backlog_octets, made.backlog) == (0, 0)
@@ -135,16 +136,16 @@ def test_enough_rows_become_columns_at_once(tmp_path: Path) -> None:
 
 def test_enough_octets_wake_the_thread(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
-    made.record(HOME, [Message(topic_address("t"), bytes(65_536))] * 140, ACCEPTED, 0.0)
+    made.record(HOME, [Message(topic_address("t"), bytes(65_536))] * 140, ACCEPTED, Monotonic(0.0))
     until(lambda: made.rows == 140)
     made.close()
 
 
 def test_few_rows_are_written_soon(tmp_path: Path) -> None:
     made = writer(tmp_path, options=QUICK)
-    made.record(HOME, [message(0)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(0)], ACCEPTED, Monotonic(time.monotonic()))
     until(lambda: made.rows == 1)
-    made.record(HOME, [], ACCEPTED, 0.0)
+    made.record(HOME, [], ACCEPTED, Monotonic(0.0))
     made.close()
     assert (made.rows, made.blocks, made.next) == (1, 1, 1)
     assert made.octets == next(tmp_path.glob("*.gwj")).stat().st_size
@@ -154,8 +155,8 @@ def test_crossed_and_refused(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
     sources = [message(0), message(1)]
     crossed = [Message(topic_address("there"), one.body) for one in sources]
-    made.record(UP, crossed, ACCEPTED, 0.0, sources)
-    made.refuse(UP, sources[:1], Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?"), 0.0)
+    made.record(UP, crossed, ACCEPTED, Monotonic(0.0), sources)
+    made.refuse(UP, sources[:1], Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?"), Monotonic(0.0))
     made.close()
     rows = rows_of(tmp_path)
     assert [row["source_name"] for row in rows] == ["plant/0", "plant/1", "plant/0"]
@@ -176,15 +177,15 @@ def test_a_slow_disk_costs_rows_and_says_so(tmp_path: Path) -> None:
     disk.go_on.clear()
     options = Options(flush_interval_secs=0.001, flush_rows=20, backlog_bytes_max=100)
     made = writer(tmp_path, options=options, pwritev=disk)
-    made.record(HOME, [message(n) for n in range(40)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(n) for n in range(40)], ACCEPTED, Monotonic(time.monotonic()))
     assert disk.waits.wait(20)
     assert made.backlog_octets > 100
-    made.record(HOME, [message(n) for n in range(40, 90)], ACCEPTED, time.monotonic())
-    made.record(HOME, [message(n) for n in range(90, 120)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(n) for n in range(40, 90)], ACCEPTED, Monotonic(time.monotonic()))
+    made.record(HOME, [message(n) for n in range(90, 120)], ACCEPTED, Monotonic(time.monotonic()))
     assert (made.backlog, made.dropped) == (40, 80)
     disk.go_on.set()
     until(lambda: made.next == 120)
-    made.record(HOME, [message(120)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(120)], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     items = list(JournalReader(tmp_path).rows("0"))
     gaps = [item for item in items if isinstance(item, Gap)]
@@ -199,9 +200,9 @@ def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
     kept = Message(topic_address("t"), bytes(65_536))
     left_out = Message(topic_address("t"), bytes(1_048_576))
-    made.record(HOME, [kept, message(0), left_out], ACCEPTED, 0.0)
+    made.record(HOME, [kept, message(0), left_out], ACCEPTED, Monotonic(0.0))
     assert made.backlog_octets == 0
-    made.record(HOME, [left_out, left_out, left_out, message(0)], ACCEPTED, 0.0)
+    made.record(HOME, [left_out, left_out, left_out, message(0)], ACCEPTED, Monotonic(0.0))
     assert 65_536 < made.backlog_octets < 1_048_576
     made.close()
     assert [row["body_size"] for row in rows_of(tmp_path)] == [
@@ -215,21 +216,21 @@ def test_a_full_disk_closes_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     options = Options(flush_interval_secs=0.001, retry_secs=0.001, flush_rows=3, backlog_bytes_max=100)
     made = writer(tmp_path, options=options, pwritev=disk, tell=told.append)
-    made.record(HOME, [message(n) for n in range(3)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(n) for n in range(3)], ACCEPTED, Monotonic(time.monotonic()))
     until(lambda: made.rows == 3)
     disk.full = True
-    made.record(HOME, [message(n) for n in range(3, 10)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(n) for n in range(3, 10)], ACCEPTED, Monotonic(time.monotonic()))
     until(lambda: disk.refusals > 3)
     assert (made.healthy, made.failure) == (False, "No space left on device")
     assert made.errors > 2
     for _ in range(3):
-        made.record(HOME, [message(n) for n in range(10, 20)], ACCEPTED, time.monotonic())
+        made.record(HOME, [message(n) for n in range(10, 20)], ACCEPTED, Monotonic(time.monotonic()))
     assert made.dropped == 30
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2], "half a block is no block"
     disk.full = False
     until(lambda: made.next == 40)
     assert made.healthy
-    made.record(HOME, [message(40)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(40)], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     assert [line.rpartition(" ")[0].replace(str(tmp_path), "F") for line in told] == [
         "the journal in F cannot be written: No space left on",
@@ -248,7 +249,7 @@ def test_a_disk_that_is_full_until_the_end(tmp_path: Path) -> None:
     disk.full = True
     told: list[str] = []
     made = writer(tmp_path, options=PATIENT, pwritev=disk, tell=told.append)
-    made.record(HOME, [message(0), message(1)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     assert told[-1] == "the journal lost its last 2 rows: No space left on device"
     assert (made.rows, made.dropped) == (0, 2)
@@ -263,7 +264,7 @@ def test_rows_that_cannot_be_encoded_cost_themselves(tmp_path: Path) -> None:
     broken.assurance = 1_000
     for one in (message(0), broken, message(2)):
         done = made.next
-        made.record(HOME, [one], ACCEPTED, time.monotonic())
+        made.record(HOME, [one], ACCEPTED, Monotonic(time.monotonic()))
         until(lambda done=done: made.next == done + 1)  # type: ignore[misc]
     made.close()
     assert made.failed == 1
@@ -280,11 +281,11 @@ def test_rows_that_cannot_be_gathered_cost_what_has_gathered(
 ) -> None:
     told: list[str] = []
     made = writer(tmp_path, options=PATIENT, tell=told.append)
-    made.record(HOME, [message(0), message(1)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
     with monkeypatch.context() as broken:
         broken.setattr(Gathering, "_take", lambda *_: 1 / 0)
-        made.record(HOME, [message(2)], ACCEPTED, time.monotonic())
-    made.record(HOME, [message(3)], ACCEPTED, time.monotonic())
+        made.record(HOME, [message(2)], ACCEPTED, Monotonic(time.monotonic()))
+    made.record(HOME, [message(3)], ACCEPTED, Monotonic(time.monotonic()))
     made.close()
     assert (made.failed, made.backlog) == (3, 0)
     gap, row = JournalReader(tmp_path).rows("0")
@@ -306,7 +307,9 @@ def test_a_reader_follows_a_live_writer(tmp_path: Path, level: int) -> None:
 
     def produce() -> None:
         for first in range(0, count, 20):
-            made.record(HOME, [message(n) for n in range(first, first + 20)], ACCEPTED, time.monotonic())
+            made.record(
+                HOME, [message(n) for n in range(first, first + 20)], ACCEPTED, Monotonic(time.monotonic())
+            )
             if first % 100 == 0:
                 until(lambda: made.backlog < 500)
         made.close()
