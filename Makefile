@@ -71,7 +71,8 @@ check: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict gateway tests/benchmarks tests/adversary tests/chaos tests/simulation
+	$(BIN)/mypy --strict gateway tests/adversary tests/benchmarks tests/blocking_clients tests/chaos tests/fuzz tests/mapping \
+	    tests/model tests/simulation
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
 	$(BIN)/codespell gateway docs tests deploy mappings changes *.md Makefile Dockerfile
