@@ -36,6 +36,7 @@ from tests.store.journal import samples
 from tests.store.journal.test_merging import START, Quiet, leave_unmerged, rows_of, segments
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.needs("processes")  # conversions, which the journal starts
 QUICK: Final[dict[str, Any]] = {"flush_interval_secs": 0.01, "body_bytes_max": 20}
 CONVERTING: Final = Options(**QUICK, segment_secs=100.0, converter=CONVERTER)
 
