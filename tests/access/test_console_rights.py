@@ -846,7 +846,7 @@ def test_unread_metrics_count_for_their_user_or_address(tmp_path: Path) -> None:
         shares = gateway.gateway.console.admission.unsent.shares
         gateway.ask(lambda: shares.set_limits(1 << 20, 1 << 20))
         with unread(gateway, "ann", "/metrics/detailed?series=queues", 4):
-            gateway.until(lambda: shares.refused > 0 and shares.of("ann") > 1 << 20)
+            gateway.until(lambda: shares.refused > 0 and shares.of("ann") > 1 << 20, seconds=60)
             assert call(gateway, basic("ann"), "session").status == 429
             shown = call(gateway, {}, "metrics", prefix="/")
             assert shown.status == 200, "another's unread responses do not count"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gateway.engine.membership import Membership
 from gateway.model.times import Monotonic
@@ -18,9 +18,12 @@ SILENT_SECS: Final = 20.0
 
 
 class LocalDatabase:
-    """The database. `utc` is its clock."""
+    """The database. `utc` is its clock. It is closed after its test (conftest.py)."""
+
+    opened: ClassVar[list[LocalDatabase]] = []
 
     def __init__(self, folder: Path) -> None:
+        self.opened.append(self)
         self.utc = time.time()
         self.stores: list[LocalState] = []
         path = folder / "state.db"
