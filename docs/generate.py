@@ -473,8 +473,8 @@ def _operation(path: str, method: str, one: Mapping[str, Any]) -> tuple[str, str
 # The journal, and what the specifications ask for
 
 
-def journal_octets() -> Iterator[str]:
-    """How the octets lie: what the module says that writes and reads them."""
+def journal_bytes() -> Iterator[str]:
+    """How the bytes lie: what the module says that writes and reads them."""
     yield inspect.cleandoc(journal_format.__doc__ or "").partition("\n\n")[2]
 
 
@@ -501,7 +501,7 @@ KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "command-list": command_list,
     "commands": command_help,
     "operations": operations,
-    "octets": journal_octets,
+    "bytes": journal_bytes,
     "clauses": tables.lines,
 }
 

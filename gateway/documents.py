@@ -21,7 +21,7 @@ from gateway.hints import UTF_16, key_hint, value_hint, value_reason, yaml_hint
 from gateway.model.properties import is_unicode
 
 Place = tuple[str | int, ...]
-DOCUMENT_OCTETS_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
+DOCUMENT_BYTES_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
 UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 DOCUMENT_NESTING_MAX: Final = 100  # the C library is recursive; no hand-written file is nested so deeply
 DOCUMENT_PLACES_MAX: Final = 500_000  # an alias repeats what it names: ten lines of them can mean billions
@@ -105,18 +105,18 @@ def read(file: str | Path) -> Document:
     """Read and parse a file. Raises ConfigurationError with file, line, column and reason."""
     try:
         with open(file, "rb") as stream:
-            octets = stream.read(DOCUMENT_OCTETS_MAX + 1)
+            data = stream.read(DOCUMENT_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot be read: {error.strerror}", file=str(file)) from error
-    if len(octets) > DOCUMENT_OCTETS_MAX:
-        raise ConfigurationError(f"more than {DOCUMENT_OCTETS_MAX} octets", file=str(file))
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise ConfigurationError(f"more than {DOCUMENT_BYTES_MAX} bytes", file=str(file))
     try:
-        text = octets.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
-        if octets.startswith(UTF_16_MARKS):
+        if data.startswith(UTF_16_MARKS):
             raise ConfigurationError(UTF_16, file=str(file)) from error
         reason = f"not UTF-8 at byte {error.start}: save the file as UTF-8"
-        line = octets.count(b"\n", 0, error.start) + 1
+        line = data.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(reason, file=str(file), line=line) from error
     return parse(text, str(file))
 

@@ -38,11 +38,11 @@ class Regex:
         self.pattern = pattern
         self._found: dict[str, bool] = {}
         try:
-            octets = pattern.encode()
+            data = pattern.encode()
             options = WITH_LINE_BREAKS if dot_is_any else OPTIONS
             if memory_bytes_max:
                 options = _limited(memory_bytes_max, dot_is_any)
-            self._compiled = re2.compile(octets, options)
+            self._compiled = re2.compile(data, options)
         except UnicodeEncodeError:
             raise RegexError("it is not Unicode") from None
         except re2.error as error:

@@ -38,23 +38,23 @@ def _of_queue(queue: Queue) -> Iterator[str]:
     rows = chain(
         queue._ready, (one for _, one in queue._returned), (one.message for one in queue._aside.values())
     )
-    octets = queue.weigh([message for message in rows if message is not HOLE])
-    on_disk = 0 if queue.storage is None else queue.storage.octets
-    yield from _differ(f"octets of queue {queue.name!r}", queue.octets, octets + on_disk)
+    byte_count = queue.weigh([message for message in rows if message is not HOLE])
+    on_disk = 0 if queue.storage is None else queue.storage.byte_count
+    yield from _differ(f"bytes of queue {queue.name!r}", queue.byte_count, byte_count + on_disk)
 
 
 def _of_session(session: Session) -> Iterator[str]:
     held = weight_of(message for message, _, _ in session._waiting or ())
     held += weight_of(row.message for row in session.in_flight.values())
     aside = getattr(session, "_aside", None)
-    held += 0 if aside is None else aside.octets
-    yield from _differ(f"octets of session {session.client_id!r}", session._octets, held)
+    held += 0 if aside is None else aside.byte_count
+    yield from _differ(f"bytes of session {session.client_id!r}", session._byte_count, held)
 
 
 def _of_shares(shares: UserShares) -> Iterator[str]:
     yield from _differ(f"number of {shares.what}", shares.count, sum(shares._counts.values()))
-    yield from _differ(f"octets of {shares.what}", shares.total, sum(shares._octets.values()))
-    for name, number in chain(shares._counts.items(), shares._octets.items()):
+    yield from _differ(f"bytes of {shares.what}", shares.total, sum(shares._byte_count.values()))
+    for name, number in chain(shares._counts.items(), shares._byte_count.items()):
         if number < 0:
             yield f"{shares.what} of {name!r}: counted {number}"
 
@@ -73,7 +73,7 @@ def _of_namespace(space: MqttNamespace) -> Iterator[str]:
 def _of_store(store: Store) -> Iterator[str]:
     if not store._calls:
         yield from _differ("messages that the disk has not got", store.figures.pending, 0)
-        yield from _differ("octets that the disk has not got", store.figures.pending_octets, 0)
+        yield from _differ("bytes that the disk has not got", store.figures.pending_bytes, 0)
 
 
 def _of_channel(channel: AmqpChannel) -> Iterator[str]:
@@ -88,8 +88,8 @@ def _of_connection(connection: AmqpConnection) -> Iterator[str]:
     channels = list(connection.channels.values())
     if all(channel.transaction is None for channel in channels):
         rows = chain.from_iterable(channel.unacknowledged.values() for channel in channels)
-        octets = weight_of(message for _, _, _, message in rows)
-        yield from _differ("octets that a connection holds", connection.outstanding.octets, octets)
+        byte_count = weight_of(message for _, _, _, message in rows)
+        yield from _differ("bytes that a connection holds", connection.outstanding.byte_count, byte_count)
 
 
 CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {

@@ -233,7 +233,7 @@ ROWS: Final = {
         Shown(
             "Disk",
             "Bps",
-            "Octets of messages written to the store and to the journal.",
+            "Bytes of messages written to the store and to the journal.",
             {
                 "store": rate("gateway_store_written_bytes_total", "instance"),
                 "journal": rate("gateway_journal_written_bytes_total", "instance"),

@@ -14,7 +14,7 @@ import trio
 
 from gateway.errors import ConfigurationError
 
-ANSWER_OCTETS_MAX: Final = 1_048_576
+ANSWER_BYTES_MAX: Final = 1_048_576
 
 
 class Unanswered(Exception):
@@ -81,15 +81,15 @@ class Asker:
                     # generators within it to the garbage collector, so the scope is cancelled instead.
                     async for piece in answer.aiter_raw():
                         body += piece
-                        if len(body) > ANSWER_OCTETS_MAX:
+                        if len(body) > ANSWER_BYTES_MAX:
                             scope.cancel()
         except trio.TooSlowError:
-            if len(body) <= ANSWER_OCTETS_MAX:
+            if len(body) <= ANSWER_BYTES_MAX:
                 raise Unanswered(f"no answer within {self._timeout_secs:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise Unanswered(f"{type(error).__name__}: {error}") from error
-        if len(body) > ANSWER_OCTETS_MAX:
-            raise Unanswered(f"the answer is longer than {ANSWER_OCTETS_MAX} octets")
+        if len(body) > ANSWER_BYTES_MAX:
+            raise Unanswered(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
         if answer.status_code != 200:
             raise Unanswered(f"the answer is status {answer.status_code}")
         return body

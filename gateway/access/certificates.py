@@ -31,7 +31,7 @@ ALTERNATIVES: Final[dict[str, Any]] = {
 FIELDS: Final = {"common_name": "cn", "ou": "ou", "o": "o", **{name: name for name in ALTERNATIVES}}
 
 
-def from_octets(der: bytes) -> Certificate | None:
+def from_bytes(der: bytes) -> Certificate | None:
     """Return the names in a DER certificate, or None if it cannot be parsed."""
     try:
         return _read(der)
@@ -62,7 +62,7 @@ def from_balancer(common_name: str, der: bytes) -> Certificate | None:
     `der` is the certificate itself; if it is not empty, `common_name` is ignored.
     """
     if der:
-        return from_octets(der)
+        return from_bytes(der)
     return Certificate({"common_name": common_name}) if common_name else None
 
 

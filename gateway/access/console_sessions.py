@@ -17,7 +17,7 @@ from gateway import clock as clocks
 from gateway.access.principal import Principal
 from gateway.model.shares import UserEntries, UserShares
 
-OCTETS: Final = 32
+BYTES: Final = 32
 LINK_SECS: Final = 3_600.0
 LINKS_MAX: Final = 100
 
@@ -38,7 +38,7 @@ class Session:
         self.everything = everything
         self.token = token
         self.stamp = stamp
-        self.csrf = secrets.token_urlsafe(OCTETS)
+        self.csrf = secrets.token_urlsafe(BYTES)
         self.seen = now
         self.ends = ends
 
@@ -85,7 +85,7 @@ class Sessions:
         ends = now + self._longest_secs
         if principal.expires is not None:
             ends = min(ends, principal.expires)
-        text = secrets.token_urlsafe(OCTETS)
+        text = secrets.token_urlsafe(BYTES)
         session = Session(principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends)
         self._sessions[_digest(text)] = session
         self._entries.add(_digest(text), session.owner, 0)
@@ -120,7 +120,7 @@ class Sessions:
 
         Only the newest LINKS_MAX codes are valid.
         """
-        text = secrets.token_urlsafe(OCTETS)
+        text = secrets.token_urlsafe(BYTES)
         self._links[_digest(text)] = self._clock() + LINK_SECS
         if len(self._links) > LINKS_MAX:
             del self._links[next(iter(self._links))]

@@ -27,7 +27,7 @@ from gateway.model.shares import OPERATOR, UserShares
 
 TOKENS_MAX: Final = 1_000
 NAME_MAX: Final = 100
-TOKEN_OCTETS: Final = 32
+TOKEN_BYTES: Final = 32
 PREFIX: Final = "gw_"  # so that people and scanners of repositories recognize a token
 FILE: Final = "tokens.json"
 ADMINISTRATOR: Final = "administrator"
@@ -227,7 +227,7 @@ class ConsoleTokens:
 
 
 def _new() -> tuple[str, str]:
-    text = PREFIX + secrets.token_urlsafe(TOKEN_OCTETS)
+    text = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     return text, _digest(text)
 
 

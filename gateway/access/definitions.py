@@ -19,7 +19,7 @@ from gateway.errors import ConfigurationError
 from gateway.settings.access import AmqpPermissions, MqttRules, Role, TopicPermission
 from gateway.settings.tree import ANONYMOUS, GUEST
 
-DEFINITIONS_OCTETS_MAX: Final = 64 * 1024 * 1024
+DEFINITIONS_BYTES_MAX: Final = 64 * 1024 * 1024
 MQTT_HOST: Final = "/"
 FAULT_MAX: Final = 300  # characters of an error text
 CONSOLE: Final = {"administrator": "write", "monitoring": "read", "management": "read", "policymaker": "read"}
@@ -47,7 +47,7 @@ def read_users(file: Path) -> Imported:
     """
     try:
         with file.open("rb") as stream:
-            content = orjson.loads(stream.read(DEFINITIONS_OCTETS_MAX))
+            content = orjson.loads(stream.read(DEFINITIONS_BYTES_MAX))
     except OSError as error:
         raise ConfigurationError(f"cannot be read: {error.strerror}", file=str(file)) from error
     except orjson.JSONDecodeError as error:

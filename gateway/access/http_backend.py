@@ -120,8 +120,8 @@ class HttpUsers:
 
     def _digest(self, credentials: Credentials) -> bytes:
         parts = [text.encode(errors="surrogatepass") for text in (credentials.user, credentials.client)]
-        octets = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hmac.digest(self._key, octets + credentials.password, hashlib.sha256)
+        data = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, data + credentials.password, hashlib.sha256)
 
 
 def read_answer(user: str, body: bytes) -> Principal | Denial:

@@ -26,7 +26,7 @@ from gateway.reloads import LOOK_SECS, Reloaded
 from gateway.settings import masked_url
 
 KEYS_MAX: Final = 100
-KEY_OCTETS_MAX: Final = 1_048_576
+KEY_BYTES_MAX: Final = 1_048_576
 AGAIN_SECS: Final = 10.0
 PEM: Final = b"-----BEGIN "
 
@@ -80,7 +80,7 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[Key]:
     if symmetric:
         secret = text.strip()
         if len(secret) < 32:
-            raise ValueError("a secret needs 32 octets")
+            raise ValueError("a secret needs 32 bytes")
         return [Key(None, secret, None)]
     if not text.lstrip().startswith(PEM):
         return parse_jwks(text)
@@ -106,7 +106,7 @@ class KeysFile:
 
     def _read(self) -> list[Key]:
         with open(self._path, "rb") as file:
-            return parse_keys(file.read(KEY_OCTETS_MAX), symmetric=self._symmetric)
+            return parse_keys(file.read(KEY_BYTES_MAX), symmetric=self._symmetric)
 
     @property
     def there(self) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 PREFIX: Final = "rabbitmq-"
-SALT_OCTETS: Final = 4
+SALT_BYTES: Final = 4
 DIGESTS: Final[dict[str, Callable[[bytes], Any]]] = {
     "sha256": hashlib.sha256,
     "sha512": hashlib.sha512,
-    "md5": lambda octets: hashlib.md5(octets, usedforsecurity=False),
+    "md5": lambda data: hashlib.md5(data, usedforsecurity=False),
 }
 MODULE: Final = "rabbit_password_hashing_"  # prefix of the digest's name in exports
 
@@ -56,9 +56,9 @@ def _parts(text: str) -> tuple[Callable[[bytes], Any], bytes, bytes]:
     if not text.startswith(PREFIX) or digest is None:
         raise ValueError(f"no hash of RabbitMQ: {PREFIX}sha256$... is wanted")
     try:
-        octets = base64.b64decode(encoded, validate=True)
+        data = base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
         raise ValueError(f"no base64: {error}") from None
-    if len(octets) != SALT_OCTETS + digest(b"").digest_size:
-        raise ValueError("not a salt of four octets and a digest")
-    return digest, octets[:SALT_OCTETS], octets[SALT_OCTETS:]
+    if len(data) != SALT_BYTES + digest(b"").digest_size:
+        raise ValueError("not a salt of four bytes and a digest")
+    return digest, data[:SALT_BYTES], data[SALT_BYTES:]

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 METHOD: Final = "SCRAM-SHA-256"
 ITERATIONS: Final = 4_096  # the minimum of RFC 7677 (section 4); the server's keys cost more to steal
 ITERATIONS_MAX: Final = 10_000_000
-SALT_OCTETS: Final = 16
+SALT_BYTES: Final = 16
 ITERATIONS_OF_OTHERS_MAX: Final = 100_000  # more, if a server requests it, would delay all other work here
-MESSAGE_OCTETS_MAX: Final = 4_096
+MESSAGE_BYTES_MAX: Final = 4_096
 
 
 class ScramError(Exception):
@@ -49,12 +49,12 @@ def parse_keys(text: str) -> Keys:
     cost, _, keys = rest.partition("$")
     iterations, _, salt = cost.partition(":")
     stored, _, server = keys.partition(":")
-    octets = [base64.b64decode(one, validate=True) for one in (salt, stored, server)]
+    data = [base64.b64decode(one, validate=True) for one in (salt, stored, server)]
     count = int(iterations)
-    sizes = [len(one) for one in octets[1:]]
-    if method != METHOD or not octets[0] or sizes != [32, 32] or not ITERATIONS <= count <= ITERATIONS_MAX:
+    sizes = [len(one) for one in data[1:]]
+    if method != METHOD or not data[0] or sizes != [32, 32] or not ITERATIONS <= count <= ITERATIONS_MAX:
         raise ValueError(f"not {METHOD}$iterations:salt$stored:server")
-    return Keys(octets[0], count, *octets[1:])
+    return Keys(data[0], count, *data[1:])
 
 
 def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
@@ -98,7 +98,7 @@ def _hmac(key: bytes, message: bytes) -> bytes:
 
 
 def _text(message: bytes) -> str:
-    if len(message) > MESSAGE_OCTETS_MAX:
+    if len(message) > MESSAGE_BYTES_MAX:
         raise ScramError("too long")
     try:
         return message.decode()

@@ -20,7 +20,7 @@ from gateway.access.keys import Key
 from gateway.access.principal import Principal
 from gateway.settings.identity import JwtBackend
 
-TOKEN_OCTETS_MAX: Final = 16_384
+TOKEN_BYTES_MAX: Final = 16_384
 NAME_MAX: Final = 256  # characters of a user's or role's name, or of a field
 NAMES_MAX: Final = 256  # roles, or scopes
 TRIED_MAX: Final = 16  # keys tried for a token that names none; each takes 0.1 ms
@@ -141,7 +141,7 @@ class Tokens:
 
 def _head(password: bytes) -> dict[str, Any] | None:
     """Return the head of a token, or None if the password is not a token."""
-    if not password.startswith(b"ey") or len(password) > TOKEN_OCTETS_MAX or password.count(b".") != 2:
+    if not password.startswith(b"ey") or len(password) > TOKEN_BYTES_MAX or password.count(b".") != 2:
         return None
     first = password.partition(b".")[0]
     try:

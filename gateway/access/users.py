@@ -26,7 +26,7 @@ from gateway.access.places import is_loopback, place_of
 from gateway.access.principal import Principal
 from gateway.access.rabbit_passwords import is_rabbit_hash
 from gateway.access.rabbit_passwords import matches as rabbit_matches
-from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
+from gateway.access.scram import ITERATIONS, SALT_BYTES, Exchange, Keys
 from gateway.access.turns import Crowded, Turns
 from gateway.settings.tree import ANONYMOUS, GUEST
 
@@ -183,7 +183,7 @@ class Users:
     def _keys_of(self, user: str) -> Keys:
         found = self._scram.get(user)
         if found is None:
-            salt = hmac.digest(self._salt_key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
+            salt = hmac.digest(self._salt_key, user.encode(), hashlib.sha256)[:SALT_BYTES]
             return Keys(salt, self._usual_iterations(), os.urandom(32), os.urandom(32))
         return found
 

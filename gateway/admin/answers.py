@@ -64,9 +64,9 @@ def problem_of(code: int, detail: str) -> bytes:
     return orjson.dumps(document)
 
 
-def tag_of(octets: bytes) -> str:
+def tag_of(data: bytes) -> str:
     """Return the ETag of a response body."""
-    return f'"{blake2b(octets, digest_size=12).hexdigest()}"'
+    return f'"{blake2b(data, digest_size=12).hexdigest()}"'
 
 
 def unless_known(request: Request, response: Response) -> Response:

@@ -55,8 +55,8 @@ class Page(NamedTuple):
         if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.shown[:1]):
             return answer(document)
         lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.shown]
-        octets = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
-        return answer(document, headers={"ETag": f"W/{tag_of(octets)}"})
+        data = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
+        return answer(document, headers={"ETag": f"W/{tag_of(data)}"})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:

@@ -27,7 +27,7 @@ from gateway.mapping.explain import explain
 from gateway.operations import DRY_RUN, EXPLAIN, MAPPINGS, RELOAD
 from gateway.transport.computing import computed
 
-TEXT_OCTETS_MAX: Final = 262_144  # Bytes of a file that is shown.
+TEXT_BYTES_MAX: Final = 262_144  # Bytes of a file that is shown.
 
 log = structlog.get_logger()
 
@@ -113,10 +113,10 @@ def _file(name: str) -> dict[str, Any]:
     """Return a file with its text. Reads the disk, so call it in a thread."""
     try:
         with Path(name).open("rb") as file:
-            octets = file.read(TEXT_OCTETS_MAX + 1)
-        if len(octets) > TEXT_OCTETS_MAX:
-            return {"file": name, "text": None, "why": f"it has more than {TEXT_OCTETS_MAX} bytes"}
-        return {"file": name, "text": octets.decode(), "why": ""}
+            data = file.read(TEXT_BYTES_MAX + 1)
+        if len(data) > TEXT_BYTES_MAX:
+            return {"file": name, "text": None, "why": f"it has more than {TEXT_BYTES_MAX} bytes"}
+        return {"file": name, "text": data.decode(), "why": ""}
     except OSError as error:
         return {"file": name, "text": None, "why": error.strerror or str(error)}
     except UnicodeDecodeError as error:

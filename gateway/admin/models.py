@@ -324,7 +324,7 @@ class OutboxRow(Row):
     messages: int | None
     """Number of messages; null, here and below, for a shared outbox of which the cluster does not report it,
     or not now."""
-    octets: int | None
+    byte_count: int | None
     in_flight: int
     """Messages in flight; of a shared outbox those of this replica."""
     oldest_secs: float | None
@@ -332,9 +332,9 @@ class OutboxRow(Row):
     problem: str
     waiting: int | None
     """Messages that have not been passed to the link, to which its limits apply."""
-    waiting_octets: int | None
+    waiting_bytes: int | None
     messages_max: int
-    octets_max: int
+    bytes_max: int
     age_secs_max: float | None
     policy: str
     """Policy at a limit."""

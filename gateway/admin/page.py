@@ -52,11 +52,11 @@ class Page:
 
     def file(self, request: Request, name: str) -> Response:
         """Return one file. Raises HTTPException if it does not exist."""
-        octets = self._files.get(name)
-        if octets is None:
+        data = self._files.get(name)
+        if data is None:
             raise HTTPException(404, "Not Found")
         kind = TYPES[name.rpartition(".")[2]]
-        return unless_known(request, Response(octets, headers={**HEADERS, "Content-Type": kind}))
+        return unless_known(request, Response(data, headers={**HEADERS, "Content-Type": kind}))
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the login page and of all files; the server adds the console page itself."""

@@ -271,15 +271,15 @@ class RabbitChanges:
             raise failed(f"message size {len(body)} is larger than configured max size {self._broker.limit}")
         native = properties_of(asked.get("properties"), caller.principal.name)
         try:
-            octets = content_properties(encode_basic_properties(native))
-            durable, limit, retained, hops, _ = essentials(octets)
+            byte_count = content_properties(encode_basic_properties(native))
+            durable, limit, retained, hops, _ = essentials(byte_count)
             address = amqp_address(exchange, key)
         except (LocalProtocolError, RemoteProtocolError) as error:
             raise ValueError(str(error)) from error
         return Message(
             address,
             body,
-            octets,
+            byte_count,
             1,
             durable,
             retained,
@@ -340,13 +340,13 @@ class RabbitChanges:
         within LOAD_SECS. Raises ValueError if the first message is larger.
         """
         queue.dispatch()
-        octets = 0
+        byte_count = 0
         while len(taken) < count and not queue.deleted:
             found = queue.take_aside(_any) or queue.take()
             if found is not None:
                 position, message, _ = found
-                octets += min(len(message.body), truncate)
-                if octets <= GET_BYTES_MAX:
+                byte_count += min(len(message.body), truncate)
+                if byte_count <= GET_BYTES_MAX:
                     taken.append(found)
                     continue
                 queue.put_back([(position, message)])
@@ -446,9 +446,9 @@ async def body_of(request: Request) -> Mapping[str, Any]:
 
     Raises ValueError.
     """
-    octets = await request.body()
+    data = await request.body()
     try:
-        found = orjson.loads(octets) if octets.strip() else {}
+        found = orjson.loads(data) if data.strip() else {}
     except orjson.JSONDecodeError:
         raise ValueError("not_json") from None
     if not isinstance(found, dict):

@@ -22,7 +22,7 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
 from gateway.operations import REMOVE_RETAINED, RETAINED
-from gateway.protocols.mqtt.octets import is_filter
+from gateway.protocols.mqtt.data_types import is_filter
 from gateway.store.store import Store
 
 log = structlog.get_logger()

@@ -106,7 +106,7 @@ def _queue_numbers(one: ListedQueue) -> dict[str, float]:
     queue = one.queue
     return {
         "gateway_detailed_queue_messages": len(queue),
-        "gateway_detailed_queue_bytes": queue.octets,
+        "gateway_detailed_queue_bytes": queue.byte_count,
         "gateway_detailed_queue_unacknowledged": queue.unacknowledged,
         "gateway_detailed_queue_consumers": len(queue.consumers),
         "gateway_detailed_queue_in": queue.next,

@@ -37,8 +37,8 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
         "connections": stats.connections,
         "messages_in": stats.messages_in,
         "messages_out": stats.messages_out,
-        "bytes_in": stats.octets_in,
-        "bytes_out": stats.octets_out,
+        "bytes_in": stats.bytes_in,
+        "bytes_out": stats.bytes_out,
         "settled": [
             {"outcome": outcome, "reason": reason, "count": count}
             for outcome, reason, count in stats.settled()

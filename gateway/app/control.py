@@ -15,7 +15,7 @@ import orjson
 import trio
 
 Question = Literal["reasons", "metrics", "stop"]
-READ_OCTETS: Final = 65_536
+READ_BYTES: Final = 65_536
 STANDARD_INPUT: Final = 0
 
 
@@ -49,12 +49,12 @@ class Lines:
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
             try:
-                octets = await self._stream.receive_some(READ_OCTETS)
+                data = await self._stream.receive_some(READ_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return None
-            if not octets:
+            if not data:
                 return None
-            self._unread += octets
+            self._unread += data
         line = bytes(self._unread[:end])
         del self._unread[: end + 1]
         found: dict[str, Any] = orjson.loads(line)
@@ -81,10 +81,10 @@ class Ordered:
         sock = socket.socket(fileno=STANDARD_INPUT)
         line = b""
         while not line.endswith(b"\n"):
-            octet = sock.recv(1)
-            if not octet:
+            byte = sock.recv(1)
+            if not byte:
                 raise EOFError("no order received: start workers by the setting `workers`")
-            line += octet
+            line += byte
         return cls(sock, Order(**orjson.loads(line)))
 
     def lines(self) -> Lines:

@@ -48,7 +48,7 @@ from gateway.app.descriptors import divided_descriptors
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
-from gateway.app.memory import definition_octets_max, watched_memory
+from gateway.app.memory import definition_bytes_max, watched_memory
 from gateway.app.operating import endpoint_of, limits_of, pause_links, process_of
 from gateway.app.retained import retained_messages
 from gateway.app.rules import Rules
@@ -64,7 +64,7 @@ from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
-from gateway.broker.memory import BEGUN_OCTETS_MAX
+from gateway.broker.memory import BEGUN_BYTES_MAX
 from gateway.broker.memory_shares import Claim, IncompleteMessages, MemoryShares
 from gateway.broker.pressure import FullQueues
 from gateway.broker.redacting import PrivateFields
@@ -121,7 +121,7 @@ class Gateway:
         self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._connections)
         self.quotas = UserQuotas(
             limits,
-            definition_octets_max=definition_octets_max(limits, self.memory),
+            definition_bytes_max=definition_bytes_max(limits, self.memory),
             console_sessions_max=settings.http.sessions_max,
             several=self._has_several_users,
         )
@@ -411,25 +411,25 @@ class Gateway:
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
         for delayed in list(self.hosts.delays()):
-            for claim, octets, user in delayed.claims():
-                yield claim, octets, user, ""
+            for claim, byte_count, user in delayed.claims():
+                yield claim, byte_count, user, ""
         for fast in list(self.fast_hosts.queues()):
             yield fast, fast.in_memory, fast.owning_user or "", ""
         for session in list(self.mqtt.sessions.values()):
             yield session, session.in_memory, session.user, session.place
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                if octets := connection.outstanding_octets:
-                    yield None, octets, connection.sender.user, place_of(connection.sender.address)
+                if byte_count := connection.outstanding_bytes:
+                    yield None, byte_count, connection.sender.user, place_of(connection.sender.address)
                 user, place = connection.sender.user, place_of(connection.sender.address)
-                for transaction, octets in connection.transactions:
-                    yield transaction, octets, user, place
-                if octets := connection.incomplete:
-                    holder = IncompleteMessages(connection) if octets > BEGUN_OCTETS_MAX else None
-                    yield holder, octets, user, place
+                for transaction, byte_count in connection.transactions:
+                    yield transaction, byte_count, user, place
+                if byte_count := connection.incomplete:
+                    holder = IncompleteMessages(connection) if byte_count > BEGUN_BYTES_MAX else None
+                    yield holder, byte_count, user, place
                 waiting = connection.waiting_publishes
                 if waiting is not None and waiting.on:
-                    yield waiting, waiting.octets, user, place
+                    yield waiting, waiting.byte_count, user, place
 
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}

@@ -33,7 +33,7 @@ from gateway.settings import Settings
 
 WATCH_MILLISECONDS: Final = 500  # Interval of the watching thread; stopping waits for it.
 
-ID_OCTETS: Final = 12  # Random bytes in the prefix of the message ids of this process.
+ID_BYTES: Final = 12  # Random bytes in the prefix of the message ids of this process.
 
 Texts = Mapping[str, str]
 NO_TEXTS: Final[Texts] = MappingProxyType({})
@@ -44,7 +44,7 @@ def message_ids() -> Iterator[str]:
 
     No other process, and no other run of this one, generates the same ids.
     """
-    prefix = secrets.token_hex(ID_OCTETS)
+    prefix = secrets.token_hex(ID_BYTES)
     return (f"{prefix}-{number:x}" for number in count(1))
 
 

@@ -27,7 +27,7 @@ PROCESS: Final = Path("/proc/self")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def definition_octets_max(limits: Limits, memory: Memory) -> int:
+def definition_bytes_max(limits: Limits, memory: Memory) -> int:
     """Return how many bytes the definitions of all clients may occupy."""
     return limits.definitions_bytes_max or memory.mark // DEFINITIONS
 

@@ -161,26 +161,26 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     if queues:
         fullest = max(queues, key=len)
         yield Limit("queue_messages_max", f"queue {fullest.name}", fullest.messages_max, len(fullest))
-        largest = max(queues, key=lambda queue: queue.octets)
-        yield Limit("queue_bytes_max", f"queue {largest.name}", largest.octets_max, largest.octets)
+        largest = max(queues, key=lambda queue: queue.byte_count)
+        yield Limit("queue_bytes_max", f"queue {largest.name}", largest.bytes_max, largest.byte_count)
     for outbox in gateway.core.outbox_states():
         own, of = outbox.limits, f"route {outbox.route}"
         if outbox.waiting is not None:
             yield Limit("outbox.messages_max", of, own.messages_max, outbox.waiting)
-        if outbox.waiting_octets is not None:
-            yield Limit("outbox.bytes_max", of, own.octets_max, outbox.waiting_octets)
+        if outbox.waiting_bytes is not None:
+            yield Limit("outbox.bytes_max", of, own.bytes_max, outbox.waiting_bytes)
         if own.age_secs_max is not None and outbox.oldest_secs is not None:
             yield Limit("outbox.age_secs_max", of, math.ceil(own.age_secs_max), int(outbox.oldest_secs))
     partials, spool = gateway.fast_hosts.partials, gateway.bodies.spool
     yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))
-    yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.octets)
+    yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.byte_count)
     yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used)
     yield Limit("fast_memory_total_bytes_max", "", limits.fast_memory_total_bytes_max, spool.held)
     if gateway.store is not None:
-        pending = gateway.store.figures.pending_octets
+        pending = gateway.store.figures.pending_bytes
         yield Limit("store_pending_bytes_max", "", limits.store_pending_bytes_max, pending)
-    yield Limit("retained_bytes_max", "", limits.retained_bytes_max, mqtt.retained.octets)
-    yield Limit("dead_letters_bytes_max", "", limits.dead_letters_bytes_max, gateway.dead_letters.octets)
+    yield Limit("retained_bytes_max", "", limits.retained_bytes_max, mqtt.retained.byte_count)
+    yield Limit("dead_letters_bytes_max", "", limits.dead_letters_bytes_max, gateway.dead_letters.byte_count)
     http = gateway.settings.http
     yield Limit("http.connections_max", "", http.connections_max, gateway.metrics.http_connections())
     yield Limit("http.sessions_max", "", http.sessions_max, len(gateway.console.admission.sessions))

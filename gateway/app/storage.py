@@ -21,7 +21,7 @@ from gateway.transport.stream import WriteSet
 log = structlog.get_logger()
 
 KEY: Final = "return key"  # Kind under which the store has the key.
-KEY_OCTETS: Final = 32
+KEY_BYTES: Final = 32
 
 
 def open_store(
@@ -37,9 +37,9 @@ def open_store(
     return Store(
         given.path,
         probe_secs=given.probe_secs,
-        pending_octets_max=settings.limits.store_pending_bytes_max,
+        pending_bytes_max=settings.limits.store_pending_bytes_max,
         letters_max=settings.limits.dead_letters_max,
-        letters_octets_max=settings.limits.dead_letters_bytes_max,
+        letters_bytes_max=settings.limits.dead_letters_bytes_max,
         letter_shares=letters,
         on_health=on_health,
         on_damage=lambda text: log.error("store damaged", what=text),
@@ -53,11 +53,11 @@ def return_key(store: Store | None) -> bytes:
     starts.
     """
     if store is None:
-        return secrets.token_bytes(KEY_OCTETS)
+        return secrets.token_bytes(KEY_BYTES)
     for _, found in store.things(KEY):
-        if isinstance(found, bytes) and len(found) == KEY_OCTETS:
+        if isinstance(found, bytes) and len(found) == KEY_BYTES:
             return found
-    made = secrets.token_bytes(KEY_OCTETS)
+    made = secrets.token_bytes(KEY_BYTES)
     store.put(KEY, "", made)
     return made
 

@@ -93,7 +93,7 @@ def topics_of(
         return topics, engine
     retained = Retained(
         messages_max=limits.retained_messages_max,
-        octets_max=limits.retained_bytes_max,
+        bytes_max=limits.retained_bytes_max,
         store=store,
         shares=quotas.retained,
     )

@@ -29,8 +29,8 @@ class Bodies:
         """Open the spool before the store starts. `shares` has its limit, by user. Raises StoreError."""
         self.spool = Spool(
             None if store is None else store.folder / "spool",
-            octets_max=limits.spool_bytes_max,
-            memory_octets_max=limits.fast_memory_bytes_max,
+            bytes_max=limits.spool_bytes_max,
+            memory_bytes_max=limits.fast_memory_bytes_max,
             memory_total_max=limits.fast_memory_total_bytes_max,
             shares=shares,
         )
@@ -64,14 +64,14 @@ class SpooledStorage(QueueStorage):
         bodies: Bodies,
         *,
         memory_messages_max: int,
-        memory_octets_max: int,
+        memory_bytes_max: int,
     ) -> None:
         super().__init__(
             queue,
             store,
             log,
             memory_messages_max=memory_messages_max,
-            memory_octets_max=memory_octets_max,
+            memory_bytes_max=memory_bytes_max,
         )
         self._spool = bodies.spool
         self._bodies = bodies.of(log)

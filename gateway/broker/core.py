@@ -106,7 +106,7 @@ class BrokerCore:
             )
         self.dead_letters = DeadLetters(
             messages_max=limits.dead_letters_max,
-            octets_max=limits.dead_letters_bytes_max,
+            bytes_max=limits.dead_letters_bytes_max,
             store=store,
             forward=None if self.forwarding is None else self.forwarding.forward,
             common=common_letters,
@@ -122,7 +122,7 @@ class BrokerCore:
                 store,
                 self.dead_letters,
                 memory_messages_max=limits.queue_memory_messages_max,
-                memory_octets_max=limits.queue_memory_bytes_max,
+                memory_bytes_max=limits.queue_memory_bytes_max,
                 left=self.left,
                 quotas=self._quotas,
             )
@@ -244,6 +244,6 @@ class BrokerCore:
         return {
             "gateway_dead_letters": lambda: len(self.dead_letters),
             "gateway_dead_letters_unwanted": lambda: self.dead_letters.unwanted,
-            "gateway_dead_letters_bytes": lambda: self.dead_letters.octets,
+            "gateway_dead_letters_bytes": lambda: self.dead_letters.byte_count,
             "gateway_deduplication_ids": lambda: sum(len(ids.accepted) for ids in self.deduplication),
         }

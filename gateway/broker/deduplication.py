@@ -33,7 +33,7 @@ from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 KIND: Final = "seen"  # kind of record in the store
-ID_OCTETS_MAX: Final = 255  # bytes; a longer id is stored as its hash
+ID_BYTES_MAX: Final = 255  # bytes; a longer id is stored as its hash
 ADDRESSES_MAX: Final = 1_024  # addresses whose recipients one guard caches
 
 UNSETTLED: Final = Outcome(
@@ -194,7 +194,7 @@ class Guard(OneSink):
                 part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(malformed)))
                 continue
             if id:
-                if len(id) > ID_OCTETS_MAX:
+                if len(id) > ID_BYTES_MAX:
                     id = blake2b(id.encode("utf-8", "surrogatepass")).hexdigest()
                 if id in open_:
                     part.settle_at((at,), UNSETTLED)

@@ -575,14 +575,14 @@ class Dispatcher:
         return self._publish_across(batch, entry, recipient, message, receipt)
 
     def publish_large(
-        self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt, octets_max: int
+        self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt, bytes_max: int
     ) -> bool:
         """Publish a message that may be too large for routes.
 
         Queues in its own namespace store it on disk. Recipients behind a route get it from memory, or refuse
-        it if it has more than `octets_max` bytes.
+        it if it has more than `bytes_max` bytes.
         """
-        everybody = entry.from_disk(octets_max, retained=message.retain)
+        everybody = entry.from_disk(bytes_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
 
     def publish_burst(

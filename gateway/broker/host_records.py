@@ -31,18 +31,18 @@ class HostRecords:
         *,
         untouched: str,
         memory_messages_max: int,
-        memory_octets_max: int,
+        memory_bytes_max: int,
     ) -> None:
         """Create the records of a virtual host.
 
         `untouched` is the kind of record of messages that were never handed out (untouched.py). Beyond
-        `memory_messages_max` and `memory_octets_max` (bytes) the messages of a durable queue are on disk
+        `memory_messages_max` and `memory_bytes_max` (bytes) the messages of a durable queue are on disk
         alone.
         """
         self._store = store
         self._host = host
         self._bodies = bodies
-        self._memory = memory_messages_max, memory_octets_max
+        self._memory = memory_messages_max, memory_bytes_max
         self._untouched = Untouched(store, untouched, host)
 
     def _key(self, *words: str) -> str:
@@ -68,8 +68,8 @@ class HostRecords:
 
     def _storage(self, queue: Queue, kind: str, *words: str) -> SpooledStorage:
         """Return the storage of a queue: fill it from the store, and store its messages from now on."""
-        messages, octets = self._memory
+        messages, byte_count = self._memory
         log = self._store.log(kind, self._key(*words))
         return SpooledStorage(
-            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_octets_max=octets
+            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_bytes_max=byte_count
         )

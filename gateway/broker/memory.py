@@ -31,7 +31,7 @@ SCARCE: Final = 4 / 3  # of the watermark: 80 % of all memory if the watermark i
 TRIM_SECS: Final = 1.0
 # With 1 GiB in holes it takes half a second, so it is tried less often if it is of no use.
 TRIM_SECS_MAX: Final = 4.0
-BEGUN_OCTETS_MAX: Final = 65_536  # of one connection, that do not make it a publisher
+BEGUN_BYTES_MAX: Final = 65_536  # of one connection, that do not make it a publisher
 BEGUN_SECS: Final = 10.0  # of shortage that a paused connection may have incomplete messages
 RISE: Final = 1 / 64  # of the watermark: a check before the next tick after such an increase
 LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is low on memory")
@@ -185,7 +185,7 @@ class Memory:
         """Pause connections with many incomplete messages; with `late`, close them."""
         self._seen = self.used
         for publisher in list(self.connections()):
-            if publisher.begun > BEGUN_OCTETS_MAX and (not self.admits(publisher, 0) or late):
+            if publisher.begun > BEGUN_BYTES_MAX and (not self.admits(publisher, 0) or late):
                 publisher.let_go_for_memory()
 
     def tick(self, now: float) -> None:

@@ -6,7 +6,7 @@ Counted are the messages that wait in memory in the owner's queues and sessions,
 have not acknowledged, from all publishers; and what its clients have published in transactions that are not
 committed, or have not sent to its end. A restrained durable queue or session leaves new messages on disk; any
 other counts as full with about what it holds, and behaves as a full one does; a transaction may be committed,
-but not grow; a connection with more than BEGUN_OCTETS_MAX of an incomplete message is closed.
+but not grow; a connection with more than BEGUN_BYTES_MAX of an incomplete message is closed.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
 memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
@@ -91,16 +91,16 @@ class MemoryShares:
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
         held: dict[Owner, int] = {}
 
-        def count(holder: Holder | None, octets: int, owners: list[Owner]) -> None:
+        def count(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
             for owner in owners:
-                held[owner] = held.get(owner, 0) + octets
+                held[owner] = held.get(owner, 0) + byte_count
 
         if self._near:
             await self._each(count)
-        self.over = {owner for owner, octets in held.items() if octets > self._most(owner)}
+        self.over = {owner for owner, byte_count in held.items() if byte_count > self._most(owner)}
         wanted: set[Holder] = set()
 
-        def restrain(holder: Holder | None, octets: int, owners: list[Owner]) -> None:
+        def restrain(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
             if holder is not None and not self.over.isdisjoint(owners):
                 wanted.add(holder)
                 self._restrained[holder] = None
@@ -119,11 +119,11 @@ class MemoryShares:
         return most * LESS if owner in self.over else most
 
     async def _each(self, act: Callable[[Holder | None, int, list[Owner]], None]) -> None:
-        for number, (holder, octets, user, place) in enumerate(self._claims(), 1):
+        for number, (holder, byte_count, user, place) in enumerate(self._claims(), 1):
             owners: list[Owner] = [("user", user)] if user else []
             if place and place != LOOPBACK:
                 owners.append(("address", place))
-            act(holder, octets, owners)
+            act(holder, byte_count, owners)
             if number % SLICE == 0:
                 await trio.lowlevel.checkpoint()
 

@@ -1,7 +1,7 @@
 """Routes and links that an operator has paused.
 
 What a paused route would deliver waits in a Gate in front of its end, within HELD_MESSAGES_MAX and
-HELD_OCTETS_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
+HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
 messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
 promised nothing. When the route resumes, they go first, in order of arrival, some in each turn.
 
@@ -29,7 +29,7 @@ from gateway.store.store import Store
 
 KIND: Final = "paused"  # kind of record in the store
 HELD_MESSAGES_MAX: Final = 10_000  # of one route
-HELD_OCTETS_MAX: Final = 64 * 1024 * 1024
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 RELEASED_AT_ONCE: Final = 2_000
 
 HELD_FULL: Final = Outcome(
@@ -55,7 +55,7 @@ class Gate(OneSink):
         self.route = route
         self.open = False
         self.messages = 0
-        self.octets = 0
+        self.byte_count = 0
         self._recipients_of = recipients_of
         self._unrouted = unrouted
         # Parts, and how many of the first messages of each wait.
@@ -67,7 +67,7 @@ class Gate(OneSink):
         fits = self._room_for(messages)
         if fits:
             self.messages += fits
-            self.octets += weight_of(messages[:fits])
+            self.byte_count += weight_of(messages[:fits])
             self._waiting.append((part, fits))
         if fits < len(messages):
             self.route.failed += len(messages) - fits
@@ -75,10 +75,10 @@ class Gate(OneSink):
 
     def _room_for(self, messages: list[Message]) -> int:
         room = min(len(messages), HELD_MESSAGES_MAX - self.messages)
-        octets = self.octets
+        byte_count = self.byte_count
         for at, message in enumerate(messages[:room]):
-            octets += message.octets
-            if octets > HELD_OCTETS_MAX:
+            byte_count += message.byte_count
+            if byte_count > HELD_BYTES_MAX:
                 return at
         return room
 
@@ -93,7 +93,7 @@ class Gate(OneSink):
             part, count = self._waiting.popleft()
             left -= count
             self.messages -= count
-            self.octets -= weight_of(part.messages[:count])
+            self.byte_count -= weight_of(part.messages[:count])
             self._pass_on(part, count)
 
     def _pass_on(self, part: SubBatch, count: int) -> None:

@@ -55,13 +55,13 @@ class FullQueues:
         self.dropped = 0  # copies dropped by a queue that may not pause its publishers
 
 
-def lowered(allowed: int, octets: int) -> int:
-    """Return the reduced limit in bytes for a holder that may hold `allowed` bytes and holds `octets`.
+def lowered(allowed: int, byte_count: int) -> int:
+    """Return the reduced limit in bytes for a holder that may hold `allowed` bytes and holds `byte_count`.
 
     With it the holder counts as full. Publishers that cannot be paused are refused at twice the limit, which
     is a quarter more than it holds.
     """
-    return min(allowed, max(octets * 5 // 8, FLOOR))
+    return min(allowed, max(byte_count * 5 // 8, FLOOR))
 
 
 def hold_sources(part: SubBatch) -> list[Callable[[], None]]:

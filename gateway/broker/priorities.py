@@ -22,7 +22,7 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.pressure import FullQueues
-from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
+from gateway.broker.queue import DISPATCH_BYTES_MAX, DISPATCH_MESSAGES_MAX, HOLE, Consumer, Queue
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
@@ -55,7 +55,7 @@ class PriorityQueue(Queue):
         *,
         durable: bool = False,
         messages_max: int = 1_000_000,
-        octets_max: int = 1 << 30,
+        bytes_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
         full_queues: FullQueues | None = None,
         work: SelectionWork = UNBOUNDED,
@@ -65,7 +65,7 @@ class PriorityQueue(Queue):
             name,
             durable=durable,
             messages_max=messages_max,
-            octets_max=octets_max,
+            bytes_max=bytes_max,
             expired=expired,
             full_queues=full_queues,
         )
@@ -94,7 +94,7 @@ class PriorityQueue(Queue):
         self._sort()
         first = self.next
         self.next += len(messages)
-        self.octets += self.weigh(messages)
+        self.byte_count += self.weigh(messages)
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=False)
 
@@ -201,7 +201,7 @@ class PriorityQueue(Queue):
         self._sort()
         for position, message in messages:
             self.unacknowledged -= 1
-            self.octets += self.weigh((message,))
+            self.byte_count += self.weigh((message,))
             self._wait(position, message, redelivered=True)
 
     def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
@@ -292,16 +292,16 @@ class PriorityQueue(Queue):
         """Deliver at most `count` messages. Return how many left the queue, including expired ones."""
         utc = clock.utc()
         taken: list[tuple[int, Message, bool]] = []
-        gone = octets = 0
+        gone = byte_count = 0
         for position, message, redelivered in self._best(consumer):
             if self._drop_expired(position, message, utc):
                 gone += 1
             else:
                 taken.append((position, message, redelivered))
-                octets += self.weigh((message,))
-            if len(taken) >= count or octets >= DISPATCH_OCTETS_MAX:
+                byte_count += self.weigh((message,))
+            if len(taken) >= count or byte_count >= DISPATCH_BYTES_MAX:
                 break
-        self._taken([message for _, message, _ in taken], octets)
+        self._taken([message for _, message, _ in taken], byte_count)
         for position, messages, redelivered in _runs(taken):
             self._deliver(consumer, position, messages, redelivered)
         return gone + len(taken)

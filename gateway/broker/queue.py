@@ -5,7 +5,7 @@ one is `_first`, so a position costs nothing until a message is consumed. Requeu
 position and wait in a heap, always ahead of the fresh ones. A message that does not fit a consumer's frames
 is *set aside*: it waits for other consumers, and those behind it pass.
 
-`octets` is the size in bytes of what waits here, by the weight of messages or, for a limit in bytes of
+`byte_count` is the size in bytes of what waits here, by the weight of messages or, for a limit in bytes of
 bodies, by `weigh`. What consumers have received is counted by them until it is settled.
 """
 
@@ -34,7 +34,7 @@ log = structlog.get_logger(limited=True)
 DISPATCH_MESSAGES_MAX: Final = 256
 # And at most this many bytes at once (or one message), so that a client that does not read is noticed in
 # time.
-DISPATCH_OCTETS_MAX: Final = 1_048_576
+DISPATCH_BYTES_MAX: Final = 1_048_576
 ALWAYS_OPEN: Final = Gate()  # of a queue without messages on disk
 # Replaces a withdrawn message, so that positions stay consecutive; it expired long ago.
 HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
@@ -69,8 +69,8 @@ class Storage(Protocol):
     restrained: bool
     """True while the owner of the queue holds too much memory: new messages wait on disk alone."""
     count: int
-    """Number of messages that wait on disk alone, which have `octets` bytes."""
-    octets: int
+    """Number of messages that wait on disk alone, which have `byte_count` bytes."""
+    byte_count: int
     recovered: int
     """End of the positions that an earlier process has stored."""
 
@@ -132,15 +132,15 @@ class Queue:
         *,
         durable: bool = False,
         messages_max: int = 1_000_000,
-        octets_max: int = 1 << 30,
+        bytes_max: int = 1 << 30,
         expired: Callable[[Message], None] | None = None,
         full_queues: FullQueues | None = None,
     ) -> None:
         self.name = name
         self.durable = durable
         self.messages_max = messages_max  # so that an unread queue cannot use up the memory
-        self.octets_max = octets_max
-        self.octets = 0
+        self.bytes_max = bytes_max
+        self.byte_count = 0
         self.weigh: Callable[[Iterable[Message]], int] = weight_of
         self.unacknowledged = 0
         self.dying = 0  # messages that have left, and stay on disk until their dead letters are there
@@ -162,17 +162,17 @@ class Queue:
         self._pressure = self._new_pressure()
         self._full_queues = FullQueues() if full_queues is None else full_queues
         self._lossy_at: int | None = None  # position of the next message when a loss was last logged
-        # Original limit in bytes, while `octets_max` is reduced because its owner holds too much.
+        # Original limit in bytes, while `bytes_max` is reduced because its owner holds too much.
         self._allowed: int | None = None
 
-    def keep_in(self, storage: Storage, end: int, octets: int, gate: Gate) -> None:
-        """Use `storage`, which already has `octets` bytes at positions before `end`.
+    def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
+        """Use `storage`, which already has `byte_count` bytes at positions before `end`.
 
         `gate` is the store's, which holds back messages while refusals are reported.
         """
         self.storage = storage
         self.next = end
-        self.octets += octets
+        self.byte_count += byte_count
         self.gate = gate
         self.gone = []
 
@@ -183,7 +183,7 @@ class Queue:
     @property
     def full(self) -> bool:
         """True if its sources should stop reading until it has drained."""
-        return len(self) >= self.messages_max or self.octets >= self.octets_max
+        return len(self) >= self.messages_max or self.byte_count >= self.bytes_max
 
     @property
     def head(self) -> int | None:
@@ -202,7 +202,7 @@ class Queue:
     @property
     def in_memory(self) -> int:
         """Size in bytes of what waits in memory."""
-        return self.octets if self.storage is None else self.octets - self.storage.octets
+        return self.byte_count if self.storage is None else self.byte_count - self.storage.byte_count
 
     def restrain(self, on: bool) -> None:
         """Reduce the queue's share of memory because its owner holds too much, or restore it.
@@ -217,10 +217,10 @@ class Queue:
     def restrain_size(self, on: bool) -> None:
         """Lower the size limit to about the present size (`on`), or restore it."""
         if on and self._allowed is None:
-            self._allowed = self.octets_max
-            self.octets_max = lowered(self._allowed, self.octets)
+            self._allowed = self.bytes_max
+            self.bytes_max = lowered(self._allowed, self.byte_count)
         elif not on and self._allowed is not None:
-            self.octets_max, self._allowed = self._allowed, None
+            self.bytes_max, self._allowed = self._allowed, None
             self._tell_drained()
 
     def publish(self, part: SubBatch) -> None:
@@ -236,7 +236,7 @@ class Queue:
             if not self.may_hold:
                 self._overflow(part)
                 return
-            if len(self) >= 2 * self.messages_max or self.octets >= 2 * self.octets_max:
+            if len(self) >= 2 * self.messages_max or self.byte_count >= 2 * self.bytes_max:
                 self._full_queues.refused += len(part.messages)
                 part.settle(FULL)
                 return
@@ -312,7 +312,7 @@ class Queue:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
-        self.octets += self.weigh(messages)
+        self.byte_count += self.weigh(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
         """Append messages that were on disk alone, after all before them were consumed."""
@@ -330,7 +330,7 @@ class Queue:
         for place in range(max(first - self._first, 0), first + count - self._first):
             withdrawn.append(ready[place])
             ready[place] = HOLE
-        self.octets -= self.weigh(withdrawn)
+        self.byte_count -= self.weigh(withdrawn)
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
@@ -393,7 +393,7 @@ class Queue:
             aside.unable.append(consumer)
         self._aside[position] = aside
         self.unacknowledged -= 1
-        self.octets += self.weigh((message,))
+        self.byte_count += self.weigh((message,))
         self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
 
     def _offer_aside(self) -> None:
@@ -519,7 +519,7 @@ class Queue:
         for position, message in taken:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
-            self.octets += self.weigh((message,))
+            self.byte_count += self.weigh((message,))
 
     def purge(self) -> int:
         """Drop all ready messages, and return their number."""
@@ -531,7 +531,7 @@ class Queue:
         self._ready.clear()
         self._returned.clear()
         self._aside.clear()
-        self.octets = 0
+        self.byte_count = 0
         self._tell_drained()
         return count
 
@@ -606,27 +606,27 @@ class Queue:
         else:
             messages = [ready.popleft() for _ in range(count)]
         self._first += len(messages)
-        octets = self.weigh(messages)
-        if octets > DISPATCH_OCTETS_MAX:
-            octets = self._shorten(messages)
+        byte_count = self.weigh(messages)
+        if byte_count > DISPATCH_BYTES_MAX:
+            byte_count = self._shorten(messages)
         for message in messages:
             if message.expires:
                 return self._without_expired(messages)
-        self._taken(messages, octets)
+        self._taken(messages, byte_count)
         return self._first - len(messages), messages
 
     def _shorten(self, messages: list[Message]) -> int:
-        """Put back what exceeds DISPATCH_OCTETS_MAX, except the first message. Return the remaining bytes."""
-        octets = 0
+        """Put back what exceeds DISPATCH_BYTES_MAX, except the first message. Return the remaining bytes."""
+        byte_count = 0
         for at, message in enumerate(messages):
             size = self.weigh((message,))
-            if at and octets + size > DISPATCH_OCTETS_MAX:
+            if at and byte_count + size > DISPATCH_BYTES_MAX:
                 self._ready.extendleft(reversed(messages[at:]))
                 self._first -= len(messages) - at
                 del messages[at:]
                 break
-            octets += size
-        return octets
+            byte_count += size
+        return byte_count
 
     def _without_expired(self, messages: list[Message]) -> tuple[int, list[Message]]:
         """Drop the expired messages at the start. Return the messages before the next expired one.
@@ -671,7 +671,7 @@ class Queue:
             return False
         if message is HOLE:
             return True
-        self.octets -= self.weigh((message,))
+        self.byte_count -= self.weigh((message,))
         self._expire(position, message)
         self._tell_drained(leaving=1)
         return True
@@ -683,15 +683,15 @@ class Queue:
         if self._expired is not None:
             self._expired(message)
 
-    def shrink(self, octets: int) -> None:
+    def shrink(self, byte_count: int) -> None:
         """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained."""
-        self.octets -= octets
+        self.byte_count -= byte_count
         self._tell_drained()
 
-    def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
-        """Count delivered messages; `octets` is their weight in bytes, if known."""
+    def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+        """Count delivered messages; `byte_count` is their weight in bytes, if known."""
         self.unacknowledged += len(messages)
-        self.octets -= self.weigh(messages) if octets is None else octets
+        self.byte_count -= self.weigh(messages) if byte_count is None else byte_count
         if self._pressure:
             self._tell_drained()
 
@@ -703,4 +703,4 @@ class Queue:
     def drained(self, leaving: int = 0) -> bool:
         """Return True if so little waits that paused publishers may resume."""
         waiting = len(self) - leaving
-        return waiting <= self.messages_max // 2 and self.octets <= self.octets_max // 2
+        return waiting <= self.messages_max // 2 and self.byte_count <= self.bytes_max // 2

@@ -26,15 +26,15 @@ from gateway.mapping.schema import Truncate
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, PropertySet, Value, property_set, string
 from gateway.model.spooled import Body, Spooled, Withheld
-from gateway.store.journal.entries import octets_of
+from gateway.store.journal.entries import bytes_of
 
 # Bytes of the digest; two of a billion values collide with a probability of 1 in 10^20.
-HASH_OCTETS: Final = 16
+HASH_BYTES: Final = 16
 SENDERS_MAX: Final = 10_000  # cached; there is one for each connection
 ANY_KEY: Final = "*"
 SENDER_FIELDS: Final = {"client": "client", "user": "user", "remote_address": "address"}
-SHOWN_OCTETS_MAX: Final = 65_536  # bytes of bodies that rules examine when people see messages
-KEY_OCTETS: Final = 32
+SHOWN_BYTES_MAX: Final = 65_536  # bytes of bodies that rules examine when people see messages
+KEY_BYTES: Final = 32
 LEFT_OUT: Final = object()
 
 
@@ -63,10 +63,10 @@ class Redactor:
     `redacted` counts messages, `withheld` bodies that could not be parsed.
     """
 
-    def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes, body_octets_max: int) -> None:
-        """Create a redactor. The journal has only the size of bodies over `body_octets_max` bytes."""
+    def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes, body_bytes_max: int) -> None:
+        """Create a redactor. The journal has only the size of bodies over `body_bytes_max` bytes."""
         self._key = key
-        self._body_octets_max = body_octets_max
+        self._body_bytes_max = body_bytes_max
         self._fields: list[Step] = []
         self._body: Action | None = None
         self._sender: list[tuple[str, Action]] = []
@@ -105,7 +105,7 @@ class Redactor:
     def _bodied(self, body: Body) -> Body:
         if isinstance(body, Spooled):  # the journal has only its size; to people it is not examined either
             return Withheld(len(body)) if self._body is not None or self._fields else body
-        if self._body == "drop" or (self._fields and len(body) > self._body_octets_max):
+        if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):
             return Withheld(len(body))
         if self._fields and body:
             told = self._looked_into(body)
@@ -158,10 +158,10 @@ class Redactor:
             return LEFT_OUT
         if isinstance(value, bytes):
             return self._hash(value)
-        return self._hash(octets_of(value) if isinstance(value, str) else orjson.dumps(value, default=str))
+        return self._hash(bytes_of(value) if isinstance(value, str) else orjson.dumps(value, default=str))
 
-    def _hash(self, octets: bytes) -> str:
-        return hmac.digest(self._key, octets, "sha256")[:HASH_OCTETS].hex()
+    def _hash(self, data: bytes) -> str:
+        return hmac.digest(self._key, data, "sha256")[:HASH_BYTES].hex()
 
     def _text(self, text: str, action: Action) -> str:
         made = self._value(text, action) if text else ""
@@ -233,11 +233,11 @@ class Redactors:
     """Redactors of the routes of one mapping."""
 
     def __init__(
-        self, routes: Sequence[Route], key: bytes, body_octets_max: int, before: Redactors | None = None
+        self, routes: Sequence[Route], key: bytes, body_bytes_max: int, before: Redactors | None = None
     ) -> None:
         """Build the redactors. `before` are those of the previous mapping, whose counts continue."""
         self._key = key
-        self._body_octets_max = body_octets_max
+        self._body_bytes_max = body_bytes_max
         self._were = (0, 0) if before is None else (before.redacted, before.withheld)
         self._made: dict[tuple[tuple[str, Action], ...], Redactor] = {}
         private = [route for route in routes if route.rule.private]
@@ -280,7 +280,7 @@ class Redactors:
     def _redactor(self, rules: tuple[tuple[str, Action], ...]) -> Redactor:
         found = self._made.get(rules)
         if found is None:
-            found = self._made[rules] = Redactor(rules, self._key, self._body_octets_max)
+            found = self._made[rules] = Redactor(rules, self._key, self._body_bytes_max)
         return found
 
 
@@ -298,7 +298,7 @@ class PrivateFields:
         `router` returns the one in force; `key` is that of hashes, or b"" for a random one.
         """
         self._router = router
-        self._key = key or secrets.token_bytes(KEY_OCTETS)
+        self._key = key or secrets.token_bytes(KEY_BYTES)
         self._known: Router | None = None
         self._private: list[Route] = []
         self._of_routes: dict[str, Rules] = {}
@@ -326,7 +326,7 @@ class PrivateFields:
             return message
         found = self._made.get(rules)
         if found is None:
-            found = self._made[rules] = Redactor(rules, self._key, SHOWN_OCTETS_MAX)
+            found = self._made[rules] = Redactor(rules, self._key, SHOWN_BYTES_MAX)
         return found(message)
 
     def _rules_of(self, router: Router, name: str) -> Rules | None:

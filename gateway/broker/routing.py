@@ -186,15 +186,15 @@ class RoutingEntry:
         plan = RoutingPlan(None, (), tuple([branch for branch, _ in chosen]), resolved_routes)
         return RoutingEntry(self.address, plan, plan.resolved_routes or resolved_routes)
 
-    def from_disk(self, octets_max: int, *, retained: bool) -> RoutingEntry:
+    def from_disk(self, bytes_max: int, *, retained: bool) -> RoutingEntry:
         """Return the entry for a message that may be on disk.
 
-        Recipients behind a route get it from memory, or refuse it if it has more than `octets_max` bytes.
+        Recipients behind a route get it from memory, or refuse it if it has more than `bytes_max` bytes.
         """
         plan = self.plan
         resolved_routes = tuple(
             [
-                resolved if branch.idle and not retained else LargeRoute(resolved, octets_max)
+                resolved if branch.idle and not retained else LargeRoute(resolved, bytes_max)
                 for resolved, branch in zip(self.resolved_routes, plan.branches, strict=True)
             ]
         )
@@ -227,28 +227,28 @@ class AnswerEntry(RoutingEntry):
 class LargeRoute(ResolvedRoute):
     """Resolved route for messages that may be on disk."""
 
-    __slots__ = ("_inner", "_octets_max")
+    __slots__ = ("_bytes_max", "_inner")
 
-    def __init__(self, inner: ResolvedRoute, octets_max: int) -> None:
+    def __init__(self, inner: ResolvedRoute, bytes_max: int) -> None:
         super().__init__(inner.route, inner.target)
         self._inner = inner
-        self._octets_max = octets_max
+        self._bytes_max = bytes_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
         """Return the message of the inner route with its body in memory, or why it does not cross.
 
-        A message larger than `octets_max` bytes is refused as TOO_LARGE. A body that cannot be read from disk
+        A message larger than `bytes_max` bytes is refused as TOO_LARGE. A body that cannot be read from disk
         releases the message.
         """
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
-        if len(crossed.body) > self._octets_max:
+        if len(crossed.body) > self._bytes_max:
             self.route.failed += 1
             return TOO_LARGE
         if isinstance(crossed.body, Spooled):
             try:
-                return crossed.holding(crossed.body.octets())
+                return crossed.holding(crossed.body.data())
             except OSError as error:
                 self.route.failed += 1
                 return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")

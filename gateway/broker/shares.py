@@ -18,10 +18,10 @@ from gateway.model.properties import Headers, Value, ValueType
 from gateway.model.shares import NO_LIMIT, UserShares, always
 from gateway.settings.limits import Limits
 
-CHANNEL_OCTETS: Final = 1_200  # bytes of an open channel, without what it stores for its messages
-HANDLE_OCTETS: Final = 1_200  # bytes of an open AMQP/Fast handle, in addition to its name
-ENTRY_OCTETS: Final = 256  # bytes of an argument, in addition to its name and value
-LEVEL_OCTETS: Final = 200  # bytes of a level of a topic filter, in addition to its text
+CHANNEL_BYTES: Final = 1_200  # bytes of an open channel, without what it stores for its messages
+HANDLE_BYTES: Final = 1_200  # bytes of an open AMQP/Fast handle, in addition to its name
+ENTRY_BYTES: Final = 256  # bytes of an argument, in addition to its name and value
+LEVEL_BYTES: Final = 200  # bytes of a level of a topic filter, in addition to its text
 LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because most filters share them
 LISTENERS_MAX: Final = 20  # event streams of the HTTP interface
 TAPS_MAX: Final = 5  # streams of messages among those
@@ -88,28 +88,28 @@ class UserQuotas:
         self,
         limits: Limits,
         *,
-        definition_octets_max: int = NO_LIMIT,
+        definition_bytes_max: int = NO_LIMIT,
         console_sessions_max: int = 1_000,
         several: Callable[[], bool] = always,
     ) -> None:
         """Create the shares.
 
         `several` returns True while there may be more than one user: a single user may have everything.
-        Definitions have their own share of `definition_octets_max` bytes in all, and what connections open
+        Definitions have their own share of `definition_bytes_max` bytes in all, and what connections open
         has another of as many bytes.
         """
         self.definitions = UserShares(
             "definitions",
-            octets_max=definition_octets_max,
+            bytes_max=definition_bytes_max,
             user_share=limits.definitions_per_user_share,
-            octets_option="limits.definitions_bytes_max",
+            bytes_option="limits.definitions_bytes_max",
             share_option="limits.definitions_per_user_share",
         )
         self.opened = UserShares(
             "channels and handles",
-            octets_max=definition_octets_max,
+            bytes_max=definition_bytes_max,
             user_share=limits.definitions_per_user_share,
-            octets_option="limits.definitions_bytes_max",
+            bytes_option="limits.definitions_bytes_max",
             share_option="limits.definitions_per_user_share",
         )
         self._share = limits.user_share
@@ -119,7 +119,9 @@ class UserQuotas:
             ("limits.retained_messages_max", limits.retained_messages_max),
             ("limits.retained_bytes_max", limits.retained_bytes_max),
         )
-        self.spool = self._shares("spooled bodies", octets=("limits.spool_bytes_max", limits.spool_bytes_max))
+        self.spool = self._shares(
+            "spooled bodies", byte_count=("limits.spool_bytes_max", limits.spool_bytes_max)
+        )
         self.transfers = self._shares(
             "broken-off transfers",
             ("limits.fast_partials_max", limits.fast_partials_max),
@@ -140,7 +142,7 @@ class UserQuotas:
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
         self.tokens = self._shares("console tokens", ("the places", console_tokens.TOKENS_MAX))
         self.responses = UserShares(
-            "unsent responses", octets_max=UNSENT_BYTES_MAX, share_option="what may be unread"
+            "unsent responses", bytes_max=UNSENT_BYTES_MAX, share_option="what may be unread"
         )
         self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
         self._told: dict[str, tuple[int, int]] = {}
@@ -201,33 +203,33 @@ class UserQuotas:
             self._told[shares.what] = (shares.refused, shares.pushed_out)
 
     def _shares(
-        self, what: str, count: tuple[str, int] = ("", NO_LIMIT), octets: tuple[str, int] = ("", NO_LIMIT)
+        self, what: str, count: tuple[str, int] = ("", NO_LIMIT), byte_count: tuple[str, int] = ("", NO_LIMIT)
     ) -> UserShares:
         return UserShares(
             what,
             count_max=count[1],
-            octets_max=octets[1],
+            bytes_max=byte_count[1],
             user_share=self._share,
             count_option=count[0],
-            octets_option=octets[0],
+            bytes_option=byte_count[0],
             applies=self._several,
         )
 
 
-def text_octets(*texts: str) -> int:
+def text_bytes(*texts: str) -> int:
     """Return the size in bytes of the texts of a definition: in memory, and in its stored record."""
     return 2 * sum([len(text.encode()) for text in texts])
 
 
-def filter_octets(topic_filter: str) -> int:
+def filter_bytes(topic_filter: str) -> int:
     """Return the size of a topic filter in bytes."""
     deep = max(topic_filter.count("/") + 1 - LEVELS_FEW, 0)
-    return text_octets(topic_filter) + LEVEL_OCTETS * deep
+    return text_bytes(topic_filter) + LEVEL_BYTES * deep
 
 
-def argument_octets(arguments: Headers) -> int:
+def argument_bytes(arguments: Headers) -> int:
     """Return the size in bytes of the arguments of a definition, including nested ones."""
-    return sum([ENTRY_OCTETS + text_octets(name) + _value_octets(value) for name, value in arguments])
+    return sum([ENTRY_BYTES + text_bytes(name) + _value_bytes(value) for name, value in arguments])
 
 
 def argument_count(arguments: Headers) -> int:
@@ -235,14 +237,14 @@ def argument_count(arguments: Headers) -> int:
     return sum([1 + _nested_count(value) for _, value in arguments])
 
 
-def _value_octets(value: Value) -> int:
+def _value_bytes(value: Value) -> int:
     content = value.value
     if value.type is ValueType.TABLE:
-        return argument_octets(content)
+        return argument_bytes(content)
     if value.type is ValueType.ARRAY:
-        return sum([ENTRY_OCTETS + _value_octets(one) for one in content])
+        return sum([ENTRY_BYTES + _value_bytes(one) for one in content])
     if isinstance(content, str):
-        return text_octets(content)
+        return text_bytes(content)
     return 2 * len(content) if isinstance(content, bytes) else 0
 
 

@@ -27,15 +27,15 @@ from gateway.errors import GatewayError, StoreError
 from gateway.model.shares import UserShares
 from gateway.model.spooled import Spooled
 from gateway.store.copies import is_store_copied
-from gateway.store.group import RUN_OCTETS_MAX
+from gateway.store.group import RUN_BYTES_MAX
 from gateway.store.heap import HEAP
 
 SUFFIX: Final = ".body"
 # Smaller bodies are always held in memory: the store has separate rows for larger ones only.
-SPOOLED_OCTETS_MIN: Final = RUN_OCTETS_MAX + 1
+SPOOLED_BYTES_MIN: Final = RUN_BYTES_MAX + 1
 OWNED: Final = "-"  # in a file's name, before the digest of the user who sent the body
-OWNER_OCTETS: Final = 8
-PIECE_OCTETS: Final = 1_048_576  # bytes hashed at once
+OWNER_BYTES: Final = 8
+PIECE_BYTES: Final = 1_048_576  # bytes hashed at once
 GATHERED_MAX: Final = 64  # pieces written in one call; systems allow 1 024
 
 
@@ -80,10 +80,10 @@ class SpoolFile:
         self._finalize = finalize(self, spool.dead.append, name)
         self._finalize.atexit = False
 
-    def write(self, *octets: bytes | bytearray | memoryview) -> None:
+    def write(self, *data: bytes | bytearray | memoryview) -> None:
         """Append bytes. Raises SpoolFull; the part that fitted stays."""
         spool = self._spool
-        views = [memoryview(one) for one in octets if one]
+        views = [memoryview(one) for one in data if one]
         spool.check_room(sum(map(len, views)), self._user, self.owner)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -120,7 +120,7 @@ class SpoolFile:
     def body(self) -> bytes:
         """Return the body: from memory if it is small, otherwise as a reference. Raises OSError."""
         whole = Spooled(self, self.size)
-        return whole if self.size >= SPOOLED_OCTETS_MIN else whole.octets()
+        return whole if self.size >= SPOOLED_BYTES_MIN else whole.data()
 
     def sync(self) -> None:
         """Flush the file to the disk, and wait for it. Raises OSError."""
@@ -135,7 +135,7 @@ class SpoolFile:
         """Return the SHA-1 of the body; takes time for a large one. Raises OSError."""
         found = hashlib.sha1(usedforsecurity=False)
         with self._path.open("rb") as file:
-            while piece := file.read(PIECE_OCTETS):
+            while piece := file.read(PIECE_BYTES):
                 found.update(piece)
         return found.digest()
 
@@ -148,7 +148,7 @@ def owner_of(user: str) -> str:
     """Return the digest of a user for file names; "" for clients without a user name."""
     if not user:
         return ""
-    return hashlib.blake2b(user.encode(errors="replace"), digest_size=OWNER_OCTETS).hexdigest()
+    return hashlib.blake2b(user.encode(errors="replace"), digest_size=OWNER_BYTES).hexdigest()
 
 
 def owner_in(name: str) -> str:
@@ -167,23 +167,23 @@ class Spool:
         self,
         folder: Path | None,
         *,
-        octets_max: int,
-        memory_octets_max: int,
+        bytes_max: int,
+        memory_bytes_max: int,
         memory_total_max: int,
         shares: UserShares | None = None,
     ) -> None:
         """Create or use the folder; without one, a temporary folder is created for this process.
 
-        `shares` has the limit `octets_max` (bytes) and the share of one user. Raises StoreError.
+        `shares` has the limit `bytes_max` (bytes) and the share of one user. Raises StoreError.
         """
         self.lasting = folder is not None
         self.shares = shares or UserShares(
-            "spooled bodies", octets_max=octets_max, octets_option="limits.spool_bytes_max"
+            "spooled bodies", bytes_max=bytes_max, bytes_option="limits.spool_bytes_max"
         )
         self.held = 0
         self.dead: deque[str] = deque()  # names of unreferenced files
         self._copied: deque[str] = deque()  # those that a copy of the store may need
-        self._memory_max = memory_octets_max
+        self._memory_max = memory_bytes_max
         self._memory_total_max = memory_total_max
         self._lock = threading.Lock()  # the thread of the store looks up files, too
         self.files: WeakValueDictionary[str, SpoolFile] = WeakValueDictionary()
@@ -211,7 +211,7 @@ class Spool:
         """
         with self._lock:
             fits = size <= self._memory_max and self.held + size <= self._memory_total_max
-            if fits or size < SPOOLED_OCTETS_MIN:
+            if fits or size < SPOOLED_BYTES_MIN:
                 self.held += size
                 return True
             return False
@@ -226,21 +226,21 @@ class Spool:
         """Number of bytes in the folder."""
         return self.shares.total
 
-    def check_room(self, octets: int, user: str = "", owner: str | None = None) -> None:
-        """Raise SpoolFull if `octets` more bytes would exceed the total or the user's share.
+    def check_room(self, byte_count: int, user: str = "", owner: str | None = None) -> None:
+        """Raise SpoolFull if `byte_count` more bytes would exceed the total or the user's share.
 
         `owner` is the digest of the user, if it is known.
         """
         with self._lock:
             shares = self.shares
-            if limit := shares.full_with(owner_of(user) if owner is None else owner, octets, 0):
+            if limit := shares.full_with(owner_of(user) if owner is None else owner, byte_count, 0):
                 shares.last_user = user
                 raise SpoolFull(f"{limit} would be exceeded")
 
-    def count(self, octets: int, owner: str) -> None:
-        """Count `octets` more bytes of this owner in the folder."""
+    def count(self, byte_count: int, owner: str) -> None:
+        """Count `byte_count` more bytes of this owner in the folder."""
         with self._lock:
-            self.shares.add(owner, octets, 0)
+            self.shares.add(owner, byte_count, 0)
 
     def draft(self, user: str = "") -> SpoolFile:
         """Return a file for a body that begins to arrive, in the share of its sender. Raises SpoolFull."""
@@ -259,7 +259,7 @@ class Spool:
             found = SpoolFile(self, name, self._size(name))
             if size is not None and found.size != size:
                 found.keep()
-                raise StoreError(f"{self.folder / name} has {found.size} octets, not {size}")
+                raise StoreError(f"{self.folder / name} has {found.size} bytes, not {size}")
             self._enter(found)
         return found
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Limits of one piece; while it is delivered the next is being read.
 PIECE_MESSAGES_MAX: Final = 4_096
-PIECE_OCTETS_MAX: Final = 4_194_304
+PIECE_BYTES_MAX: Final = 4_194_304
 PIECES_MAX: Final = 2
 RANGES_MAX: Final = 10_000  # ranges of positions recorded as never handed out
 
@@ -57,7 +57,7 @@ class PagedLog:
         self.log = log
         self._weigh = weigh
         self.count = 0  # messages on disk alone, and those read but not consumed
-        self.octets = 0
+        self.byte_count = 0
         self._store = store
         self._arrived = arrived
         self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is on disk alone, in order
@@ -69,15 +69,15 @@ class PagedLog:
     def __bool__(self) -> bool:
         return bool(self._runs or self._pieces)
 
-    def put(self, first: int, end: int, count: int, octets: int) -> None:
+    def put(self, first: int, end: int, count: int, byte_count: int) -> None:
         """Add `count` messages on disk alone, at positions `first` to before `end`, behind all others."""
         if self._runs and self._runs[-1][1] == first:
             first = self._runs.pop()[0]
         self._runs.append((first, end))
         self.count += count
-        self.octets += octets
+        self.byte_count += byte_count
 
-    def take_back(self, first: int, count: int, octets: int) -> bool:
+    def take_back(self, first: int, count: int, byte_count: int) -> bool:
         """Subtract messages that were added at positions from `first` on and are not on disk any more.
 
         Return False if they are forgotten already.
@@ -85,7 +85,7 @@ class PagedLog:
         if first < self._emptied:
             return False
         self.count -= count
-        self.octets -= octets
+        self.byte_count -= byte_count
         return True
 
     def next_piece(self) -> list[Stored]:
@@ -95,7 +95,7 @@ class PagedLog:
         """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
-        self.octets -= self._weigh([message for _, message, _ in piece])
+        self.byte_count -= self._weigh([message for _, message, _ in piece])
         return piece
 
     def read_ahead(self) -> None:
@@ -107,7 +107,7 @@ class PagedLog:
                 self._runs[0][0],
                 partial(self._read, self._epoch, self._runs[-1][1]),
                 messages_max=PIECE_MESSAGES_MAX,
-                octets_max=PIECE_OCTETS_MAX,
+                bytes_max=PIECE_BYTES_MAX,
             )
 
     def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
@@ -131,10 +131,10 @@ class PagedLog:
 
     def _recount(self) -> int:
         """Correct the counts after everything was read. Return the bytes that were counted too much."""
-        octets = self._weigh(message for piece in self._pieces for _, message, _ in piece)
-        lacking = self.octets - octets
+        byte_count = self._weigh(message for piece in self._pieces for _, message, _ in piece)
+        lacking = self.byte_count - byte_count
         self.count = sum(len(piece) for piece in self._pieces)
-        self.octets = octets
+        self.byte_count = byte_count
         return lacking
 
     def unload(self) -> None:
@@ -155,7 +155,7 @@ class PagedLog:
         self._emptied = end
         self._runs.clear()
         self._pieces.clear()
-        self.count = self.octets = 0
+        self.count = self.byte_count = 0
         self._epoch += 1
         self._reading = False
 
@@ -168,7 +168,7 @@ class QueueStorage(PagedLog):
     """
 
     def __init__(
-        self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_octets_max: int
+        self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_bytes_max: int
     ) -> None:
         """Create the storage of `queue`.
 
@@ -178,19 +178,19 @@ class QueueStorage(PagedLog):
         self.restrained = False  # its owner holds too much memory: new messages wait on disk alone
         self._queue = queue
         self._messages_max = memory_messages_max
-        self._octets_max = memory_octets_max
+        self._bytes_max = memory_bytes_max
         self._loaded: list[Callable[[], None]] = []
         self.withdrawn: Callable[[list[Message]], None] | None = None  # told what the disk does not take
         extent = store.extent(log)
         self.recovered = extent.end  # end of the positions from before this process
         self._untouched: list[Range] = []  # ranges of those that were never handed out
-        octets = 0
+        byte_count = 0
         if extent.count:
-            octets = extent.octets
+            byte_count = extent.byte_count
             if queue.weigh is not weight_of:
-                octets = sum([self._weigh(messages) for messages in self.stored_before(extent.first)])
-            self.put(extent.first, extent.end, extent.count, octets)
-        queue.keep_in(self, extent.end, octets, store.gate)
+                byte_count = sum([self._weigh(messages) for messages in self.stored_before(extent.first)])
+            self.put(extent.first, extent.end, extent.count, byte_count)
+        queue.keep_in(self, extent.end, byte_count, store.gate)
 
     # Messages of an earlier process.
 
@@ -225,7 +225,7 @@ class QueueStorage(PagedLog):
             self._store.read_from(
                 *(self.log, position, found.extend),
                 messages_max=PIECE_MESSAGES_MAX,
-                octets_max=PIECE_OCTETS_MAX,
+                bytes_max=PIECE_BYTES_MAX,
             )
             if not found:
                 return
@@ -281,15 +281,18 @@ class QueueStorage(PagedLog):
         queue = self._queue
         if self.restrained:
             return True
-        return len(queue) - self.count >= self._messages_max or queue.octets - self.octets >= self._octets_max
+        return (
+            len(queue) - self.count >= self._messages_max
+            or queue.byte_count - self.byte_count >= self._bytes_max
+        )
 
     def _put_aside(self, first: int, messages: list[Message]) -> None:
         queue = self._queue
         count = len(messages)
-        octets = self._weigh(messages)
+        byte_count = self._weigh(messages)
         queue.next += count
-        queue.octets += octets
-        self.put(first, queue.next, count, octets)
+        queue.byte_count += byte_count
+        self.put(first, queue.next, count, byte_count)
 
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
@@ -298,9 +301,9 @@ class QueueStorage(PagedLog):
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
-                octets = self._weigh(messages)
-                if self.take_back(first, len(messages), octets):
-                    self._queue.shrink(octets)
+                byte_count = self._weigh(messages)
+                if self.take_back(first, len(messages), byte_count):
+                    self._queue.shrink(byte_count)
                 else:
                     messages = []
             else:

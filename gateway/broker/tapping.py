@@ -23,7 +23,7 @@ from gateway.model.outcome import Outcome
 
 KEPT_MAX: Final = 200  # messages of a tap that wait to be fetched
 SEEN_MAX: Final = 100
-KEPT_OCTETS_MAX: Final = 8 * 1024 * 1024
+KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Passed(NamedTuple):
@@ -54,7 +54,7 @@ class Tap:
         self._allowed = max(per_second, 1.0)
         self._since = clock.now()
         self._kept: deque[Passed] = deque()
-        self._octets = 0
+        self._byte_count = 0
         self._seen: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
         self._heard = trio.Event()
 
@@ -73,13 +73,13 @@ class Tap:
                 continue
             if not route and self._knows(message):
                 continue
-            full = len(self._kept) >= KEPT_MAX or self._octets + message.octets > KEPT_OCTETS_MAX
+            full = len(self._kept) >= KEPT_MAX or self._byte_count + message.byte_count > KEPT_BYTES_MAX
             if self._allowed < 1.0 or full:
                 self.skipped += 1
                 continue
             self._allowed -= 1.0
             self._kept.append(Passed(route, endpoint, message, outcome))
-            self._octets += message.octets
+            self._byte_count += message.byte_count
             self._heard.set()
 
     def _knows(self, message: Message) -> bool:
@@ -96,7 +96,7 @@ class Tap:
         with trio.move_on_after(secs):
             await self._heard.wait()
         self._heard = trio.Event()
-        found, self._kept, self._octets = list(self._kept), deque(), 0
+        found, self._kept, self._byte_count = list(self._kept), deque(), 0
         skipped, self.skipped = self.skipped, 0
         return found, skipped
 

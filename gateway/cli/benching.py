@@ -24,8 +24,8 @@ from gateway.protocols import dialect_of
 from gateway.settings import Target
 
 GROUPS_PER_SEC: Final = 100  # groups of messages a second, if a rate is given
-MARK_OCTETS: Final = 4
-NUMBER_OCTETS: Final = 4
+MARK_BYTES: Final = 4
+NUMBER_BYTES: Final = 4
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
 QUIET_SECS: Final = 5.0  # if no message arrives for so long, the missing ones are lost
 
@@ -95,7 +95,7 @@ class Measured:
 def measured(target: Target, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
     """Run the load. Raises LinkError if the broker cannot be reached, or the connection is lost."""
     began = array("d", bytes(8 * load.messages))
-    mark = secrets.token_bytes(MARK_OCTETS)
+    mark = secrets.token_bytes(MARK_BYTES)
     result = Measured()
     receiver = (
         Receiver(client_to(target, timeout, ca_file), address, load, mark, began) if load.receive else None
@@ -124,7 +124,7 @@ def _publish(
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     group = load.in_flight if load.rate is None else max(int(load.rate / GROUPS_PER_SEC), 1)
-    rest = bytes(load.size - MARK_OCTETS - NUMBER_OCTETS)
+    rest = bytes(load.size - MARK_BYTES - NUMBER_BYTES)
     start = time.perf_counter()
     columns = (*Progress.get_default_columns()[:3], TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -142,7 +142,7 @@ def _publish(
             messages = [
                 Message(
                     address,
-                    mark + number.to_bytes(NUMBER_OCTETS) + rest,
+                    mark + number.to_bytes(NUMBER_BYTES) + rest,
                     assurance=load.qos,
                     durable=DURABLE_AT_QOS[load.qos],
                 )
@@ -199,7 +199,7 @@ class Receiver:
                 for one in arrivals:
                     body = one.message.body
                     if body.startswith(self._mark):
-                        number = int.from_bytes(body[MARK_OCTETS : MARK_OCTETS + NUMBER_OCTETS])
+                        number = int.from_bytes(body[MARK_BYTES : MARK_BYTES + NUMBER_BYTES])
                         self.latencies.append(now - self._began[number])
                         self._first = self._first or now
                         self._last = now

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     content_type: str | None
     reply_to: str | None
 
-    def octets(self) -> bytes:
+    def data(self) -> bytes:
         """Return the body in bytes. Raises BadParameter if the file cannot be read."""
         if not self.body.startswith("@"):
             return self.body.encode()
@@ -81,7 +81,5 @@ def explained(
     message = None
     if asked is not None:
         properties, durable = property_set(asked.properties()), DURABLE_AT_QOS[asked.qos]
-        message = Message(
-            address, asked.octets(), properties, asked.qos, durable, asked.retain, sender=sender
-        )
+        message = Message(address, asked.data(), properties, asked.qos, durable, asked.retain, sender=sender)
     return explain(router, endpoint, address, given.get("queue") or queue, sender, message)

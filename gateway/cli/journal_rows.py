@@ -81,7 +81,7 @@ def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
         text = f"rows {item.first} to {item.first + item.rows - 1}: {item.text or item.reason} {item.where}"
         damage = item.reason in ("damage", "gone")
         return {"shard": shard, "what": item.reason, "damage": damage, "text": text.rstrip()}
-    text = f"{item.path}: octets {item.offset} to {item.end} are no block"
+    text = f"{item.path}: bytes {item.offset} to {item.end} are no block"
     return {"shard": shard, "what": "torn" if torn else "hole", "damage": not torn, "text": text}
 
 
@@ -121,7 +121,7 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
         if item["reason"] != "none":
             told += f" ({item['reason']}: {item['reason_text']})"
         place = f"{item['shard']}:{item['sequence']}"
-        typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} octets {told}")
+        typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} bytes {told}")
 
 
 def compaction(extent: Extent) -> str:
@@ -134,9 +134,9 @@ def compaction(extent: Extent) -> str:
     )
 
 
-def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
+def retention(extent: Extent, bytes_max: int, secs_max: float) -> str:
     """Return a line of text about the used part of the shard's limits, in bytes and seconds (0: no limit)."""
-    used = f"{extent.octets / octets_max:.0%} of {octets_max} octets" if octets_max else "no limit of octets"
+    used = f"{extent.byte_count / bytes_max:.0%} of {bytes_max} bytes" if bytes_max else "no limit of bytes"
     if not secs_max:
         return f"retention: {used}, no limit of time"
     age = 0.0 if extent.first_us is None else max(time.time() - extent.first_us / 1e6, 0.0)
@@ -152,5 +152,5 @@ def described(extent: Extent) -> str:
     return (
         f"shard {extent.shard}: {numbers} ({extent.rows} there, {extent.missing} missing),"
         f" {extent.blocks} blocks in {extent.segments} files,"
-        f" {extent.octets} octets, {span}"
+        f" {extent.byte_count} bytes, {span}"
     )

@@ -25,7 +25,7 @@ from gateway.operations import Operation, Word
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 NUMBERS: Final = (
     "messages",
-    "octets",
+    "bytes",
     "unacknowledged",
     "consumers",
     "subscriptions",

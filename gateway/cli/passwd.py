@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from gateway.access.scram import ITERATIONS, ITERATIONS_MAX, SALT_OCTETS, make_keys
+from gateway.access.scram import ITERATIONS, ITERATIONS_MAX, SALT_BYTES, make_keys
 
 app = typer.Typer()
 
@@ -35,6 +35,6 @@ def passwd(
         typer.echo(hash_password(password))
         return
     try:
-        typer.echo(make_keys(password, os.urandom(SALT_OCTETS), iterations))
+        typer.echo(make_keys(password, os.urandom(SALT_BYTES), iterations))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -33,7 +33,7 @@ columns: Columns = {
     "kind": itemgetter("kind"),
     "queue": itemgetter("queue"),
     "messages": itemgetter("messages"),
-    "octets": itemgetter("messages_bytes"),
+    "bytes": itemgetter("messages_bytes"),
     "unacknowledged": itemgetter("unacknowledged"),
     "consumers": itemgetter("consumers"),
     "state": _state,

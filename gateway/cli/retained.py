@@ -17,7 +17,7 @@ retained = Group(app, "retained", "List and delete retained MQTT messages.")
 
 columns: Columns = {
     "topic": itemgetter("topic"),
-    "octets": itemgetter("body_bytes"),
+    "bytes": itemgetter("body_bytes"),
     "QoS": itemgetter("qos"),
     "client": itemgetter("client"),
     "user": itemgetter("user"),

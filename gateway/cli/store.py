@@ -49,8 +49,8 @@ def backup(
 
     at = _folder(config, folder)
     with shown("copying the store"):
-        octets = back_up(at, to)
-    typer.echo(f"the store {at} is copied to {to}: {octets} bytes")
+        byte_count = back_up(at, to)
+    typer.echo(f"the store {at} is copied to {to}: {byte_count} bytes")
 
 
 @store.command()
@@ -71,8 +71,8 @@ def restore(
 
     at = _folder(config, folder)
     with shown("copying the backup"):
-        octets = restore_backup(backup, at)
-    typer.echo(f"the backup {backup} is restored to {at}: {octets} bytes")
+        byte_count = restore_backup(backup, at)
+    typer.echo(f"the backup {backup} is restored to {at}: {byte_count} bytes")
 
 
 @store.command()

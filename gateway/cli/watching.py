@@ -27,7 +27,7 @@ QUEUES_READ: Final = 100  # longest queues to read: more than are shown, so that
 UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 RIGHT: Final = (
     *("connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors", "matched/s", "delivered/s"),
-    *("failed", "messages", "unacknowledged", "consumers", "octets", "+/s"),
+    *("failed", "messages", "unacknowledged", "consumers", "bytes", "+/s"),
 )
 
 
@@ -37,7 +37,7 @@ HEADINGS: Final = {
     ),
     "route": ("way", "matched/s", "delivered/s", "in flight", "failed"),
     "outbox": ("link", "messages", "problem"),
-    "queue": ("of", "messages", "+/s", "unacknowledged", "consumers", "octets"),
+    "queue": ("of", "messages", "+/s", "unacknowledged", "consumers", "bytes"),
 }
 COLUMNS: Final = tuple(dict.fromkeys(word for title, row in HEADINGS.items() for word in (title, *row)))
 

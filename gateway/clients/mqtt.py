@@ -15,8 +15,8 @@ from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
 from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.data_types import decode_topic
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Suback, Subscription
 from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, VERSIONS, PacketType, Property, ReasonCode, Version

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from gateway.egress.connect_errors import GARBLED, LOOK_OCTETS, explained, reason
+from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
@@ -22,7 +22,7 @@ from gateway.settings.endpoints import Target, address_of
 from gateway.settings.mqtt import ByteOrder
 from gateway.transport.websocket import WebSocketClient
 
-READ_OCTETS: Final = 262_144
+READ_BYTES: Final = 262_144
 TICK_SECS: Final = 1.0
 IN_FLIGHT: Final = 1_000  # messages on their way that nobody has answered yet
 Event = TypeVar("Event")
@@ -200,7 +200,7 @@ class Wire:
         self.flush()
         try:
             self._sock.settimeout(max(0.001, min(seconds, TICK_SECS)))
-            data = self._sock.recv(READ_OCTETS)
+            data = self._sock.recv(READ_BYTES)
         except (TimeoutError, ssl.SSLWantReadError):
             return []
         except OSError as error:
@@ -214,7 +214,7 @@ class Wire:
             if not data and self._layer.ended is not None:
                 raise LinkError(f"{self._place}: {self._layer.ended.text}")
         if not self._open:
-            self._first += data[:LOOK_OCTETS]
+            self._first += data[:LOOK_BYTES]
         try:
             return self._events_of(data) if data else []
         except RemoteProtocolError as error:

@@ -36,7 +36,7 @@ from gateway.transport.stream import Stream
 
 # Waiting messages are sent in slices of at most this size. The stream may pause sending between slices.
 SLICE_MESSAGES_MAX: Final = 500
-SLICE_OCTETS_MAX: Final = 1_048_576
+SLICE_BYTES_MAX: Final = 1_048_576
 MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
 
 WAITING_FULL: Final = Outcome(
@@ -105,18 +105,18 @@ class Run:
 class ConfirmedSink:
     """Sink of a link: sends parts, and settles their messages as the broker confirms them."""
 
-    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
+    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
         """Create the sink of a link.
 
-        `in_flight_max` limits messages that are sent and not confirmed. `messages_max` and `octets_max`
+        `in_flight_max` limits messages that are sent and not confirmed. `messages_max` and `bytes_max`
         (bytes) limit the waiting ones.
         """
         self.in_flight_max = in_flight_max
         self.messages_max = messages_max
-        self.octets_max = octets_max
+        self.bytes_max = bytes_max
         self.in_flight = 0
         self.waiting_messages = 0
-        self.waiting_octets = 0
+        self.waiting_bytes = 0
         self._stats = stats
         self._waiting: deque[Unconfirmed] = deque()
         self._refusals: dict[Place, Outcome] = {}
@@ -265,7 +265,7 @@ class ConfirmedSink:
         _settle_refused(refused)
 
     def _too_much_waits(self) -> bool:
-        return self.waiting_messages > self.messages_max or self.waiting_octets > self.octets_max
+        return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
 
     def _trim(self) -> None:
         """Release the newest messages of the last waiting part until the limits are observed."""
@@ -273,11 +273,11 @@ class ConfirmedSink:
         part, positions = one
         self._count_waiting(one, -1)
         room = self.messages_max - self.waiting_messages
-        octets = self.octets_max - self.waiting_octets
+        byte_count = self.bytes_max - self.waiting_bytes
         kept = 0
         for at in positions:
-            octets -= part.messages[at].octets
-            if octets < 0 or kept >= room:
+            byte_count -= part.messages[at].byte_count
+            if byte_count < 0 or kept >= room:
                 break
             kept += 1
         if kept:
@@ -373,15 +373,15 @@ class ConfirmedSink:
     def _take(self, room: int) -> Unconfirmed:
         """Remove the next waiting messages of one part and return them.
 
-        They are at most `room` messages and SLICE_OCTETS_MAX bytes, but at least one message.
+        They are at most `room` messages and SLICE_BYTES_MAX bytes, but at least one message.
         """
         part, positions = self._waiting.popleft()
         messages = part.messages
-        octets = 0
+        byte_count = 0
         count = 0
         for at in positions[:room]:
-            octets += messages[at].octets
-            if count and octets > SLICE_OCTETS_MAX:
+            byte_count += messages[at].byte_count
+            if count and byte_count > SLICE_BYTES_MAX:
                 break
             count += 1
         taken = Unconfirmed(part, positions[:count])
@@ -390,12 +390,14 @@ class ConfirmedSink:
             self._waiting.appendleft(Unconfirmed(part, positions[count:]))
         return taken
 
-    def _sent(self, part: SubBatch, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
-        """Give sent messages their numbers and count them; their bodies have `octets` bytes in all."""
+    def _sent(
+        self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
+    ) -> None:
+        """Give sent messages their numbers and count them; their bodies have `byte_count` bytes in all."""
         if positions:
             self._number(part, positions, clock.now(), mandatory=mandatory)
             self._count_in_flight()
-            self._written(len(positions), octets)
+            self._written(len(positions), byte_count)
 
     def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
         """Give the messages at `positions` the next numbers, and return these."""
@@ -405,15 +407,15 @@ class ConfirmedSink:
         self._next = first + len(positions)
         return range(first, self._next)
 
-    def _written(self, count: int, octets: int) -> None:
+    def _written(self, count: int, byte_count: int) -> None:
         """Count messages in the stream's send buffer, which is written at the end of the wake-up.
 
-        Their bodies have `octets` bytes in all.
+        Their bodies have `byte_count` bytes in all.
         """
         self._stats.messages_out += count
         stream = self._stream
         assert stream is not None
-        stream.queued += octets + MESSAGE_OVERHEAD * count
+        stream.queued += byte_count + MESSAGE_OVERHEAD * count
         stream.mark()
 
     # Outcomes.
@@ -522,7 +524,7 @@ class ConfirmedSink:
     def _count_waiting(self, one: Unconfirmed, sign: int) -> None:
         messages = one.part.messages
         self.waiting_messages += sign * len(one.positions)
-        self.waiting_octets += sign * sum([messages[at].octets for at in one.positions])
+        self.waiting_bytes += sign * sum([messages[at].byte_count for at in one.positions])
 
     def _count_in_flight(self) -> None:
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 
-LOOK_OCTETS: Final = 8
+LOOK_BYTES: Final = 8
 SPEAKERS: Final = (
     (b"AMQP\x00\x00\x09\x01", AMQP091.title),  # the server's reply to a client of another protocol
     (b"AMQP\x00\x01\x00\x00", "AMQP 1.0"),
@@ -30,7 +30,7 @@ def explained(wanted: str, first: bytes, why: str) -> str:
     """Return the text for a connection that ended before it was open.
 
     `wanted` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
-    received, at least LOOK_OCTETS if so many arrived; if they show another protocol, the text names it.
+    received, at least LOOK_BYTES if so many arrived; if they show another protocol, the text names it.
     """
     title = DIALECTS[wanted].title
     for begin, speaker in SPEAKERS:

@@ -23,7 +23,7 @@ import trio
 
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.mqtt.shared import shared_pattern
-from gateway.broker.shares import filter_octets, text_octets
+from gateway.broker.shares import filter_bytes, text_bytes
 from gateway.containment import contained
 from gateway.engine.names import binding_of
 from gateway.engine.stored import decode_options
@@ -110,14 +110,14 @@ class AbsentReview:
 
     async def _check(self, absent: Absent) -> int:
         """End the subscriptions of a session that are not allowed. Return their number."""
-        options = {name: decode_options(octets) for name, octets in absent.subscriptions.items()}
+        options = {name: decode_options(data) for name, data in absent.subscriptions.items()}
         forbidden = await self._forbidden(absent, options)
         if not forbidden:
             return 0
         left = options.keys() - set(forbidden)
-        octets = text_octets(absent.key.client) + sum(map(filter_octets, left))
+        byte_count = text_bytes(absent.key.client) + sum(map(filter_bytes, left))
         change = ChangeSession(
-            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(left), octets)
+            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(left), byte_count)
         )
         await self._until_up()
         if not await self._submit(change):

@@ -25,8 +25,8 @@ from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import (
     PACKET_IDS,
+    ROWS_BYTES_MAX,
     ROWS_MAX,
-    ROWS_OCTETS_MAX,
     UNKEPT,
     Grant,
     Outlet,
@@ -37,7 +37,7 @@ from gateway.broker.mqtt.session import (
     SubscriptionOptions,
 )
 from gateway.broker.mqtt.shared import shared_pattern
-from gateway.broker.shares import filter_octets, text_octets
+from gateway.broker.shares import filter_bytes, text_bytes
 from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import PREFETCH_MAX, Consumer, Content, Done
 from gateway.engine.envelope import Number
@@ -173,7 +173,7 @@ class ClientSession(Session):
         self.owner = owner
         self.queue = ""
         # Of the stored subscriptions and those about to be, and of the client identifier.
-        self.weight = Weight(0, text_octets(client_id))
+        self.weight = Weight(0, text_bytes(client_id))
         self.prefetch = limits.in_flight_max
         self.arguments: Headers = ()
         self.fresh = False
@@ -269,8 +269,8 @@ class ClientSession(Session):
 
     def _weigh(self, topic_filter: str, count: int) -> None:
         """Add a subscription to the weight (`count` 1), or subtract it (-1)."""
-        subscriptions, octets = self.weight
-        self.weight = Weight(subscriptions + count, octets + count * filter_octets(topic_filter))
+        subscriptions, byte_count = self.weight
+        self.weight = Weight(subscriptions + count, byte_count + count * filter_bytes(topic_filter))
 
     def _granted(self, address: Address) -> Grant | None:
         topic = address.name
@@ -383,7 +383,7 @@ class ClientSession(Session):
             delivery = self._deliveries.get(position)
             if delivery is not None and delivery.consumer.target is self:
                 del self._deliveries[position]
-                gone += message.octets
+                gone += message.byte_count
             else:
                 self._wait([(message, grant, position)])
         self._let_go(gone)
@@ -408,7 +408,7 @@ class ClientSession(Session):
             return False
         else:
             self._enqueue(message, grant, delivery)
-        self._octets += message.octets
+        self._byte_count += message.byte_count
         self._engine.pump(self)
         return True
 
@@ -448,7 +448,7 @@ class ClientSession(Session):
         self._flight[packet_id] = delivery
         if packet_id not in self.in_flight:
             row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
-            self._octets += message.octets
+            self._byte_count += message.byte_count
             self._again.insert(0, row)
             self._engine.pump(self)
 
@@ -491,8 +491,8 @@ class ClientSession(Session):
         waiting = self._waiting
         if waiting is None:
             return rows
-        octets = gone = 0
-        while waiting and len(rows) + len(unsaid) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+        byte_count = gone = 0
+        while waiting and len(rows) + len(unsaid) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, position = waiting[0]
             qos = min(message.assurance, grant.qos)
             if qos and self.credit <= 0:
@@ -501,14 +501,14 @@ class ClientSession(Session):
             delivery = self._deliveries.pop(position, None)
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.octets
+                gone += message.byte_count
                 if delivery is not None:
                     delivery.settle()
                 continue
             if qos == 2 and delivery is not None and self._knows(message, grant, delivery):
-                gone += message.octets
+                gone += message.byte_count
                 continue
-            octets += message.octets
+            byte_count += message.byte_count
             packet_id = self._free_id() if qos else 0
             row = Row(message, grant, qos, packet_id, delivery is not None and delivery.again and qos > 0)
             if qos:
@@ -517,7 +517,7 @@ class ClientSession(Session):
                 if delivery is not None:
                     self._flight[packet_id] = delivery
             else:
-                gone += message.octets
+                gone += message.byte_count
             if qos == 2 and self.lasting:
                 self._reserve(packet_id, self._number_of(message) if delivery is None else delivery.number)
                 unsaid.append(row.said(before=False))

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from gateway.engine.consumers import Consumer, Content
 
-KNOWN_OCTETS: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
+KNOWN_BYTES: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
 Held = tuple[Consumer, int, bool, Content]
 """Arguments of `ClientSession.deliver`."""
 
@@ -26,7 +26,7 @@ def print_of(content: Content) -> int:
     The content header is not included, because the broker adds to it.
     """
     wire, _, body = content
-    return crc32(len(body).to_bytes(8), crc32(bytes(body[:KNOWN_OCTETS]), crc32(wire)))
+    return crc32(len(body).to_bytes(8), crc32(bytes(body[:KNOWN_BYTES]), crc32(wire)))
 
 
 class GivenBack:

@@ -79,7 +79,7 @@ class SharedLetters:
         self._last = 0
         self._unsaved: dict[str, Unsaved] = {}
         # Their ids by user, within the limits that apply to all.
-        waiting = UserShares(shares.what, count_max=shares.count_max, octets_max=shares.octets_max)
+        waiting = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
         self._waiting: UserEntries[str] = UserEntries(waiting)
         self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again
         self._added: list[DeadLetter] = []  # stored while the usage is queried
@@ -116,13 +116,18 @@ class SharedLetters:
         for at, message in enumerate(given, start=1):
             self._last += 1
             id = f"{self._membership.incarnation}-{self._last:08}"
-            octets = message.octets
+            byte_count = message.byte_count
             letter = DeadLetter(
-                id, _storable(route), reason, encode_sound(message), _storable(message.sender.user), octets
+                id,
+                _storable(route),
+                reason,
+                encode_sound(message),
+                _storable(message.sender.user),
+                byte_count,
             )
-            self.shares.add(letter.user, octets)
+            self.shares.add(letter.user, byte_count)
             self._unsaved[id] = Unsaved(letter, then if at == len(given) else None, crowds)
-            self._waiting.add(id, letter.user, octets)
+            self._waiting.add(id, letter.user, byte_count)
             self._submit(letter)
             while (crowded_out := self._waiting.crowded_out(letter.user)) is not None:
                 self._drop(crowded_out)
@@ -338,7 +343,7 @@ class SharedLetters:
     def _push_out(self, weights: Weights, crowding: str) -> None:
         """Delete the oldest dead letters of the user with too many, until all users are within the limits."""
         shares = self.shares
-        exact = UserShares(shares.what, count_max=shares.count_max, octets_max=shares.octets_max)
+        exact = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
         exact.replace(weights)
         if not exact.is_exceeded:
             if not self._added:

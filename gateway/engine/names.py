@@ -20,7 +20,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 
 TO_KEY: Final[LevelTranslation] = translation(MQTT, AMQP091, "percent")
 TO_TOPIC: Final[LevelTranslation] = translation(AMQP091, MQTT, "percent")
-READABLE_OCTETS_MAX: Final = 96
+READABLE_BYTES_MAX: Final = 96
 WILD: Final = {"+": "*", "#": "#"}
 
 
@@ -55,7 +55,7 @@ def names_of(namespace: str, topic_exchange: str) -> Names:
 
 def readable(name: str) -> str:
     """Return the beginning of a client's or group's name, to make the name of a queue readable for people."""
-    return name.encode()[:READABLE_OCTETS_MAX].decode(errors="ignore")
+    return name.encode()[:READABLE_BYTES_MAX].decode(errors="ignore")
 
 
 def key_of(topic: str) -> bytes | None:

@@ -138,7 +138,7 @@ class EngineNamespace(MqttNamespace):
         return (
             *type_arguments(settings),
             ("x-max-length", Value(ValueType.INT64, limits.messages_max)),
-            ("x-max-length-bytes", Value(ValueType.INT64, limits.octets_max)),
+            ("x-max-length-bytes", Value(ValueType.INT64, limits.bytes_max)),
             ("x-overflow", string("drop-head")),
             ("x-dead-letter-exchange", string(self._engine.names.dropped)),
         )
@@ -477,13 +477,15 @@ class EngineNamespace(MqttNamespace):
         """Number of subscriptions of all users, those of sessions elsewhere included."""
         return self.subscriptions + self._engine.sessions.elsewhere.subscriptions
 
-    def definitions_full(self, user: str, octets: int) -> bool:
-        """Return True if further `octets` of definitions do not fit, and count a refusal.
+    def definitions_full(self, user: str, byte_count: int) -> bool:
+        """Return True if further `byte_count` of definitions do not fit, and count a refusal.
 
         The limit of all users is for this process; the share of one user includes sessions elsewhere.
         """
         shares, elsewhere = self.definition_shares, self._engine.sessions.elsewhere.of(user)
-        limit = shares.limit_of_all(octets) or shares.limit_of_user(user, octets + elsewhere.octets)
+        limit = shares.limit_of_all(byte_count) or shares.limit_of_user(
+            user, byte_count + elsewhere.byte_count
+        )
         if limit:
             shares.refuse(user, limit, 1)
         return bool(limit)

@@ -24,18 +24,18 @@ PARTS: Final = 4  # of the reserve, one of which a user gets at a replica
 class Period:
     """Number and bytes of the messages that users have put into the outbox between two counts."""
 
-    __slots__ = ("count", "octets", "users")
+    __slots__ = ("byte_count", "count", "users")
 
     def __init__(self) -> None:
-        self.count = self.octets = 0
+        self.count = self.byte_count = 0
         self.users: dict[str, tuple[int, int]] = {}
 
-    def add(self, user: str, count: int, octets: int) -> None:
+    def add(self, user: str, count: int, byte_count: int) -> None:
         """Add messages of a user."""
         before = self.users.get(user, (0, 0))
-        self.users[user] = before[0] + count, before[1] + octets
+        self.users[user] = before[0] + count, before[1] + byte_count
         self.count += count
-        self.octets += octets
+        self.byte_count += byte_count
 
 
 class SharedOutboxShares:
@@ -59,37 +59,37 @@ class SharedOutboxShares:
         periods, quota = self._periods, self._quota
         while periods and quota.count - periods[0].count >= waiting:
             gone = periods.popleft()
-            for user, (count, octets) in gone.users.items():
-                quota.remove(user, octets, count)
+            for user, (count, byte_count) in gone.users.items():
+                quota.remove(user, byte_count, count)
         if len(periods) >= PERIODS_MAX:
             first = periods.popleft()
-            for user, (count, octets) in first.users.items():
-                periods[0].add(user, count, octets)
+            for user, (count, byte_count) in first.users.items():
+                periods[0].add(user, count, byte_count)
         if not periods or periods[-1].count:
             periods.append(Period())
 
-    def admits(self, user: str, octets: int) -> bool:
+    def admits(self, user: str, byte_count: int) -> bool:
         """Count a message, and return True, unless it is beyond the user's share."""
-        if limit := self._limit_of(user, octets):
+        if limit := self._limit_of(user, byte_count):
             self._refusals.refuse(user, limit, 1)
             return False
-        self._periods[-1].add(user, 1, octets)
-        self._quota.add(user, octets, 1)
+        self._periods[-1].add(user, 1, byte_count)
+        self._quota.add(user, byte_count, 1)
         self._since += 1
         return True
 
-    def _limit_of(self, user: str, octets: int) -> str:
+    def _limit_of(self, user: str, byte_count: int) -> str:
         """Return the option that forbids the user another message, with its value, or ""."""
         quota = self._quota
         count = self._waiting + self._since
         total = count * quota.total // max(quota.count, 1)
-        if count < quota.user_count_max and total + octets <= quota.user_octets_max:
+        if count < quota.user_count_max and total + byte_count <= quota.user_bytes_max:
             return ""
-        mine, mine_octets = quota.count_of(user), quota.of(user)
+        mine, mine_bytes = quota.count_of(user), quota.of(user)
         if not mine or (self._removes and mine == quota.count and mine >= count):
             return ""  # there is nothing of others, or nothing of the user
         part = max((quota.count_max - quota.user_count_max) // PARTS, 1)
-        part_octets = (quota.octets_max - quota.user_octets_max) // PARTS
-        if mine < part and mine_octets + octets <= part_octets:
+        part_bytes = (quota.bytes_max - quota.user_bytes_max) // PARTS
+        if mine < part and mine_bytes + byte_count <= part_bytes:
             return ""
         return quota.limit_of_user(user, NO_LIMIT)

@@ -78,7 +78,7 @@ from gateway.store.messages import MessageReader, encode_message
 from gateway.transport.stream import Stream
 
 REFUSALS_MAX: Final = 10_000  # messages; beyond that, the oldest counter is dropped and restarts
-BESIDE_OCTETS: Final = 4_194_304  # maximum size of a stored message besides its body
+BESIDE_BYTES: Final = 4_194_304  # maximum size of a stored message besides its body
 OVERFLOW: Final = {"reject": "reject-publish", "drop_oldest": "drop-head", "dead_letter": "drop-head"}
 COUNT_SECS: Final = 5.0  # between two counts of waiting messages
 # How long a link may be down before other replicas deliver; a cut connection is usually back before.
@@ -128,7 +128,7 @@ class SharedOutboxes(AmqpLinkSession):
         with the messages that leave an outbox at this replica. `quotas` has the shares of users.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
-        within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_OCTETS})
+        within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
         super().__init__(
             status.name,
             AmqpLink(**remote | {"prefetch": min(given.in_flight_max, engine.prefetch), "survey_secs": 0.0}),
@@ -554,14 +554,14 @@ class SharedOutbox(OneSink):
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
-                octets = encode_message(message)
+                data = encode_message(message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 continue
-            if not self.shares.admits(message.sender.user, len(octets)):
+            if not self.shares.admits(message.sender.user, len(data)):
                 part.settle_at((at,), OUTBOX_USER_FULL)
                 continue
-            stored = Message(self._address, octets, assurance=1, durable=True, sender=message.sender)
+            stored = Message(self._address, data, assurance=1, durable=True, sender=message.sender)
             batch.add_from(part.slots[at], at, [(self._recipient, stored)])
         batch.send()
 

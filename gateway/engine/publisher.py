@@ -16,7 +16,7 @@ from gateway.broker.poison import poisoned
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
 from gateway.egress.confirming import Positions
 from gateway.engine.cluster_clock import ClusterClock
-from gateway.engine.envelope import LIFE_OCTETS, Number, encode
+from gateway.engine.envelope import LIFE_BYTES, Number, encode
 from gateway.engine.names import Names, key_of
 from gateway.engine.retained import Publication, SharedRetained, encode_retained
 from gateway.engine.retaining import Retaining
@@ -32,7 +32,7 @@ from gateway.protocols.amqp091.translate import outlasts
 from gateway.telemetry.stats import LinkStats
 
 KEY_TOO_LONG: Final = Outcome(
-    Verdict.REJECTED, Reason.NAME_INVALID, "as a routing key the topic has more than 255 octets"
+    Verdict.REJECTED, Reason.NAME_INVALID, "as a routing key the topic has more than 255 bytes"
 )
 NOT_TAKEN: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "a queue of the cluster is full")
 GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
@@ -59,7 +59,7 @@ class EnginePublisher(AmqpLinkPublisher):
         *,
         in_flight_max: int,
         messages_max: int,
-        octets_max: int,
+        bytes_max: int,
         topics_max: int,
     ) -> None:
         """Create the publisher.
@@ -72,18 +72,18 @@ class EnginePublisher(AmqpLinkPublisher):
             None,
             in_flight_max=in_flight_max,
             messages_max=messages_max,
-            octets_max=octets_max,
+            bytes_max=bytes_max,
         )
         self._topics_max = topics_max
         self._time = time
         self.retaining = Retaining(
-            retained, self._let_wait, alone, messages_max=messages_max, octets_max=octets_max
+            retained, self._let_wait, alone, messages_max=messages_max, bytes_max=bytes_max
         )
         self._exchange = encode_short_string(names.topics)
         self._wires: dict[str, bytes | None] = {}  # encoded exchange and routing key, by topic
         self.number_of: NumberOf = _no_number  # returns the stored number of a message
         self.epoch_of: EpochOf = _no_epoch
-        self._life = secrets.token_bytes(LIFE_OCTETS)
+        self._life = secrets.token_bytes(LIFE_BYTES)
         self._next_number = 1
         # Content headers by client, QoS, durability and hops, of messages without other properties.
         self._raws: dict[tuple[str, int, bool, int], bytes] = {}
@@ -139,7 +139,7 @@ class EnginePublisher(AmqpLinkPublisher):
         utc = clock.utc()
         rows: list[PublishRow] = []
         sent: list[int] = []
-        octets = 0
+        byte_count = 0
         for at, message in zip(positions, messages, strict=True):
             where = self._where(message.address.name)
             if where is None:
@@ -153,7 +153,7 @@ class EnginePublisher(AmqpLinkPublisher):
                 continue
             if message.expires and outlasts(message, utc):  # only replicas know this expiry time
                 self._stats.lessened.add("expiration")
-            octets += len(message.body)
+            byte_count += len(message.body)
             rows.append((where, raw, message.body))
             sent.append(at)
         assert self._publishers is not None
@@ -162,7 +162,7 @@ class EnginePublisher(AmqpLinkPublisher):
             part.settle_at([sent[row] for row in unsent], FRAME_TOO_SMALL)
             sent = [at for row, at in enumerate(sent) if row not in unsent]
         whole = len(sent) == len(positions)
-        self._sent(part, positions if whole else sent, octets)
+        self._sent(part, positions if whole else sent, byte_count)
         return ()
 
     def _number_of(self, part: SubBatch, at: int) -> Number:

@@ -77,7 +77,7 @@ class Publication(NamedTuple):
     """
 
     message: Message
-    octets: bytes
+    data: bytes
     client: str = ""
     epoch: int = 0
 
@@ -142,7 +142,7 @@ class SharedRetained(LocalRetained):
         return len(self._messages) + self.quota.count
 
     @property
-    def octets(self) -> int:
+    def byte_count(self) -> int:
         """Size of all retained messages, in bytes."""
         return self.shares.total + self.quota.total
 
@@ -175,7 +175,7 @@ class SharedRetained(LocalRetained):
         that open, and LATE if the same client has published to the topic later. One message of a topic may be
         on its way at a time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
         """
-        message, octets, client, epoch = given
+        message, data, client, epoch = given
         topic, user = message.address.name, _storable(message.sender.user)
         client = _storable(client)
         if not len(message.body):
@@ -188,9 +188,9 @@ class SharedRetained(LocalRetained):
         )
         self._on_way += 1
         lifetime = message.expires - clock.utc() if message.expires else None
-        room, weight = Room(*self.quota.room_of(user)), message.octets
+        room, weight = Room(*self.quota.room_of(user)), message.byte_count
         self._count_pending(user, 1, weight)
-        operation = Retain(topic, octets, lifetime, user, weight, room, client, epoch)
+        operation = Retain(topic, data, lifetime, user, weight, room, client, epoch)
         self._state.submit(operation, partial(self._replied, Unsure(given, done), user, is_sure))
 
     def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
@@ -209,7 +209,7 @@ class SharedRetained(LocalRetained):
     def _replied(self, unsure: Unsure, user: str, is_sure: bool, reply: Reply[Retention]) -> None:
         (message, *_), done = unsure
         self._on_way -= 1
-        self._count_pending(user, -1, -message.octets)
+        self._count_pending(user, -1, -message.byte_count)
         if reply.value is not None and not reply.value.stored:
             if is_sure:
                 self._refuse(user, message)
@@ -219,13 +219,13 @@ class SharedRetained(LocalRetained):
                 self._weigh_at = min(self._weigh_at, self._weigh_soonest)
             return
         if reply.value is not None:
-            self._change(user, 1, message.octets)
+            self._change(user, 1, message.byte_count)
         self._note(reply.value)
         done(_outcome_of(reply))
 
     def _refuse(self, user: str, message: Message) -> None:
         self.refused += 1
-        if not self.quota.full_with(user, message.octets):
+        if not self.quota.full_with(user, message.byte_count):
             self.quota.refused += 1
 
     # Figures.
@@ -236,17 +236,17 @@ class SharedRetained(LocalRetained):
             user, weight = retention.before
             self._change(user, -1, -weight)
 
-    def _change(self, user: str, count: int, octets: int) -> None:
+    def _change(self, user: str, count: int, byte_count: int) -> None:
         if self._changes is not None:
-            self._changes.append((user, count, octets))
-        _add(self.quota, user, count, octets)
+            self._changes.append((user, count, byte_count))
+        _add(self.quota, user, count, byte_count)
 
-    def _count_pending(self, user: str, count: int, octets: int) -> None:
+    def _count_pending(self, user: str, count: int, byte_count: int) -> None:
         before = self._pending.get(user, (0, 0))
-        left = self._pending[user] = before[0] + count, before[1] + octets
+        left = self._pending[user] = before[0] + count, before[1] + byte_count
         if not left[0]:
             del self._pending[user]
-        _add(self.quota, user, count, octets)
+        _add(self.quota, user, count, byte_count)
 
     def _weigh(self) -> None:
         self._changes = []
@@ -270,9 +270,9 @@ class SharedRetained(LocalRetained):
         self._read_at = now
         self._is_exact = self._is_exact and not self._on_way and not changes
         weights = dict(reply.value)
-        for user, count, octets in (*((user, *more) for user, more in self._pending.items()), *changes):
+        for user, count, byte_count in (*((user, *more) for user, more in self._pending.items()), *changes):
             before = weights.get(user, (0, 0))
-            weights[user] = max(before[0] + count, 0), max(before[1] + octets, 0)
+            weights[user] = max(before[0] + count, 0), max(before[1] + byte_count, 0)
         self.quota.replace(weights)
         unsure, self._unsure = self._unsure, []
         for given, done in unsure:
@@ -330,12 +330,12 @@ def _outcome_of(reply: Reply[Retention]) -> Outcome:
     return AWAY if reply.verdict is Committed.UNAVAILABLE else REFUSED
 
 
-def _add(shares: UserShares, user: str, count: int, octets: int) -> None:
+def _add(shares: UserShares, user: str, count: int, byte_count: int) -> None:
     """Add an item to a user's share, or subtract one if the share has any."""
     if count > 0:
-        shares.add(user, octets, count)
+        shares.add(user, byte_count, count)
     elif shares.count_of(user):
-        shares.remove(user, min(-octets, shares.of(user)), 1)
+        shares.remove(user, min(-byte_count, shares.of(user)), 1)
 
 
 def _storable(user: str) -> str:

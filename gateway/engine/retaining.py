@@ -59,7 +59,7 @@ class Retaining:
         alone: Callable[[Message], SubBatch],
         *,
         messages_max: int,
-        octets_max: int,
+        bytes_max: int,
     ) -> None:
         """Create the queue. Messages beyond the limits are released.
 
@@ -67,14 +67,14 @@ class Retaining:
         waiting.
         """
         self.messages_max = messages_max
-        self.octets_max = octets_max
+        self.bytes_max = bytes_max
         self._retained = retained
         self._send = send
         self._alone = alone
         self._queues: dict[Key, deque[Held]] = {}
         self._submitted: set[str] = set()  # topics with a message on its way or waiting for the database
         self._later: dict[str, None] = {}  # topics that wait for the database to return
-        self._messages = self._octets = 0
+        self._messages = self._byte_count = 0
 
     def __len__(self) -> int:
         return self._messages
@@ -89,12 +89,12 @@ class Retaining:
         `stored` is what the database shall retain, or None if it only waits for earlier messages. The message
         is settled with WAITING_FULL if the queue is full.
         """
-        octets = part.messages[at].octets
-        if self._messages >= self.messages_max or self._octets + octets > self.octets_max:
+        byte_count = part.messages[at].byte_count
+        if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
             part.settle_at((at,), WAITING_FULL)
             return
         self._messages += 1
-        self._octets += octets
+        self._byte_count += byte_count
         held = Held(part, at, stored)
         for key in held.keys:
             self._queues.setdefault(key, deque()).append(held)
@@ -159,7 +159,7 @@ class Retaining:
                 else:
                     del self._queues[key]
             self._messages -= 1
-            self._octets -= held.message.octets
+            self._byte_count -= held.message.byte_count
             found.append(held)
         at = 0
         while at < len(found):

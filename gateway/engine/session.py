@@ -63,7 +63,7 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 ARRIVED_MAX: Final = 4_096  # cached content headers, and
-ARRIVED_OCTETS_MAX: Final = 1_024  # the size of the largest one that is cached
+ARRIVED_BYTES_MAX: Final = 1_024  # the size of the largest one that is cached
 ONCE_MIN: Final = (
     65_536  # numbers remembered of each replica process, at least: replicas differ in their windows
 )
@@ -135,7 +135,7 @@ class EngineSession(OneSink):
             self._alone,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
+            bytes_max=limits.queue_bytes_max,
             topics_max=limits.cache_entries_max,
         )
         super().__init__(self.publisher)
@@ -322,7 +322,7 @@ class EngineSession(OneSink):
             return None
         size = body.size if not body and isinstance(body, PassedOver) else len(body)
         if size > self.limits.message_bytes_max:
-            text = f"a body of {size} octets exceeds limits.message_bytes_max; it was not kept"
+            text = f"a body of {size} bytes exceeds limits.message_bytes_max; it was not kept"
             self._refuse(wire, b"", Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
             return None
         return entry, arrived, body
@@ -370,7 +370,7 @@ class EngineSession(OneSink):
 
     def _read(self, raw: bytes) -> Arrived:
         arrived = decode(raw)
-        if len(raw) <= ARRIVED_OCTETS_MAX and arrived.number is None and not arrived.expires:
+        if len(raw) <= ARRIVED_BYTES_MAX and arrived.number is None and not arrived.expires:
             make_room(self._known, ARRIVED_MAX)
             self._known[raw] = arrived
         return arrived

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway import clock
-from gateway.broker.shares import text_octets
+from gateway.broker.shares import text_bytes
 from gateway.containment import contained
 from gateway.engine.client_session import Change, ClientSession, Told
 from gateway.engine.consumers import Content
@@ -338,7 +338,7 @@ class SharedSessions:
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
             None if coming.will is None else Will(encode_will(coming), delay_of(coming.will)),
             coming.only_own,
-            text_octets(client),
+            text_bytes(client),
         )
         self._state.submit(operation, partial(self._opened, opening, operation))
 

@@ -24,7 +24,7 @@ from gateway.model.properties import Headers
 EXPIRES_SECS: Final = 86_400.0
 TOUCH_SECS: Final = EXPIRES_SECS / 8  # between renewals of queues that only absent clients need
 GRACE_SECS: Final = 2.0  # until a queue that seems to have no members is deleted
-HASH_OCTETS: Final = 8
+HASH_BYTES: Final = 8
 
 
 class Reader(Protocol):
@@ -90,7 +90,7 @@ class SharedQueue:
 def queue_of(prefix: str, topic_filter: str) -> str:
     """Return the name of the queue of a filter, which is the same at every replica."""
     group = topic_filter.split("/", 2)[1]
-    digest = blake2b(topic_filter.encode(), digest_size=HASH_OCTETS).hexdigest()
+    digest = blake2b(topic_filter.encode(), digest_size=HASH_BYTES).hexdigest()
     return f"{prefix}.{readable(group)}.{digest}"
 
 

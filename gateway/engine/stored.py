@@ -38,11 +38,11 @@ def encode_options(options: SubscriptionOptions) -> bytes:
     )
 
 
-def decode_options(octets: bytes) -> SubscriptionOptions:
+def decode_options(data: bytes) -> SubscriptionOptions:
     """Return the options of a subscription. Raises StoreError if there are too few bytes."""
-    if len(octets) < OPTIONS.size:
-        raise StoreError(f"the options of a subscription have {len(octets)} bytes, which is too few")
-    qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(octets)
+    if len(data) < OPTIONS.size:
+        raise StoreError(f"the options of a subscription have {len(data)} bytes, which is too few")
+    qos, no_local, as_published, handling, identifier = OPTIONS.unpack_from(data)
     return SubscriptionOptions(qos, bool(no_local), bool(as_published), handling, identifier)
 
 
@@ -51,9 +51,9 @@ def encode_fingerprints(fingerprints: Sequence[int]) -> bytes:
     return b"".join(map(FINGERPRINT.pack, fingerprints))
 
 
-def decode_fingerprints(octets: bytes) -> tuple[int, ...]:
+def decode_fingerprints(data: bytes) -> tuple[int, ...]:
     """Return the fingerprints; an incomplete one at the end is left out."""
-    whole = octets[: len(octets) // FINGERPRINT.size * FINGERPRINT.size]
+    whole = data[: len(data) // FINGERPRINT.size * FINGERPRINT.size]
     return tuple(one for (one,) in FINGERPRINT.iter_unpack(whole))
 
 
@@ -101,10 +101,10 @@ def encode_will(coming: Newcomer) -> bytes:
     )
 
 
-def decode_will(client: str, octets: bytes) -> tuple[Will, Sender]:
+def decode_will(client: str, data: bytes) -> tuple[Will, Sender]:
     """Return the will of a client, and its sender. Raises StoreError if the bytes are malformed."""
     try:
-        stored = ADAPTER.validate_json(octets)
+        stored = ADAPTER.validate_json(data)
     except ValidationError as error:
         raise StoreError(f"the will of {client!r} cannot be read: {error.error_count()} errors") from error
     will = Will(

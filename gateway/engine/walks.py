@@ -148,7 +148,7 @@ class SharedWalk:
         self._pull = pull
         self._page: list[Retained] = []
         self._is_last = False
-        self._query = MatchRetained(topic_filter, limit=PIECE_MESSAGES_MAX, octets=PAGE_BYTES)
+        self._query = MatchRetained(topic_filter, limit=PIECE_MESSAGES_MAX, byte_count=PAGE_BYTES)
         self._then: Callable[[], None] | None = None  # waits for the first page
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:

@@ -178,7 +178,7 @@ class Guest:
         return 0
 
     @property
-    def outstanding_octets(self) -> int:
+    def outstanding_bytes(self) -> int:
         """Bytes of unacknowledged deliveries that are not counted elsewhere."""
         return 0
 
@@ -195,7 +195,7 @@ class Guest:
     @property
     def incomplete(self) -> int:
         """Bytes of messages that are incomplete."""
-        return self.begun - sum([octets for _, octets in self.transactions])
+        return self.begun - sum([byte_count for _, byte_count in self.transactions])
 
     def let_go_for_memory(self) -> None:
         """Close the connection, because no memory is left for its incomplete messages."""

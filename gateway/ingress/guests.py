@@ -133,14 +133,14 @@ class Guests:
 
         Each value is that of the last argument that sets it, or of the listener's limits.
         """
-        octets = self.limits.receive_bytes_per_sec_max
+        byte_count = self.limits.receive_bytes_per_sec_max
         messages = self.limits.receive_messages_per_sec_max
         for one in given:
             if one is not None and one.receive_bytes_per_sec_max is not None:
-                octets = one.receive_bytes_per_sec_max
+                byte_count = one.receive_bytes_per_sec_max
             if one is not None and one.receive_messages_per_sec_max is not None:
                 messages = one.receive_messages_per_sec_max
-        return Rate(octets, messages, clock.now()) if octets or messages else None
+        return Rate(byte_count, messages, clock.now()) if byte_count or messages else None
 
     def hurry(self, connection: Guest, interval: float) -> None:
         """Give a connection more frequent ticks if its client expects bytes every `interval` seconds.

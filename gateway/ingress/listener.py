@@ -226,10 +226,10 @@ class Listener:
         limits = self._protocol.limits
         return limits.output_bytes_max + 2 * limits.message_bytes_max
 
-    def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
+    def begin(self, stream: Stream, since: float, data: bytes, now: float) -> None:
         """Begin the listener's layers on `stream`, whose client a balancer has announced.
 
-        `since` is the time of accepting, `octets` the first bytes. The connection is closed if a limit is
+        `since` is the time of accepting, `data` the first bytes. The connection is closed if a limit is
         reached.
         """
         word = self.guests.refusal(place_of(stream.remote))
@@ -238,8 +238,8 @@ class Listener:
             stream.abort(word)
             return
         self._begin(stream, since)
-        if octets:
-            stream.feed(octets, now, stream.layer)
+        if data:
+            stream.feed(data, now, stream.layer)
 
     def _begin(self, stream: Stream, since: float) -> None:
         """Begin TLS, if configured, and then the protocol, behind a check of the client's first bytes."""
@@ -247,8 +247,8 @@ class Listener:
         self._connect(stream, since)
         stream.layer = self.front.checked(stream)
 
-    def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
-        """Adopt a connection from a shared port, which has received `octets`, after TLS if it is used."""
+    def adopt(self, stream: Stream, since: float, data: bytes, now: float) -> None:
+        """Adopt a connection from a shared port, which has received `data`, after TLS if it is used."""
         stream.move(
             self._poller,
             layer_ended=self._layer_ended,
@@ -256,7 +256,7 @@ class Listener:
             backlog_max=self._backlog_max,
         )
         self.stats.accepted += 1
-        stream.feed(octets, now, self._connect(stream, since))
+        stream.feed(data, now, self._connect(stream, since))
 
     def _connect(self, stream: Stream, since: float) -> Filter | None:
         """Begin the protocol, inside WebSocket if configured. Return the WebSocket layer, or None."""

@@ -19,7 +19,7 @@ import trio
 from gateway import clock
 from gateway.access.authentication import Access
 from gateway.access.backends import Denial
-from gateway.access.certificates import from_balancer, from_octets
+from gateway.access.certificates import from_balancer, from_bytes
 from gateway.access.credentials import Certificate, Credentials
 from gateway.access.places import is_loopback
 from gateway.access.principal import Principal
@@ -212,6 +212,6 @@ def certificate_of(stream: Stream) -> Certificate | None:
     """Return the client's certificate, from TLS or as announced by a balancer; None without one."""
     announced = stream.secured
     if announced is not None:  # a certificate in TLS would be the balancer's own
-        return from_balancer(announced.common_name, announced.octets)
-    octets = b"" if stream.layer is None else stream.layer.certificate
-    return from_octets(octets) if octets else None
+        return from_balancer(announced.common_name, announced.data)
+    data = b"" if stream.layer is None else stream.layer.certificate
+    return from_bytes(data) if data else None

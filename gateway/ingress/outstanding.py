@@ -11,12 +11,12 @@ from gateway.transport.stream import Stream
 
 
 class Outstanding:
-    """Unacknowledged deliveries of one connection, in bytes (`octets`), limited by `most`."""
+    """Unacknowledged deliveries of one connection, in bytes (`byte_count`), limited by `most`."""
 
-    __slots__ = ("_most", "_starved", "_stream", "octets")
+    __slots__ = ("_most", "_starved", "_stream", "byte_count")
 
     def __init__(self, stream: Stream, most: int) -> None:
-        self.octets = 0
+        self.byte_count = 0
         self._most = most
         self._stream = stream
         self._starved = False
@@ -27,14 +27,14 @@ class Outstanding:
 
         Reading True requests a call of the owner's `drained` once half of the limit is acknowledged.
         """
-        if self.octets < self._most:
+        if self.byte_count < self._most:
             return False
         self._starved = True
         return True
 
-    def settled(self, octets: int) -> None:
+    def settled(self, byte_count: int) -> None:
         """Subtract bytes that were acknowledged or requeued, and resume deliveries at half the limit."""
-        self.octets -= octets
-        if self._starved and self.octets <= self._most // 2:
+        self.byte_count -= byte_count
+        if self._starved and self.byte_count <= self._most // 2:
             self._starved = False
             self._stream.starve()

@@ -74,7 +74,7 @@ class WaitingPublishes(Generic[EventT]):
         self._restrained = False
 
     @property
-    def octets(self) -> int:
+    def byte_count(self) -> int:
         """Bytes of memory that the waiting events occupy."""
         return sum([line.bytes + line.messages * MESSAGE_BYTES for line in self._lines.values()])
 

@@ -250,7 +250,7 @@ def _count_values(body: Any) -> int:
 
 def _size_of_headers(headers: Headers) -> int:
     """Return the size of headers for Expression.steps. Raises ValueError if they are too many or too deep."""
-    count = octets = 0
+    count = byte_count = 0
     left = [(value, 1) for _, value in headers]
     while left:
         (kind, content), depth = left.pop()
@@ -262,8 +262,8 @@ def _size_of_headers(headers: Headers) -> int:
         elif kind is ValueType.ARRAY:
             left += [(value, depth + 1) for value in content]
         elif isinstance(content, str | bytes):
-            octets += len(content)
-    return count + octets // TEXT_PIECE
+            byte_count += len(content)
+    return count + byte_count // TEXT_PIECE
 
 
 _WORDS: Final[dict[str, Callable[[Message], Any]]] = {

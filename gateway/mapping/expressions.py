@@ -27,14 +27,14 @@ from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
 
-EXPRESSION_OCTETS_MAX: Final = 4_096
+EXPRESSION_BYTES_MAX: Final = 4_096
 DEPTH_MAX: Final = 20  # of parentheses, brackets, arguments, conditions: parsing is recursive
 STEPS_MAX: Final = 100_000  # of one evaluation: some 20 ms
 TEXT_PIECE: Final = 256
 TURN: Final = 4
 COPY: Final = 2  # steps to copy one value of the partial result of `map` or `filter`
 DEGREE_MAX: Final = 4  # beyond this degree no message is small enough
-PATTERN_OCTETS_MAX: Final = 256
+PATTERN_BYTES_MAX: Final = 256
 
 LOOPS: Final = frozenset(("all", "exists", "exists_one", "map", "filter"))
 _WORD: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -134,8 +134,8 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._loops: list[_Loop] = []
-        if len(text.encode(errors="replace")) > EXPRESSION_OCTETS_MAX:
-            raise MappingError(f"an expression has at most {EXPRESSION_OCTETS_MAX} octets")
+        if len(text.encode(errors="replace")) > EXPRESSION_BYTES_MAX:
+            raise MappingError(f"an expression has at most {EXPRESSION_BYTES_MAX} bytes")
         at = 0
         while True:
             found = _TOKEN.match(text, at)
@@ -424,8 +424,8 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
     `literal` is the CEL literal with its prefix and quotes. Raises MappingError if the pattern is too long or
     verbose, or has escapes by number in a literal that is not raw.
     """
-    if len(literal) > PATTERN_OCTETS_MAX:
-        raise MappingError(f"matches: a pattern has at most {PATTERN_OCTETS_MAX} characters")
+    if len(literal) > PATTERN_BYTES_MAX:
+        raise MappingError(f"matches: a pattern has at most {PATTERN_BYTES_MAX} characters")
     pattern = literal.strip("rRbB")[1:-1]
     if not set("rR") & set(literal[:2]):
         pattern = pattern.replace("\\\\", "\0")

@@ -164,15 +164,13 @@ def _long_key(route: Route) -> Iterator[Finding]:
     if not route.target.names:
         return
     source, target = route.pattern.dialect, route.target.dialect
-    most = target.name_octets_max
-    literal = route.target.name.literal_octets()
+    most = target.name_bytes_max
+    literal = route.target.name.literal_bytes()
     if literal > most - ROOM_SMALL:
-        text = f"the key's own text takes {literal} of {most} octets; longer keys are refused"
+        text = f"the key's own text takes {literal} of {most} bytes; longer keys are refused"
         yield _found(Severity.WARNING, "long_key", route, text)
-    elif source.name_octets_max > most:
-        text = (
-            f"a {source.name_word} can make a key of more than {most} octets; it is refused as name_invalid"
-        )
+    elif source.name_bytes_max > most:
+        text = f"a {source.name_word} can make a key of more than {most} bytes; it is refused as name_invalid"
         yield _found(Severity.NOTE, "long_key", route, text)
 
 

@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 from gateway.model.dialect import CONTROLS, Dialect, NameRefused, short
 from gateway.model.properties import is_unicode
 
-DIGEST_OCTETS: Final = 12  # 96 bits, and no padding in base64
-CODE_LENGTH: Final = DIGEST_OCTETS * 4 // 3
+DIGEST_BYTES: Final = 12  # 96 bits, and no padding in base64
+CODE_LENGTH: Final = DIGEST_BYTES * 4 // 3
 AS_IT_IS, BASE64 = "-", "b"
 _ENCODED: Final = re.compile("%([0-9A-F]{2})")
 
@@ -97,18 +97,18 @@ class ReturnAddresses:
         endpoint, text = _encoded(there.endpoint, forbidden + ":"), _encoded(there.text, forbidden)
         flag = BASE64 if there.coded else AS_IT_IS
         name = f"{dialect.return_prefix}{self._code(there)}{flag}{endpoint}:{text}"
-        octets = len(name.encode())
-        if octets > dialect.name_octets_max:
+        byte_count = len(name.encode())
+        if byte_count > dialect.name_bytes_max:
             raise NameRefused(
-                f"the return address of {short(there.text)} would have {octets} octets,"
-                f" at most {dialect.name_octets_max} are allowed"
+                f"the return address of {short(there.text)} would have {byte_count} bytes,"
+                f" at most {dialect.name_bytes_max} are allowed"
             )
         return name
 
     def _code(self, there: Return) -> str:
         said = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
-        octets = said.encode(errors="surrogatepass")
-        return urlsafe_b64encode(blake2b(octets, digest_size=DIGEST_OCTETS, key=self._key).digest()).decode()
+        data = said.encode(errors="surrogatepass")
+        return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
 
 
 def restored(correlation: bytes | None) -> bytes | None:
@@ -119,9 +119,9 @@ def restored(correlation: bytes | None) -> bytes | None:
         return correlation
 
 
-def _is_text(octets: bytes) -> bool:
+def _is_text(data: bytes) -> bool:
     try:
-        octets.decode()
+        data.decode()
     except UnicodeDecodeError:
         return False
     return True

@@ -484,11 +484,11 @@ def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located:
 
 def _check_literals(target: Target) -> None:
     """Raise MappingError if no message could have the target: its own text is too long, or is refused."""
-    octets = target.name.literal_octets()
+    byte_count = target.name.literal_bytes()
     if target.names:
-        most = target.dialect.name_octets_max
-        if octets > most:
-            raise MappingError(f"its own text has {octets} octets, and a name at most {most}")
+        most = target.dialect.name_bytes_max
+        if byte_count > most:
+            raise MappingError(f"its own text has {byte_count} bytes, and a name at most {most}")
         return
     scope = target.scope.render(nothing) if target.scope else target.service
     try:

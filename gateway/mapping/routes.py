@@ -604,7 +604,7 @@ class AmendingRoute(ResolvedRoute):
         amended = self.amended(stated)
         if amended is not stated:  # the message is new and referenced only here
             made = property_set(amended)
-            crossed.octets += made.octets - crossed.property_set.octets
+            crossed.byte_count += made.byte_count - crossed.property_set.byte_count
             crossed.property_set = made
         return crossed
 

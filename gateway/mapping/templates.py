@@ -121,7 +121,7 @@ class Template:
                 levels.append("".join(texts))
         return self.separator.join(levels)
 
-    def literal_octets(self) -> int:
+    def literal_bytes(self) -> int:
         """Count the bytes of the template's own text, without references and separators."""
         texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
         return sum(len(text.encode()) for text in texts)

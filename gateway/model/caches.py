@@ -50,27 +50,27 @@ class Recurring(Generic[V]):
     def __len__(self) -> int:
         return len(self.known) + len(self._new) + len(self._before)
 
-    def get(self, octets: bytes) -> V | None:
+    def get(self, data: bytes) -> V | None:
         """Return the result for these bytes, or None if it has to be computed."""
-        found = self.known.get(octets)
+        found = self.known.get(data)
         if found is None:
-            found = self._new.get(octets)
+            found = self._new.get(data)
             if found is None:
-                found = self._before.get(octets)
+                found = self._before.get(data)
         return found
 
-    def put(self, octets: bytes, found: V) -> None:
+    def put(self, data: bytes, found: V) -> None:
         """Store a computed result: one of KEPT_OF for long, the others until NEW_MAX newer ones have come."""
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
             if len(self.known) >= self._most:
                 make_room(self.known, self._most)
-            self.known[octets] = found
+            self.known[data] = found
             return
         if len(self._new) >= NEW_MAX:
             self._before = self._new
             self._new = {}
-        self._new[octets] = found
+        self._new[data] = found
 
     def clear(self) -> None:
         """Remove all results."""

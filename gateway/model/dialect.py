@@ -92,7 +92,7 @@ class Dialect:
     """Name, for people, of the field that holds a message's id."""
     target_options: ClassVar[frozenset[str]] = frozenset()
     """Options that `to` accepts besides the address: `qos`, `retain`, `mandatory`."""
-    name_octets_max: ClassVar[int]
+    name_bytes_max: ClassVar[int]
 
     wire_form: ClassVar[int] = 0
     """Permanent number under which the journal stores the encoded addresses and properties; readers rely on
@@ -161,7 +161,7 @@ class Dialect:
     """
     subprotocols: ClassVar[tuple[str, ...]] = ()
     """Subprotocol names over WebSocket, the preferred one first."""
-    first_octets: ClassVar[tuple[bytes, ...]]
+    first_bytes: ClassVar[tuple[bytes, ...]]
     """First bytes that a client may send, by which a shared port recognizes the protocol."""
     frame_names: ClassVar[tuple[str, ...]] = ()
     """Names of the frames by their numbers, for counters; "" for a number that is not used."""
@@ -176,22 +176,22 @@ class Dialect:
         """Return the address whose encoded form is `wire`. Raises ValueError if it is malformed."""
 
     @abstractmethod
-    def property_set(self, octets: bytes) -> PropertySet:
-        """Return the property set that the protocol encoded as `octets`; it is decoded on demand."""
+    def property_set(self, data: bytes) -> PropertySet:
+        """Return the property set that the protocol encoded as `data`; it is decoded on demand."""
 
-    def unread_set(self, octets: bytes) -> PropertySet:
+    def unread_set(self, data: bytes) -> PropertySet:
         """Return the property set for a reader of records, which decodes it once; nothing is parsed here."""
-        return self.property_set(octets)
+        return self.property_set(data)
 
-    def message_id(self, octets: bytes) -> str | None:
-        """Return the message id in properties that the protocol encoded as `octets`, or None.
+    def message_id(self, data: bytes) -> str | None:
+        """Return the message id in properties that the protocol encoded as `data`, or None.
 
         Raises RemoteProtocolError if they are malformed; an implementation may parse only a part of them.
         """
-        return self.unread_set(octets).properties.message_id
+        return self.unread_set(data).properties.message_id
 
-    def refusal(self, octets: bytes, text: str) -> bytes:
-        """Return the refusal, for the reason `text`, of a client that begins with `octets`.
+    def refusal(self, data: bytes, text: str) -> bytes:
+        """Return the refusal, for the reason `text`, of a client that begins with `data`.
 
         Return b"" if the protocol has none before its handshake, or if the client has sent too little.
         """

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from typing import Final
 
-PART_OCTETS_MIN: Final = 4_096
+PART_BYTES_MIN: Final = 4_096
 
 
 class Gathered:
-    """Buffer of bytes; `octets` is the number of bytes in it."""
+    """Buffer of bytes; `byte_count` is the number of bytes in it."""
 
-    __slots__ = ("_parts", "octets")
+    __slots__ = ("_parts", "byte_count")
 
     def __init__(self, first: bytes = b"") -> None:
         self._parts: list[bytes | bytearray | memoryview] = [first] if first else []
-        self.octets = len(first)
+        self.byte_count = len(first)
 
     def add(self, data: bytes | memoryview) -> None:
         """Append `data`."""
         parts = self._parts
-        self.octets += len(data)
-        if len(data) >= PART_OCTETS_MIN:
+        self.byte_count += len(data)
+        if len(data) >= PART_BYTES_MIN:
             parts.append(data)
             return
         last = parts[-1] if parts else None
@@ -38,5 +38,5 @@ class Gathered:
         """Return all bytes and empty the buffer."""
         data = b"".join(self._parts)
         self._parts.clear()
-        self.octets = 0
+        self.byte_count = 0
         return data

@@ -1,6 +1,6 @@
 """Message model: content on its way from one address to another, independent of any protocol.
 
-The weight of a message, `octets`, is the size in bytes of its body and properties, plus MESSAGE_OCTETS for
+The weight of a message, `byte_count`, is the size in bytes of its body and properties, plus MESSAGE_BYTES for
 the objects of an empty one. Every limit and metric in bytes of stored messages counts weights. Messages that
 share a property set each count all of it, because any of them may be the last that holds it. A body on disk
 counts with its size, since it occupies that much disk space.
@@ -17,7 +17,7 @@ from gateway.model.spooled import Body
 
 NEVER = 0.0
 # Bytes. An object takes 160, its own property set another 170, its place in a queue or in flight 10 to 200.
-MESSAGE_OCTETS: Final = 256
+MESSAGE_BYTES: Final = 256
 
 
 class Sender(NamedTuple):
@@ -56,17 +56,17 @@ class Message:
 
     `assurance` is 0, 1 or 2: at most once, at least once, exactly once (the QoS of MQTT). `durable` means
     that it must survive a restart. `expires` is UTC in seconds, or NEVER. `hops` counts the routes that it
-    has crossed. `octets` is its weight in bytes.
+    has crossed. `byte_count` is its weight in bytes.
     """
 
     __slots__ = (
         "address",
         "assurance",
         "body",
+        "byte_count",
         "durable",
         "expires",
         "hops",
-        "octets",
         "property_set",
         "retain",
         "sender",
@@ -93,7 +93,7 @@ class Message:
         self.expires = expires
         self.hops = hops
         self.sender = sender
-        self.octets = len(body) + property_set.octets + MESSAGE_OCTETS
+        self.byte_count = len(body) + property_set.byte_count + MESSAGE_BYTES
 
     @property
     def properties(self) -> Properties:
@@ -139,20 +139,20 @@ class Message:
         ]
 
     def __repr__(self) -> str:
-        return f"Message({self.address!r}, {len(self.body)} octets, assurance {self.assurance})"
+        return f"Message({self.address!r}, {len(self.body)} bytes, assurance {self.assurance})"
 
 
 def weight_of(messages: Iterable[Message]) -> int:
     """Return the total weight of the messages in bytes."""
-    octets = 0  # compiled, sum() over a list would create the list and an object for each number
+    byte_count = 0  # compiled, sum() over a list would create the list and an object for each number
     for message in messages:
-        octets += message.octets
-    return octets
+        byte_count += message.byte_count
+    return byte_count
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
     """Return the total size of the bodies alone in bytes, for limits defined that way."""
-    octets = 0
+    byte_count = 0
     for message in messages:
-        octets += len(message.body)
-    return octets
+        byte_count += len(message.body)
+    return byte_count

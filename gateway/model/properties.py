@@ -1,8 +1,8 @@
 """Properties of a message: its metadata besides body and address.
 
 `Properties` is the decoded form. A `PropertySet` is the form in which some protocol wrote it, decoded on
-demand. Its `octets` are its weight in bytes: the size of the encoded form or, for a set built here, of its
-texts. Device traffic repeats a few property sets endlessly. So all messages with the same encoded properties
+demand. Its `byte_count` is its weight: the size of the encoded form or, for a set built here, of its texts.
+Device traffic repeats a few property sets endlessly. So all messages with the same encoded properties
 share one set, which caches in `forms` how other protocols write it: translation costs one dictionary lookup.
 
 A Value states its type, and a header from another protocol may claim any type for its content: `fits` checks
@@ -55,7 +55,7 @@ class Value(NamedTuple):
     value: Any
 
 
-HEADER_OCTETS: Final = 8  # bytes for a header's type and number, or for the lengths before its texts
+HEADER_BYTES: Final = 8  # bytes for a header's type and number, or for the lengths before its texts
 
 Headers = tuple[tuple[str, Value], ...]
 """Names and values in order; a name may occur more than once."""
@@ -197,9 +197,9 @@ class PropertySet:
         "_forms",
         "_properties",
         "asks",
+        "byte_count",
         "form",
         "known",
-        "octets",
         "protocol",
         "raw",
         "read_texts",
@@ -214,7 +214,7 @@ class PropertySet:
     ) -> None:
         self.protocol = protocol
         self.raw = raw
-        self.octets = len(raw)
+        self.byte_count = len(raw)
         self.asks = properties is None or bool(properties.reply_to)
         self.known: Any = None
         self.form: Any = None
@@ -255,28 +255,28 @@ class PropertySet:
 def property_set(properties: Properties) -> PropertySet:
     """Return these properties as a set without an encoded form of a protocol."""
     made = PropertySet("model", b"", properties=properties)
-    made.octets = _weight(properties)
+    made.byte_count = _weight(properties)
     return made
 
 
 def _weight(properties: Properties) -> int:
-    """Return the approximate weight in bytes: the texts, and HEADER_OCTETS for each header."""
+    """Return the approximate weight in bytes: the texts, and HEADER_BYTES for each header."""
     texts = (
         *(properties.content_type, properties.content_encoding, properties.correlation, properties.reply_to),
         *(properties.message_id, properties.type, properties.app_id, properties.user_id),
     )
-    octets = sum([len(text) for text in texts if text])
+    byte_count = sum([len(text) for text in texts if text])
     waiting: list[Any] = [properties.headers] if properties.headers else []
     while waiting:  # not recursive: a peer chose the nesting depth
         for one in waiting.pop():
             name, value = one if type(one) is tuple else ("", one)
-            octets += len(name) + HEADER_OCTETS
+            byte_count += len(name) + HEADER_BYTES
             kind, content = value if isinstance(value, Value) else (None, value)
             if isinstance(content, str | bytes):
-                octets += len(content)
+                byte_count += len(content)
             elif isinstance(content, tuple) and (kind is ValueType.ARRAY or kind is ValueType.TABLE):
                 waiting.append(content)
-    return octets
+    return byte_count
 
 
 NO_PROPERTIES: Final = property_set(Properties())

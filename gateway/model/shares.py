@@ -37,10 +37,10 @@ class UserShares:
         what: str,
         *,
         count_max: int = NO_LIMIT,
-        octets_max: int = NO_LIMIT,
+        bytes_max: int = NO_LIMIT,
         user_share: float = 1.0,
         count_option: str = "",
-        octets_option: str = "",
+        bytes_option: str = "",
         share_option: str = "limits.user_share",
         applies: Callable[[], bool] = always,
     ) -> None:
@@ -50,7 +50,7 @@ class UserShares:
         """
         self.what = what
         self._user_share = user_share
-        self.set_limits(count_max, octets_max)
+        self.set_limits(count_max, bytes_max)
         self.count = 0
         self.total = 0
         self.refused = 0
@@ -58,82 +58,82 @@ class UserShares:
         self.last_user = ""
         self.last_limit = ""
         self._count_option = count_option
-        self._octets_option = octets_option
+        self._bytes_option = bytes_option
         self._share_option = share_option
         self._applies = applies
         self._counts: dict[str, int] = {}
-        self._octets: dict[str, int] = {}
+        self._byte_count: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
         """Return the bytes of a user; None means the items of the configuration."""
-        return self._octets.get(OPERATOR if user is None else user, 0)
+        return self._byte_count.get(OPERATOR if user is None else user, 0)
 
     def count_of(self, user: str | None) -> int:
         """Return the number of items of a user; None means those of the configuration."""
         return self._counts.get(OPERATOR if user is None else user, 0)
 
-    def full_with(self, user: str | None, octets: int, count: int = 1) -> str:
+    def full_with(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return the option that forbids more items, with its value, and count a refusal.
 
-        Return "" if `count` more items of `octets` bytes in total fit.
+        Return "" if `count` more items of `byte_count` bytes in total fit.
         """
-        limit = self.limit_of(user, octets, count)
+        limit = self.limit_of(user, byte_count, count)
         if limit:
             self.refuse(user or "", limit, 1)
         return limit
 
-    def limit_of(self, user: str | None, octets: int, count: int = 1) -> str:
+    def limit_of(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return the option that forbids more items, with its value, without counting a refusal.
 
-        Return "" if `count` more items of `octets` bytes in total fit.
+        Return "" if `count` more items of `byte_count` bytes in total fit.
         """
-        if limit := self.limit_of_all(octets, count):
+        if limit := self.limit_of_all(byte_count, count):
             return limit
-        return self.limit_of_user(user, octets, count)
+        return self.limit_of_user(user, byte_count, count)
 
-    def limit_of_user(self, user: str | None, octets: int, count: int = 1) -> str:
+    def limit_of_user(self, user: str | None, byte_count: int, count: int = 1) -> str:
         """Return the option that forbids the user more items, with its value.
 
-        Return "" if `count` more items of `octets` bytes in total fit into the user's share. The usage of
+        Return "" if `count` more items of `byte_count` bytes in total fit into the user's share. The usage of
         other users is not considered.
         """
         if not self._applies():
             return ""
-        if self.of(user) + octets > self.user_octets_max:
-            return f"{self._share_option} ({self.user_octets_max} bytes of {self.what})"
+        if self.of(user) + byte_count > self.user_bytes_max:
+            return f"{self._share_option} ({self.user_bytes_max} bytes of {self.what})"
         if self.count_of(user) + count > self.user_count_max:
             return f"{self._share_option} ({self.user_count_max} {self.what})"
         return ""
 
-    def limit_of_all(self, octets: int, count: int = 1) -> str:
+    def limit_of_all(self, byte_count: int, count: int = 1) -> str:
         """Return the option that forbids more items of any user, with its value.
 
-        Return "" if `count` more items of `octets` bytes in total fit.
+        Return "" if `count` more items of `byte_count` bytes in total fit.
         """
-        if self.total + octets > self.octets_max:
-            return f"{self._octets_option} ({self.octets_max})"
+        if self.total + byte_count > self.bytes_max:
+            return f"{self._bytes_option} ({self.bytes_max})"
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
-    def octets_by_user(self) -> dict[str, int]:
+    def bytes_by_user(self) -> dict[str, int]:
         """Return a copy of the bytes of each user."""
-        return dict(self._octets)
+        return dict(self._byte_count)
 
     def room_of(self, user: str) -> tuple[int, int, int, int]:
         """Return the remaining capacity in number and bytes, of all items and of those of `user`.
 
         A capacity is negative where there are too many items.
         """
-        count, octets = self.count_max - self.count, self.octets_max - self.total
+        count, byte_count = self.count_max - self.count, self.bytes_max - self.total
         if not self._applies():
-            return count, octets, NO_LIMIT, NO_LIMIT
-        own = self.user_count_max - self.count_of(user), self.user_octets_max - self.of(user)
-        return count, octets, *own
+            return count, byte_count, NO_LIMIT, NO_LIMIT
+        own = self.user_count_max - self.count_of(user), self.user_bytes_max - self.of(user)
+        return count, byte_count, *own
 
-    def set_limits(self, count_max: int, octets_max: int) -> None:
+    def set_limits(self, count_max: int, bytes_max: int) -> None:
         """Replace the limits of all items, and with them those of one user."""
-        self.count_max, self.octets_max = count_max, octets_max
+        self.count_max, self.bytes_max = count_max, bytes_max
         self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
-        self.user_octets_max = octets_max if octets_max == NO_LIMIT else int(octets_max * self._user_share)
+        self.user_bytes_max = bytes_max if bytes_max == NO_LIMIT else int(bytes_max * self._user_share)
 
     def refuse(self, user: str, limit: str, count: int) -> None:
         """Count `count` refused items, which the option `limit` forbids the user."""
@@ -141,58 +141,58 @@ class UserShares:
         self.last_user = user
         self.last_limit = limit
 
-    def has_room_for(self, messages: Iterable[Message], octets: int = 0, count: int = 0) -> bool:
+    def has_room_for(self, messages: Iterable[Message], byte_count: int = 0, count: int = 0) -> bool:
         """Return True if these messages fit, in total and into the shares of their senders' users.
 
-        They must fit in addition to `count` other items of `octets` bytes in total that are not counted yet.
+        They must fit in addition to `count` items of `byte_count` bytes in total that are not yet counted.
         """
         weights = weights_by_user(messages)
-        all_count, all_octets = self.count + count, self.total + octets
-        for user, (more, more_octets) in weights.items():
-            all_count, all_octets = all_count + more, all_octets + more_octets
-            if self.limit_of(user, octets + more_octets, count + more):
+        all_count, all_bytes = self.count + count, self.total + byte_count
+        for user, (more, more_bytes) in weights.items():
+            all_count, all_bytes = all_count + more, all_bytes + more_bytes
+            if self.limit_of(user, byte_count + more_bytes, count + more):
                 return False
-        return all_count <= self.count_max and all_octets <= self.octets_max
+        return all_count <= self.count_max and all_bytes <= self.bytes_max
 
-    def add(self, user: str | None, octets: int, count: int = 1) -> None:
-        """Count `count` new items of `octets` bytes in total."""
+    def add(self, user: str | None, byte_count: int, count: int = 1) -> None:
+        """Count `count` new items of `byte_count` bytes in total."""
         name = OPERATOR if user is None else user
         self.count += count
-        self.total += octets
+        self.total += byte_count
         self._counts[name] = self._counts.get(name, 0) + count
-        self._octets[name] = self._octets.get(name, 0) + octets
+        self._byte_count[name] = self._byte_count.get(name, 0) + byte_count
 
-    def remove(self, user: str | None, octets: int, count: int = 1) -> None:
-        """Subtract `count` items that were added with `octets` bytes in total."""
+    def remove(self, user: str | None, byte_count: int, count: int = 1) -> None:
+        """Subtract `count` items that were added with `byte_count` bytes in total."""
         name = OPERATOR if user is None else user
         self.count -= count
-        self.total -= octets
+        self.total -= byte_count
         self._counts[name] -= count
-        self._octets[name] -= octets
-        if not self._counts[name] and not self._octets[name]:
-            del self._counts[name], self._octets[name]
+        self._byte_count[name] -= byte_count
+        if not self._counts[name] and not self._byte_count[name]:
+            del self._counts[name], self._byte_count[name]
 
     def add_messages(self, messages: Iterable[Message]) -> None:
         """Count messages for the users who sent them."""
-        for user, (count, octets) in weights_by_user(messages).items():
-            self.add(user, octets, count)
+        for user, (count, byte_count) in weights_by_user(messages).items():
+            self.add(user, byte_count, count)
 
     def remove_messages(self, messages: Iterable[Message]) -> None:
         """Subtract messages that were counted for the users who sent them."""
-        for user, (count, octets) in weights_by_user(messages).items():
-            self.remove(user, octets, count)
+        for user, (count, byte_count) in weights_by_user(messages).items():
+            self.remove(user, byte_count, count)
 
     def replace(self, weights: Mapping[str, tuple[int, int]]) -> None:
         """Replace all counts by the number and bytes of each user in `weights`."""
         self._counts = {user: count for user, (count, _) in weights.items()}
-        self._octets = {user: octets for user, (_, octets) in weights.items()}
+        self._byte_count = {user: byte_count for user, (_, byte_count) in weights.items()}
         self.count = sum(self._counts.values())
-        self.total = sum(self._octets.values())
+        self.total = sum(self._byte_count.values())
 
     @property
     def is_exceeded(self) -> bool:
         """True if the total number or bytes exceed the limits."""
-        return self.count > self.count_max or self.total > self.octets_max
+        return self.count > self.count_max or self.total > self.bytes_max
 
     def crowder(self, user: str) -> str:
         """Return the user who has to give up an entry when there are too many.
@@ -200,9 +200,9 @@ class UserShares:
         That is `user`, who adds one, if that user has more than an equal part, otherwise the user who has the
         most.
         """
-        by_octets = self.total > self.octets_max
-        held = self._octets if by_octets else self._counts
-        most = self.octets_max if by_octets else self.count_max
+        by_bytes = self.total > self.bytes_max
+        held = self._byte_count if by_bytes else self._counts
+        most = self.bytes_max if by_bytes else self.count_max
         if self.count_of(user) > 1 and held[user] * len(held) > most:
             return user
         return max(held, key=held.__getitem__)
@@ -211,32 +211,32 @@ class UserShares:
 class Holding:
     """Bytes in the share of one user that one holder has, such as a connection; its end subtracts them."""
 
-    __slots__ = ("_octets", "_shares", "_user")
+    __slots__ = ("_byte_count", "_shares", "_user")
 
     def __init__(self, shares: UserShares, user: str) -> None:
         self._shares = shares
         self._user = user
-        self._octets = 0
+        self._byte_count = 0
 
-    def take(self, octets: int) -> str:
+    def take(self, byte_count: int) -> str:
         """Count more bytes. Return "", or the option that forbids them, with its value."""
-        if limit := self._shares.full_with(self._user, octets):
+        if limit := self._shares.full_with(self._user, byte_count):
             return limit
-        self._octets += octets
-        self._shares.add(self._user, octets, 0)
+        self._byte_count += byte_count
+        self._shares.add(self._user, byte_count, 0)
         return ""
 
-    def give(self, octets: int) -> None:
+    def give(self, byte_count: int) -> None:
         """Subtract bytes that were counted; 0, and the bytes of a holder that has ended, change nothing."""
-        if octets and self._octets:
-            self._octets -= octets
-            self._shares.remove(self._user, octets, 0)
+        if byte_count and self._byte_count:
+            self._byte_count -= byte_count
+            self._shares.remove(self._user, byte_count, 0)
 
     def end(self) -> None:
         """Subtract all that is counted."""
-        octets, self._octets = self._octets, 0
-        if octets:
-            self._shares.remove(self._user, octets, 0)
+        byte_count, self._byte_count = self._byte_count, 0
+        if byte_count:
+            self._shares.remove(self._user, byte_count, 0)
 
 
 class UserEntries(Generic[K]):
@@ -259,23 +259,23 @@ class UserEntries(Generic[K]):
     def __reversed__(self) -> Iterator[K]:
         return reversed(self._entries)
 
-    def add(self, key: K, user: str, octets: int) -> None:
+    def add(self, key: K, user: str, byte_count: int) -> None:
         """Add the newest entry."""
-        self._entries[key] = (user, octets)
+        self._entries[key] = (user, byte_count)
         self._of_users.setdefault(user, {})[key] = None
-        self.shares.add(user, octets)
+        self.shares.add(user, byte_count)
 
     def discard(self, key: K) -> bool:
         """Remove an entry. Return False if there was none."""
         found = self._entries.pop(key, None)
         if found is None:
             return False
-        user, octets = found
+        user, byte_count = found
         keys = self._of_users[user]
         del keys[key]
         if not keys:
             del self._of_users[user]
-        self.shares.remove(user, octets)
+        self.shares.remove(user, byte_count)
         return True
 
     def clear(self) -> None:
@@ -302,8 +302,8 @@ def weights_by_user(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
     weights: dict[str, tuple[int, int]] = {}
     for message in messages:
         user = message.sender.user
-        count, octets = weights.get(user, (0, 0))
-        weights[user] = (count + 1, octets + message.octets)
+        count, byte_count = weights.get(user, (0, 0))
+        weights[user] = (count + 1, byte_count + message.byte_count)
     return weights
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-APART_OCTETS_MIN: Final = 32_768  # bytes; copying a smaller body into its frame costs less
+APART_BYTES_MIN: Final = 32_768  # bytes; copying a smaller body into its frame costs less
 
 
 class OpenBody(Protocol):
@@ -46,7 +46,7 @@ class BodyFile(Protocol):
 class BodySink(Protocol):
     """Receiver of a large body as it arrives."""
 
-    def write(self, octets: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Append the next bytes. Raises RemoteProtocolError if there is no space for them."""
 
     def finish(self) -> bytes:
@@ -82,14 +82,14 @@ class Spooled(bytes):
         """Return `count` bytes from offset `at`, fewer at the end. Raises OSError."""
         return self.file.read(at, count)
 
-    def octets(self) -> bytes:
+    def data(self) -> bytes:
         """Read the whole body into memory and return it.
 
         Raises OSError, also if the file is shorter than it was.
         """
         found = self.read(0, self.size)
         if len(found) != self.size:
-            raise OSError(f"{self.file.name} has {len(found)} octets, not {self.size}")
+            raise OSError(f"{self.file.name} has {len(found)} bytes, not {self.size}")
         return found
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class Nowhere:
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def write(self, octets: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Discard the bytes."""
 
     def finish(self) -> bytes:
@@ -172,7 +172,7 @@ class SpooledPiece:
             raise OSError(f"{self._file.name} is shorter than it was")
         return taken
 
-    def octets(self) -> bytes:
+    def data(self) -> bytes:
         """Read the piece into memory and return it.
 
         Raises OSError, also if the file is shorter than it was.
@@ -194,7 +194,7 @@ Piece = bytes | memoryview | SpooledPiece
 
 def is_large(body: Body) -> bool:
     """Return True if the body is sent to the socket as a piece of its own."""
-    return len(body) >= APART_OCTETS_MIN or isinstance(body, Spooled)
+    return len(body) >= APART_BYTES_MIN or isinstance(body, Spooled)
 
 
 def part_of(body: Body, at: int, count: int) -> Piece:
@@ -209,4 +209,4 @@ def part_of(body: Body, at: int, count: int) -> Piece:
 
 def joined(pieces: list[Piece]) -> bytes:
     """Return all pieces joined in memory. Raises OSError."""
-    return b"".join([piece.octets() if isinstance(piece, SpooledPiece) else piece for piece in pieces])
+    return b"".join([piece.data() if isinstance(piece, SpooledPiece) else piece for piece in pieces])

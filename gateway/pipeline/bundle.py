@@ -108,11 +108,11 @@ def _add(archive: tarfile.TarFile, found: Distribution) -> None:
     for file in sorted(found.files or ()):
         if ".." in file.parts or file.suffix == ".pyc" or "tests" in file.parts:
             continue  # Programs, and files that Python creates again.
-        octets = Path(str(found.locate_file(file))).read_bytes()
+        data = Path(str(found.locate_file(file))).read_bytes()
         info = tarfile.TarInfo(str(file))
-        info.size = len(octets)
+        info.size = len(data)
         info.mode = 0o755 if file.suffix == ".so" else 0o644
-        archive.addfile(info, io.BytesIO(octets))
+        archive.addfile(info, io.BytesIO(data))
 
 
 def _needed() -> list[Distribution]:

@@ -41,7 +41,7 @@ class InUseError(PipelineError):
     """Error of a run whose folder another run writes to."""
 
 
-def create(place: Place, folder: str, name: str, octets: bytes, run: str) -> None:
+def create(place: Place, folder: str, name: str, data: bytes, run: str) -> None:
     """Create the file `name` in the folder `folder` of `place` for the run `run`.
 
     Raises FileExistsError if the file exists, or another run is about to create it.
@@ -51,7 +51,7 @@ def create(place: Place, folder: str, name: str, octets: bytes, run: str) -> Non
     staged, whole = f"{within}/{DRAFTS}/{run}.json", f"{within}/{name}"
     system.create_dir(f"{within}/{DRAFTS}", recursive=True)
     with system.open_output_stream(staged) as stream:
-        stream.write(octets)
+        stream.write(data)
     try:
         if not (place.is_local and _linked(staged, whole)):
             _move_claimed(system, within, name, staged, run)

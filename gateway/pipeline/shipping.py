@@ -30,7 +30,7 @@ from gateway.store.journal.summary import Summary
 
 DAY_SECS: Final = 86_400.0
 LISTED_MAX: Final = 10  # Attempts for one shard.
-COPY_OCTETS: Final = 8 * 1_048_576
+COPY_BYTES: Final = 8 * 1_048_576
 DRAFT: Final = ".tmp"
 DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
@@ -39,7 +39,7 @@ class Shipped(NamedTuple):
     """Result of a run: files and bytes copied, files deleted, and files now in the store."""
 
     files: int
-    octets: int
+    byte_count: int
     deleted: int
     total: int
 
@@ -89,7 +89,7 @@ def _shipped(journal: Path, system: fs.FileSystem, root: str, to: Place, oldest_
     if oldest_us and there:
         for name in _over(to, oldest_us):
             run.delete(name)
-    return Shipped(run.files, run.octets, run.deleted, len(there))
+    return Shipped(run.files, run.byte_count, run.deleted, len(there))
 
 
 class _Run:
@@ -104,7 +104,7 @@ class _Run:
         self._root = root
         self._oldest_us = oldest_us
         self._there = there
-        self.files = self.octets = self.deleted = 0
+        self.files = self.byte_count = self.deleted = 0
 
     def ship(self, shard: str) -> None:
         """Copy the complete segments of a shard. Raises OSError.
@@ -123,14 +123,14 @@ class _Run:
         covered: list[range] = []
         for segment, summary, following in _complete(self._reader, segments):
             name = segment.path.relative_to(self._journal).as_posix()
-            is_there = self._there.get(name) == segment.octets
+            is_there = self._there.get(name) == segment.byte_count
             if is_there or segment.next is None:
                 covered.append(range(segment.first, following))
             if is_there or _is_over(segment, summary, self._oldest_us):
                 continue
-            octets = _copy(segment.path, self._system, f"{self._root}/{name}")
-            self._there[name] = octets
-            self.files, self.octets = self.files + 1, self.octets + octets
+            byte_count = _copy(segment.path, self._system, f"{self._root}/{name}")
+            self._there[name] = byte_count
+            self.files, self.byte_count = self.files + 1, self.byte_count + byte_count
         kept = {one.path.relative_to(self._journal).as_posix() for one in segments}
         for name in [name for name in self._there if _shard_of(name) == shard and name not in kept]:
             if any(_first_of(name) in rows for rows in covered):
@@ -193,9 +193,9 @@ def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
     system.create_dir(path.rpartition("/")[0], recursive=True)
     draft = f"{path}.{uuid4().hex}{DRAFT}"  # Another run may copy it at the same time.
     with file.open("rb") as source, system.open_output_stream(draft) as sink:
-        while octets := source.read(COPY_OCTETS):
-            sink.write(octets)
-            count += len(octets)
+        while data := source.read(COPY_BYTES):
+            sink.write(data)
+            count += len(data)
     system.move(draft, path)
     return count
 

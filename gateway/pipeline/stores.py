@@ -34,7 +34,7 @@ CONNECT_SECS: Final = 3.0
 REQUEST_SECS: Final = 20.0
 ATTEMPTS: Final = 3
 SAID_MAX: Final = 300  # Characters of a store's error message.
-AHEAD_OCTETS: Final = 8 * 1_048_576  # Bytes of one request; a task holds one such piece.
+AHEAD_BYTES: Final = 8 * 1_048_576  # Bytes of one request; a task holds one such piece.
 SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
 """Options that Hadoop may store in a credential provider."""
 
@@ -459,6 +459,6 @@ class StoredFile:
         first = self._at - self._begin
         if first < 0 or first + count > len(self._ahead):
             self._begin, first = self._at, 0
-            self._ahead = self._source.read_at(min(max(count, AHEAD_OCTETS), self._size - self._at), self._at)
+            self._ahead = self._source.read_at(min(max(count, AHEAD_BYTES), self._size - self._at), self._at)
         self._at += count
         return self._ahead[first : first + count]

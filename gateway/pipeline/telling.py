@@ -39,7 +39,7 @@ FIGURES: Final = {
     "rescued": "Messages with values that change in their column, or have none.",
     "files": "Files that were written.",
     "deleted": "Files that were deleted.",
-    "octets": "Bytes that were written.",
+    "bytes": "Bytes that were written.",
     "lost": "Messages that are lost.",
     "repeated": "Messages that were delivered more than once.",
     "unknown": "Messages that the consumer received although none was accepted.",
@@ -74,12 +74,12 @@ class Summary:
         }
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            draft.write_bytes(self._octets(told | self.figures))
+            draft.write_bytes(self._data(told | self.figures))
             draft.replace(self._path)
         except OSError as error:
             raise PipelineError(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def _octets(self, told: Mapping[str, float]) -> bytes:
+    def _data(self, told: Mapping[str, float]) -> bytes:
         assert self._path is not None
         if self._path.suffix != ".prom":
             whole = {"command": self._command, **told} | {one: bool(told[one]) for one in ("ok", "running")}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, field_serializer
 
-from gateway.protocols.mqtt.octets import is_filter
+from gateway.protocols.mqtt.data_types import is_filter
 from gateway.regexes import Regex, RegexError
 from gateway.settings.endpoints import masked_url
 from gateway.settings.limits import Section

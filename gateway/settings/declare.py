@@ -16,7 +16,7 @@ from gateway.settings.endpoints import FilePath
 from gateway.settings.limits import Section
 
 # Limit of names, routing keys and argument names, which are short strings on the wire.
-SHORT_OCTETS_MAX: Final = 255
+SHORT_BYTES_MAX: Final = 255
 
 
 class Origin(NamedTuple):
@@ -28,8 +28,8 @@ class Origin(NamedTuple):
 
 
 def _short(text: str) -> str:
-    if (octets := len(text.encode())) > SHORT_OCTETS_MAX:
-        raise ValueError(f"{octets} bytes; the maximum is {SHORT_OCTETS_MAX}")
+    if (byte_count := len(text.encode())) > SHORT_BYTES_MAX:
+        raise ValueError(f"{byte_count} bytes; the maximum is {SHORT_BYTES_MAX}")
     return text
 
 

@@ -26,7 +26,7 @@ class Limits(Section):
     """Bounds on memory, connections, sessions, queues and messages. Sizes are bytes, times are seconds.
 
     The size of stored messages counts bodies, properties and 256 bytes for each message, which is the memory
-    of an empty message (`Message.octets`).
+    of an empty message (`Message.byte_count`).
     """
 
     memory_bytes_max: int = Field(0, ge=0)

@@ -106,8 +106,9 @@ class Database(ABC):
 # The first rows of `page`, until they have the number of bytes together that is inserted as {}.
 SIZED: Final = (
     "SELECT topic, message, expires_in, login FROM (SELECT topic, message, expires_in, login,"
-    " sum(length(message)) OVER (ORDER BY topic) - length(message) AS octets FROM ({{}}) AS page) AS sized"
-    " WHERE octets < {} ORDER BY topic"
+    " sum(length(message)) OVER (ORDER BY topic) - length(message) AS bytes_before"
+    " FROM ({{}}) AS page) AS sized"
+    " WHERE bytes_before < {} ORDER BY topic"
 )
 
 

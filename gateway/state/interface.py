@@ -60,7 +60,7 @@ class Weight(NamedTuple):
     """Number of subscriptions of a session, and their size in bytes with that of the client identifier."""
 
     subscriptions: int = 0
-    octets: int = 0
+    byte_count: int = 0
 
 
 class Packet(NamedTuple):
@@ -214,8 +214,8 @@ class OpenSession(OfSession, Operation[Opened]):
 
     An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
     `expiry_secs` (0: the session ends with the connection) and `will` replace those of the earlier session.
-    `only_own`: refuse a session of another `user`. `octets`: size of the client identifier, as weights count
-    it.
+    `only_own`: refuse a session of another `user`. `byte_count`: size of the client identifier, as
+    weights count it.
     """
 
     replica: str
@@ -226,7 +226,7 @@ class OpenSession(OfSession, Operation[Opened]):
     queue: str = ""
     will: Will | None = None
     only_own: bool = False
-    octets: int = 0
+    byte_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +421,7 @@ class UserSessions(NamedTuple):
 
     sessions: int = 0
     subscriptions: int = 0
-    octets: int = 0
+    byte_count: int = 0
 
 
 class SessionCounts(NamedTuple):
@@ -547,9 +547,9 @@ class Room(NamedTuple):
     """Remaining capacity for retained messages in number and bytes: of all users, and of one."""
 
     messages: int
-    octets: int
+    byte_count: int
     user_messages: int
-    user_octets: int
+    user_bytes: int
 
 
 class Retention(NamedTuple):
@@ -600,19 +600,19 @@ class Retained(NamedTuple):
 class MatchRetained(Query[list[Retained]]):
     """Query of retained messages by an MQTT filter, in the order of topics, after the topic `after`.
 
-    The result has at most `limit` messages, and ends with the one that reaches `octets` bytes in total. Fewer
-    of both means that these are the last.
+    The result has at most `limit` messages, and ends with the one that reaches `byte_count` bytes in total.
+    Fewer of both means that these are the last.
     """
 
     is_report: ClassVar[bool] = False  # a client waits for it
     topic_filter: str
     after: str = ""
     limit: int = 1_000
-    octets: int = 1_048_576
+    byte_count: int = 1_048_576
 
     def is_last(self, found: Sequence[Retained]) -> bool:
         """Return True if nothing matches after the messages `found`."""
-        return len(found) < self.limit and sum(len(one.message) for one in found) < self.octets
+        return len(found) < self.limit and sum(len(one.message) for one in found) < self.byte_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,12 +241,12 @@ class PostgreSQLDatabase(Database):
         ((count,),) = self._fetch(COUNTED.format(probe, most + 1), (after, levels))
         if count <= most:
             few = FEW.format(probe, wanted.limit)
-            return self._fetch(SIZED.format(wanted.octets).format(few), (after, levels))
+            return self._fetch(SIZED.format(wanted.byte_count).format(few), (after, levels))
         return self._select(wanted, below + LEVELS.format(len(given) + 1) + rest, (*given, levels))
 
     def _select(self, wanted: MatchRetained, condition: str, given: tuple[str, ...]) -> Rows:
         page = f"{SELECTED}{condition} ORDER BY topic LIMIT {wanted.limit}"
-        return self._fetch(SIZED.format(wanted.octets).format(page), given)
+        return self._fetch(SIZED.format(wanted.byte_count).format(page), given)
 
     def _fetch(self, query: str, given: tuple[str, ...]) -> Rows:
         connection = self._open

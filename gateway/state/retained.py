@@ -79,9 +79,9 @@ def _fits(operation: Retain, before: tuple[str, int] | None) -> bool:
     if room is None:
         return True
     user, weight = ("", 0) if before is None else before
-    count, octets = int(before is None), operation.weight - weight
-    if (count > 0 and count > room.messages) or (octets > 0 and octets > room.octets):
+    count, byte_count = int(before is None), operation.weight - weight
+    if (count > 0 and count > room.messages) or (byte_count > 0 and byte_count > room.byte_count):
         return False
     if before is None or user != operation.user:
-        count, octets = 1, operation.weight
-    return (count <= 0 or count <= room.user_messages) and (octets <= 0 or octets <= room.user_octets)
+        count, byte_count = 1, operation.weight
+    return (count <= 0 or count <= room.user_messages) and (byte_count <= 0 or byte_count <= room.user_bytes)

@@ -65,7 +65,7 @@ def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool)
         found = WORKS_WITH.search(text)
         both, _, only = text.partition(ONLY_POSTGRESQL)
         text = both + only if postgresql else both
-        collation, octets = ('COLLATE "C"', "bytea") if postgresql else ("", "BLOB")
-        text = text.replace("{C}", collation).replace("{bytes}", octets)
+        collation, blob = ('COLLATE "C"', "bytea") if postgresql else ("", "BLOB")
+        text = text.replace("{C}", collation).replace("{bytes}", blob)
         statements = [one for one in map(str.strip, text.split(";\n")) if one]
         yield Step(number, number if found is None else int(found[1]), statements)

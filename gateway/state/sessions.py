@@ -274,7 +274,7 @@ class Sessions:
         epoch = max(int(now * MICROSECONDS), 0 if row is None else row.epoch + 1)
         before, queue, ended, given_back = None, operation.queue, "", b""
         wills: tuple[tuple[int, bytes], ...] = ()
-        weight, earlier = Weight(0, operation.octets), None
+        weight, earlier = Weight(0, operation.byte_count), None
         if row is not None:
             earlier = _earlier(row, operation.replica)
             weight = earlier.weight if present else weight

@@ -118,7 +118,7 @@ class SQLiteDatabase(Database):
         try:
             prefix = demand.prefix
             given = (wanted.after, prefix, prefix, prefix, demand.not_system, levels, wanted.limit)
-            return self._open.execute(SIZED.format(wanted.octets).format(MATCH), given).fetchall()
+            return self._open.execute(SIZED.format(wanted.byte_count).format(MATCH), given).fetchall()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 

@@ -31,7 +31,7 @@ PARTIAL: Final = f"{FILE}.partial"
 STEP_PAGES: Final = 256  # of the database, 1 MiB
 # Bytes between two flushes. Otherwise the last flush would write everything at once, and commits of the
 # gateway would wait for the disk.
-FLUSH_OCTETS: Final = 4_194_304
+FLUSH_BYTES: Final = 4_194_304
 
 
 def back_up(folder: Path, to: Path) -> int:
@@ -147,13 +147,13 @@ def _copy_heap(heap: int | None, places: list[Place], path: Path) -> None:
     try:
         written = _Written(path)
         for place in places:
-            octets = memoryview(read_place(heap, place))
+            data = memoryview(read_place(heap, place))
             at = place.at
-            while octets:
-                done = os.pwrite(descriptor, octets, at)
-                octets = octets[done:]
+            while data:
+                done = os.pwrite(descriptor, data, at)
+                data = data[done:]
                 at += done
-            written(place.octets)
+            written(place.byte_count)
     finally:
         os.close(descriptor)
     sync(path)
@@ -173,13 +173,13 @@ class _Written:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._octets = 0
+        self._byte_count = 0
 
-    def __call__(self, octets: int) -> None:
+    def __call__(self, byte_count: int) -> None:
         """Count further bytes, and flush the file if there are enough."""
-        self._octets += octets
-        if self._octets >= FLUSH_OCTETS:
-            self._octets = 0
+        self._byte_count += byte_count
+        if self._byte_count >= FLUSH_BYTES:
+            self._byte_count = 0
             sync(self._path)
 
 

@@ -30,7 +30,7 @@ KEY_MAX: Final = (1 << 62) - 1
 SAMPLES: Final = 64  # keys of a range that are tried before the whole range is given up
 NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "places": "row", "dead_letters": "id"}
 SHOWN_MAX: Final = 1_000  # lost records that are named; the others are only counted
-COPIED_OCTETS_MAX: Final = 16_777_216  # bytes of rows that are copied together
+COPIED_BYTES_MAX: Final = 16_777_216  # bytes of rows that are copied together
 
 WAL_HEAD: Final = Struct(">8I")
 FRAME_HEAD: Final = Struct(">6I")
@@ -170,9 +170,9 @@ class _Examination:
         self._findings.settled += 1
 
     def _read_places(self) -> None:
-        for row, at, octets in self._numbered("places", "row, at, octets", self._lose_place):
-            if isinstance(at, int) and isinstance(octets, int) and min(at, octets) >= 0:
-                self._places[row] = Place(at, octets)
+        for row, at, byte_count in self._numbered("places", "row, at, octets", self._lose_place):
+            if isinstance(at, int) and isinstance(byte_count, int) and min(at, byte_count) >= 0:
+                self._places[row] = Place(at, byte_count)
 
     def _lose_place(self, _: int) -> None:
         """Do nothing: the row without a place reports the loss."""
@@ -195,14 +195,14 @@ class _Examination:
         good: list[Row] = []
         count = weight = 0
         for row in self._numbered("rows", columns, self._lose_row):
-            id, log, first, number, _, tag, octets = row
+            id, log, first, number, _, tag, byte_count = row
             if log not in self._logs or tag == TRANSIENT:
                 if log not in self._logs and tag != TRANSIENT and self._is_damaged("logs"):
                     self._findings.lose("", "", messages=self._left(id, number))
                 continue
             self._extents.append((id, log, first, first + number))
             try:
-                messages = octets or self._from_heap(id)
+                messages = byte_count or self._from_heap(id)
                 offsets, _ = self._reader.decode(messages)
             except (StoreError, TypeError) as error:
                 self._spoilt_row(id, log, number, error)
@@ -211,7 +211,7 @@ class _Examination:
             self._findings.messages += sum(not bits >> offset & 1 for offset in offsets)
             good.append((*row[:-1], messages))
             weight += len(messages)
-            if len(good) >= 64 or weight >= COPIED_OCTETS_MAX:
+            if len(good) >= 64 or weight >= COPIED_BYTES_MAX:
                 count += len(good)
                 self._keep("rows", good)
                 good, weight = [], 0
@@ -381,7 +381,7 @@ class _Examination:
         path = self._spool / name
         there = path.stat().st_size if path.is_file() else None
         if there != size:
-            self._missing = f"{path} is gone" if there is None else f"{path} has {there} octets, not {size}"
+            self._missing = f"{path} is gone" if there is None else f"{path} has {there} bytes, not {size}"
             raise StoreError(self._missing)
         return Spooled(_File(path), size)
 
@@ -417,40 +417,40 @@ def wal_faults(path: Path, *, clean: bool) -> list[str]:
         if clean:
             return []
         return [f"{wal.name} is missing although the gateway was killed: what was committed last is lost"]
-    octets = wal.read_bytes()[:WAL_CHECKED_MAX]
-    if len(octets) < WAL_HEAD.size:
+    data = wal.read_bytes()[:WAL_CHECKED_MAX]
+    if len(data) < WAL_HEAD.size:
         return []
-    magic, _, page, _, *salt = WAL_HEAD.unpack_from(octets)[:6]
+    magic, _, page, _, *salt = WAL_HEAD.unpack_from(data)[:6]
     if magic & ~1 != WAL_MAGIC or page not in {1 << bit for bit in range(9, 17)}:
         return [f"{wal.name} has no head that SQLite knows: what was committed last is lost"]
     order = ">" if magic & 1 else "<"
-    sums = _sum(octets[:24], order, (0, 0))
-    if sums != WAL_HEAD.unpack_from(octets)[6:]:
+    sums = _sum(data[:24], order, (0, 0))
+    if sums != WAL_HEAD.unpack_from(data)[6:]:
         return [f"the head of {wal.name} is spoilt: what was committed last is lost"]
-    for at in range(WAL_HEAD.size, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
-        head = FRAME_HEAD.unpack_from(octets, at)
+    for at in range(WAL_HEAD.size, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
+        head = FRAME_HEAD.unpack_from(data, at)
         if list(head[2:4]) != salt:  # the rest is from before the log was restarted
             return []
         body = at + FRAME_HEAD.size
-        sums = _sum(octets[body : body + page], order, _sum(octets[at : at + 8], order, sums))
+        sums = _sum(data[body : body + page], order, _sum(data[at : at + 8], order, sums))
         if sums != head[4:]:
-            return _torn(octets, at + FRAME_HEAD.size + page, page, salt, wal.name)
+            return _torn(data, at + FRAME_HEAD.size + page, page, salt, wal.name)
     return []
 
 
-def _torn(octets: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
+def _torn(data: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
     """Return a fault if a transaction was completed behind a damaged frame; otherwise nothing is lost."""
-    for place in range(at, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
-        head = FRAME_HEAD.unpack_from(octets, place)
+    for place in range(at, len(data) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
+        head = FRAME_HEAD.unpack_from(data, place)
         if list(head[2:4]) == salt and head[1]:
-            return [f"{name} is spoilt: what was committed behind octet {at} of it is lost"]
+            return [f"{name} is spoilt: what was committed behind byte {at} of it is lost"]
     return []
 
 
-def _sum(octets: bytes, order: str, start: tuple[int, ...]) -> tuple[int, int]:
+def _sum(data: bytes, order: str, start: tuple[int, ...]) -> tuple[int, int]:
     """Return SQLite's checksum of the bytes, continued from `start`."""
     one, other = start
-    words = unpack(f"{order}{len(octets) // 4}I", octets)
+    words = unpack(f"{order}{len(data) // 4}I", data)
     for at in range(0, len(words), 2):
         one = (one + words[at] + other) & 0xFFFF_FFFF
         other = (other + words[at + 1] + one) & 0xFFFF_FFFF

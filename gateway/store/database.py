@@ -21,9 +21,9 @@ from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
-from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
-from gateway.store.heap import HEAP, KEPT_OCTETS, OCTETS_MIN, Heap, Place
-from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
+from gateway.store.group import RUN_BYTES_MAX, Group, Key, Run
+from gateway.store.heap import BYTES_MIN, HEAP, KEPT_BYTES, Heap, Place
+from gateway.store.index import TRANSIENT, WHOLE, Index, Log, bytes_of
 from gateway.store.letters import DeadLetter, Letters, Line, letter
 from gateway.store.messages import MessageReader, encode_sound, sound_parts
 from gateway.store.schema import STEPS, Step, migrate, refuse_others
@@ -32,13 +32,13 @@ from gateway.store.timeline import Timeline
 
 FILE: Final = "gateway.db"
 REPAIRED: Final = "repaired"  # folder of a repaired database that is not yet in place
-CHECK_OCTETS_MAX: Final = (
+CHECK_BYTES_MAX: Final = (
     268_435_456  # bytes; a larger database is checked without its messages, which have checksums
 )
 CACHE_KIBIBYTES: Final = 8_192
 GARBAGE_MAX: Final = 2_000  # rows of dropped logs that one commit deletes
 VACUUM_PAGES: Final = 1_024  # pages returned to the disk at once, while idle
-VACUUM_PAGE_OCTETS: Final = 3 * 4_096  # bytes that returning one page may add to the log
+VACUUM_PAGE_BYTES: Final = 3 * 4_096  # bytes that returning one page may add to the log
 BUSY_SECS: Final = 5.0  # another program may read the file with a tool of SQLite
 
 DISK_ERRORS: Final = (sqlite3.Error, OSError)
@@ -93,9 +93,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Check the database after an unclean shutdown. Raises sqlite3.DatabaseError with the first fault."""
-    tables = (
-        [""] if path.stat().st_size <= CHECK_OCTETS_MAX else ["(meta)", "(logs)", "(settled)", "(things)"]
-    )
+    tables = [""] if path.stat().st_size <= CHECK_BYTES_MAX else ["(meta)", "(logs)", "(settled)", "(things)"]
     for table in tables:
         (found,) = connection.execute(f"PRAGMA quick_check{table}").fetchone()
         if found != "ok":
@@ -124,7 +122,7 @@ class Written(NamedTuple):
     """Content of a committed transaction: number of messages, and bytes of encoded messages."""
 
     messages: int
-    octets: int
+    byte_count: int
 
 
 class Database:
@@ -165,7 +163,7 @@ class Database:
             self.last_log = max((log.id for log in self.logs), default=0)
             self._load_rows()
             places = connection.execute("SELECT row, at, octets FROM places")
-            self.heap = Heap(folder, {row: Place(at, octets) for row, at, octets in places})
+            self.heap = Heap(folder, {row: Place(at, byte_count) for row, at, byte_count in places})
             self._check_places()
         except sqlite3.Error as error:
             connection.close()
@@ -178,7 +176,7 @@ class Database:
     def _load_rows(self) -> None:
         of = {log.id: self.index.of(log.id).add for log in self.logs}
         id = 0
-        for id, log, first, count, octets, tag, elsewhere in self.connection.execute(
+        for id, log, first, count, byte_count, tag, elsewhere in self.connection.execute(
             "SELECT id, log, first, count, octets, tag, length(messages) = 0 FROM rows ORDER BY id"
         ):
             if elsewhere:
@@ -190,7 +188,7 @@ class Database:
             elif tag == TRANSIENT:
                 self.garbage.append(id)
             else:
-                add(id, first, count, octets)
+                add(id, first, count, byte_count)
                 if tag:
                     self.tagged.setdefault(tag, set()).add(log)
         self._last_row = id
@@ -226,7 +224,7 @@ class Database:
             return None
         large: dict[int, Place] = {}
         try:
-            lines, octets = self._encode(runs, large)
+            lines, byte_count = self._encode(runs, large)
             self.heap.sync()
             with transaction(self.connection):
                 self._write_logs(group)
@@ -242,7 +240,7 @@ class Database:
                 self.heap.free(id)
             raise
         self._committed(group, runs, collected)
-        return Written(sum(len(run.messages) for _, run in runs), octets)
+        return Written(sum(len(run.messages) for _, run in runs), byte_count)
 
     def _encode(
         self, runs: list[tuple[int, Run]], large: dict[int, Place]
@@ -255,12 +253,12 @@ class Database:
         total = 0
         for id, run in runs:
             parts = sound_parts(run.messages, run.offsets, self.timeline.ahead_secs)
-            octets = sum(map(len, parts))
-            total += octets
-            if octets >= OCTETS_MIN:
+            byte_count = sum(map(len, parts))
+            total += byte_count
+            if byte_count >= BYTES_MIN:
                 large[id] = self.heap.write(id, parts)
                 parts = []
-            line = (id, run.log, run.first, run.count, run.octets, run.tag, b"".join(parts))
+            line = (id, run.log, run.first, run.count, run.byte_count, run.tag, b"".join(parts))
             lines.append(line)
         return lines, total
 
@@ -279,11 +277,11 @@ class Database:
         self._delete_rows(whole)
         delete(self.connection, "settled", "row", [id for id in whole if id in known])
         parts = [
-            (id, octets_of(change.bits, change.count))
+            (id, bytes_of(change.bits, change.count))
             for id, change in group.changes.items()
             if change.bits != WHOLE
         ]
-        parts += [(id, octets_of(gaps_of(run), run.count)) for id, run in runs if run.offsets is not None]
+        parts += [(id, bytes_of(gaps_of(run), run.count)) for id, run in runs if run.offsets is not None]
         insert(self.connection, "settled", 2, parts)
 
     def _write_things(self, group: Group) -> None:
@@ -348,7 +346,7 @@ class Database:
         for rows in touched:
             rows.compact()
         for id, run in runs:
-            index.of(run.log).add(id, run.first, run.count, run.octets)
+            index.of(run.log).add(id, run.first, run.count, run.byte_count)
             if run.offsets is not None:
                 settled[id] = gaps_of(run)
         self.letters.written()
@@ -374,19 +372,19 @@ class Database:
         for id in ids:
             if id in self._unreadable:
                 continue
-            octets = b""
+            data = b""
             try:
                 line = self.connection.execute(
                     "SELECT first, tag, messages FROM rows WHERE id = ?", (id,)
                 ).fetchone()
                 if line is None:
                     continue
-                first, tag, octets = line
-                octets = octets or self.heap.read(id)
-                offsets, messages = self.reader.decode(octets)
+                first, tag, data = line
+                data = data or self.heap.read(id)
+                offsets, messages = self.reader.decode(data)
             except (sqlite3.Error, StoreError) as error:
                 self._unreadable.add(id)
-                self._lose(id, octets, bits(id), error)
+                self._lose(id, data, bits(id), error)
                 continue
             settled = bits(id)
             found += [
@@ -396,11 +394,11 @@ class Database:
             ]
         return found
 
-    def _lose(self, id: int, octets: bytes, settled: int, error: Exception) -> None:
+    def _lose(self, id: int, data: bytes, settled: int, error: Exception) -> None:
         """Report the lost messages of a row, and keep their readable parts as dead letters, once."""
         self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
         text = f"row {id} of the store is damaged, the body is lost: {error}"
-        heads = [head for at, head in self.reader.heads(octets) if not settled >> at & 1]
+        heads = [head for at, head in self.reader.heads(data) if not settled >> at & 1]
         try:
             if heads and not self.letters.says(text):
                 self.letters.add(heads, "", Outcome(Verdict.REJECTED, Reason.STORE, text), clock.utc())
@@ -415,7 +413,7 @@ class Database:
         """
         ids = self.connection.execute(
             "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
-            (RUN_OCTETS_MAX, TRANSIENT),
+            (RUN_BYTES_MAX, TRANSIENT),
         ).fetchall()
         passed = self.heap.places.keys() | set(self.garbage)
         for id, log in ids:
@@ -458,7 +456,7 @@ class Database:
 
     # Housekeeping.
 
-    def tidy(self, pages: int = VACUUM_PAGES, *, kept: int = KEPT_OCTETS) -> bool:
+    def tidy(self, pages: int = VACUUM_PAGES, *, kept: int = KEPT_BYTES) -> bool:
         """Return free space to the disk and shorten the log. Return True if there is more to do.
 
         Returns at most `pages` of the database, and the free end of the heap except `kept` bytes. On an
@@ -472,7 +470,7 @@ class Database:
         moved = self.heap.sparse and self._move()
         self.heap.shorten(kept)
         free = self._number("PRAGMA freelist_count")
-        possible = min(pages, self._room() // VACUUM_PAGE_OCTETS)
+        possible = min(pages, self._room() // VACUUM_PAGE_BYTES)
         if free and possible:
             # Each page is a step without columns, and `execute` runs only the first step of such a statement.
             self.connection.executescript(f"PRAGMA incremental_vacuum({possible})")
@@ -529,11 +527,11 @@ class Database:
 
     def size(self) -> int:
         """Return the size of the files on disk, in bytes."""
-        octets = 0
+        byte_count = 0
         for path in self._files:
             with suppress(OSError):  # there is no log before the first transaction
-                octets += path.stat().st_size
-        return octets
+                byte_count += path.stat().st_size
+        return byte_count
 
     def close(self) -> None:
         """Close the files and shorten the heap."""

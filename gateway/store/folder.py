@@ -17,7 +17,7 @@ from gateway.errors import StoreError
 
 LOCK: Final = "gateway.lock"
 RESERVE: Final = "gateway.reserve"
-PAGE_OCTETS: Final = 4_096
+PAGE_BYTES: Final = 4_096
 LOG_PAGES_MAX: Final = 1_000  # SQLite's own default
 _BLOCK: Final = bytes(65_536)
 
@@ -73,11 +73,11 @@ class FolderLock:
 
 
 class Reserve:
-    """Reserved disk space of `octets` bytes, as a file."""
+    """Reserved disk space of `byte_count` bytes, as a file."""
 
-    def __init__(self, folder: Path, octets: int) -> None:
+    def __init__(self, folder: Path, byte_count: int) -> None:
         self._path = folder / RESERVE
-        self._octets = octets
+        self._byte_count = byte_count
 
     @property
     def pages(self) -> int:
@@ -85,20 +85,20 @@ class Reserve:
 
         The content of the log must fit the reserved space a second time.
         """
-        return max(min(self._octets // 2 // PAGE_OCTETS, LOG_PAGES_MAX), 1)
+        return max(min(self._byte_count // 2 // PAGE_BYTES, LOG_PAGES_MAX), 1)
 
     def take(self) -> bool:
         """Allocate the reserved space. Return False if the disk has too little."""
         try:
-            if self._path.exists() and self._path.stat().st_size == self._octets:
+            if self._path.exists() and self._path.stat().st_size == self._byte_count:
                 return self.plenty()
-            if not self.plenty(self._octets):
+            if not self.plenty(self._byte_count):
                 return False
             self._path.touch(mode=0o600)
             with self._path.open("wb") as file:
-                for _ in range(0, self._octets - len(_BLOCK) + 1, len(_BLOCK)):
+                for _ in range(0, self._byte_count - len(_BLOCK) + 1, len(_BLOCK)):
                     file.write(_BLOCK)
-                file.write(bytes(self._octets % len(_BLOCK)))
+                file.write(bytes(self._byte_count % len(_BLOCK)))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -109,7 +109,7 @@ class Reserve:
     def plenty(self, more: int = 0) -> bool:
         """Return True if a log of full length fits beside `more` further bytes."""
         disk = os.statvfs(self._path.parent)
-        return disk.f_bavail * disk.f_frsize >= more + self._octets // 2
+        return disk.f_bavail * disk.f_frsize >= more + self._byte_count // 2
 
     def give_up(self) -> None:
         """Delete the reserve file, so that the database can use its space."""

@@ -19,7 +19,7 @@ from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unse
 from gateway.store.letters import Letters
 
 RUN_MESSAGES_MAX: Final = 1_000  # of one row, which is read or deleted at once
-RUN_OCTETS_MAX: Final = 1_048_576  # bytes of one row, unless one message alone has more
+RUN_BYTES_MAX: Final = 1_048_576  # bytes of one row, unless one message alone has more
 
 Key = bytes | str
 Done = Callable[[Outcome], None]
@@ -33,7 +33,7 @@ class Run(NamedTuple):
     count: int  # type: ignore[assignment]  # as in Row
     offsets: list[int] | None
     messages: Sequence[Message]
-    octets: int
+    byte_count: int
     tag: bytes
 
 
@@ -78,7 +78,7 @@ class Group:
         self.told: list[Done] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
-        self.appended_octets = 0
+        self.appended_bytes = 0
         self._pieces: dict[int, list[_Piece]] = {}
 
     @property
@@ -97,12 +97,12 @@ class Group:
     # Operations that are handed in.
 
     def append(
-        self, log: Log, first: int, messages: list[Message], octets: int, tag: bytes, done: Done
+        self, log: Log, first: int, messages: list[Message], byte_count: int, tag: bytes, done: Done
     ) -> None:
         """Add messages for the positions from `first` on; `done` receives their outcome."""
         self.told.append(done)
         self.appended += len(messages)
-        self.appended_octets += octets
+        self.appended_bytes += byte_count
         if log.dropped or not messages:
             return
         pieces = self._pieces.setdefault(log.id, [])
@@ -227,8 +227,8 @@ class Group:
         """Return and clear the waiting callbacks, in order, with the numbers of messages and bytes."""
         told, self.told = self.told, []
         appended, self.appended = self.appended, 0
-        octets, self.appended_octets = self.appended_octets, 0
-        return told, appended, octets
+        byte_count, self.appended_bytes = self.appended_bytes, 0
+        return told, appended, byte_count
 
     def take_reads(self) -> list[Callable[[], Callable[[], None]]]:
         """Return and clear the read jobs, in order."""
@@ -261,29 +261,31 @@ def _first(piece: _Piece) -> int:
 
 
 def _runs(log: int, piece: _Piece) -> Iterator[Run]:
-    """Yield the unsettled messages of a piece, cut where they exceed RUN_OCTETS_MAX."""
+    """Yield the unsettled messages of a piece, cut where they exceed RUN_BYTES_MAX."""
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
     if piece.bits:
         offsets = unsettled(piece.bits, len(messages))
         messages = [messages[offset] for offset in offsets]
-    sizes = [message.octets for message in messages]
-    octets = sum(sizes)
-    if octets <= RUN_OCTETS_MAX:
-        yield _run(log, piece, offsets, messages, octets)
+    sizes = [message.byte_count for message in messages]
+    byte_count = sum(sizes)
+    if byte_count <= RUN_BYTES_MAX:
+        yield _run(log, piece, offsets, messages, byte_count)
         return
-    start = octets = 0
+    start = byte_count = 0
     for at, size in enumerate(sizes):
-        if at > start and octets + size > RUN_OCTETS_MAX:
-            yield _run(log, piece, offsets[start:at], messages[start:at], octets)
-            start, octets = at, 0
-        octets += size
-    yield _run(log, piece, offsets[start:], messages[start:], octets)
+        if at > start and byte_count + size > RUN_BYTES_MAX:
+            yield _run(log, piece, offsets[start:at], messages[start:at], byte_count)
+            start, byte_count = at, 0
+        byte_count += size
+    yield _run(log, piece, offsets[start:], messages[start:], byte_count)
 
 
-def _run(log: int, piece: _Piece, offsets: Sequence[int], messages: Sequence[Message], octets: int) -> Run:
+def _run(
+    log: int, piece: _Piece, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
+) -> Run:
     """Return a row that begins with its first unsettled message and ends with its last."""
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]
-    return Run(log, piece.first + start, count, gaps, messages, octets, piece.tag)
+    return Run(log, piece.first + start, count, gaps, messages, byte_count, piece.tag)

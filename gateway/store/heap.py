@@ -26,11 +26,11 @@ from gateway.errors import StoreError
 from gateway.store.copies import is_copied
 
 HEAP: Final = "gateway.heap"
-OCTETS_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync
+BYTES_MIN: Final = 65_536  # bytes; a smaller row is faster in the database: here it costs one more sync
 BLOCK: Final = 4_096  # bytes; places begin and end at whole blocks
-KEPT_OCTETS: Final = 67_108_864  # free bytes behind the last row that the file keeps
+KEPT_BYTES: Final = 67_108_864  # free bytes behind the last row that the file keeps
 HOLES_TRIED_MAX: Final = 1_000  # before the row is written at the end
-MOVED_OCTETS_MAX: Final = 16_777_216  # bytes moved at once
+MOVED_BYTES_MAX: Final = 16_777_216  # bytes moved at once
 SPARSE: Final = 4  # a quarter of the file is free within: rows move from the end into the holes
 PARTS_MAX: Final = 1_024  # byte strings of one write: IOV_MAX
 
@@ -39,12 +39,12 @@ class Place(NamedTuple):
     """Position and size of a row, in bytes."""
 
     at: int
-    octets: int
+    byte_count: int
 
     @property
     def end(self) -> int:
         """Position behind its last block."""
-        return self.at + (self.octets + BLOCK - 1) // BLOCK * BLOCK
+        return self.at + (self.byte_count + BLOCK - 1) // BLOCK * BLOCK
 
 
 class Heap:
@@ -57,7 +57,7 @@ class Heap:
         """
         for one, other in pairwise(sorted(places.values())):
             if one.end > other.at:
-                raise StoreError(f"two rows are said to be at octet {other.at} of {HEAP}")
+                raise StoreError(f"two rows are said to be at byte {other.at} of {HEAP}")
         new = not (folder / HEAP).exists()
         self._descriptor = os.open(folder / HEAP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if new:
@@ -84,8 +84,8 @@ class Heap:
 
         Raises OSError; then its place is free again.
         """
-        octets = sum(map(len, parts))
-        place = Place(self._room(octets), octets)
+        byte_count = sum(map(len, parts))
+        place = Place(self._room(byte_count), byte_count)
         self._take(row, place)
         try:
             at = place.at
@@ -141,10 +141,10 @@ class Heap:
                 self._release(start, end)
             self._dropped.clear()
 
-    def _room(self, octets: int) -> int:
+    def _room(self, byte_count: int) -> int:
         """Return the first position with space for so many bytes."""
         for start, end in islice(self._holes, HOLES_TRIED_MAX):
-            if end - start >= octets:
+            if end - start >= byte_count:
                 return start
         return self._end
 
@@ -185,7 +185,7 @@ class Heap:
     @property
     def sparse(self) -> bool:
         """True if so much is free between the rows that moving them is worthwhile."""
-        return self._free * SPARSE > self._end > KEPT_OCTETS
+        return self._free * SPARSE > self._end > KEPT_BYTES
 
     def move(self) -> dict[int, Place]:
         """Copy rows from the end into holes, and sync. Return the former places of those rows.
@@ -208,20 +208,20 @@ class Heap:
     def _copy(self, former: dict[int, Place]) -> None:
         copied = 0
         end = self._end
-        while copied < MOVED_OCTETS_MAX and (row := self._last.get(end)) is not None:
+        while copied < MOVED_BYTES_MAX and (row := self._last.get(end)) is not None:
             place = self.places[row]
-            room = self._room(place.octets)
+            room = self._room(place.byte_count)
             if room >= place.at:
                 break
             try:
-                octets = self.read(row)
+                data = self.read(row)
             except StoreError:  # it stays; the reader of its messages reports the fault
                 break
-            self._write(room, [octets])
+            self._write(room, [data])
             self._written = True
             former[row] = place
-            self._take(row, Place(room, place.octets))
-            copied += place.octets
+            self._take(row, Place(room, place.byte_count))
+            copied += place.byte_count
             end = place.at
             if end not in self._last and end:  # there is a hole before it
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
@@ -235,7 +235,7 @@ class Heap:
             del self._last[gone.end]
             self._drop(gone.at, gone.end)
 
-    def shorten(self, kept: int = KEPT_OCTETS) -> None:
+    def shorten(self, kept: int = KEPT_BYTES) -> None:
         """Return the free space behind the last row, except `kept` bytes, to the disk. Raises OSError."""
         self._release_dropped()
         if os.fstat(self._descriptor).st_size > self._end + kept:
@@ -257,9 +257,9 @@ def said(error: Exception) -> str:
 def read(descriptor: int, place: Place) -> bytes:
     """Return the content of a place of an open heap. Raises StoreError if it is missing."""
     try:
-        octets = os.pread(descriptor, place.octets, place.at)
+        data = os.pread(descriptor, place.byte_count, place.at)
     except OSError as error:
         raise StoreError(f"{HEAP} cannot be read at {place.at}: {error.strerror}") from error
-    if len(octets) != place.octets:
-        raise StoreError(f"{HEAP} ends before octet {place.at + place.octets}")
-    return octets
+    if len(data) != place.byte_count:
+        raise StoreError(f"{HEAP} ends before byte {place.at + place.byte_count}")
+    return data

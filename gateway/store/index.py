@@ -34,16 +34,16 @@ class Log:
 
 
 class Row(NamedTuple):
-    """Stored row: positions `first` to `first + count - 1`, which weigh `octets` bytes in all.
+    """Stored row: positions `first` to `first + count - 1`, which weigh `byte_count` bytes in all.
 
     `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no message
-    is settled. `octets` includes the messages that were settled since the row was written.
+    is settled. `byte_count` includes the messages that were settled since the row was written.
     """
 
     id: int
     first: int
     count: int  # type: ignore[assignment]  # tuple.count is of no use here
-    octets: int
+    byte_count: int
     settled: bytes | None
 
     @property
@@ -55,31 +55,31 @@ class Row(NamedTuple):
 class Extent(NamedTuple):
     """Summary of a log: its unsettled messages are at positions `first` to `end - 1`.
 
-    `octets` includes, in bytes, the messages that were settled since they were written.
+    `byte_count` includes, in bytes, the messages that were settled since they were written.
     """
 
     first: int
     end: int
     count: int  # type: ignore[assignment]  # as in Row
-    octets: int
+    byte_count: int
 
 
 class LogRows:
     """Rows of one log in order of position. Removed ones stay as holes of count 0 for a while."""
 
-    __slots__ = ("_counts", "_firsts", "_holes", "_ids", "_octets")
+    __slots__ = ("_byte_count", "_counts", "_firsts", "_holes", "_ids")
 
     def __init__(self) -> None:
         self._firsts = array("q")
         self._ids = array("q")
         self._counts = array("I")
-        self._octets = array("q")
+        self._byte_count = array("q")
         self._holes = 0
 
     def __len__(self) -> int:
         return len(self._ids) - self._holes
 
-    def add(self, id: int, first: int, count: int, octets: int) -> None:
+    def add(self, id: int, first: int, count: int, byte_count: int) -> None:
         """Add a written row, usually behind all others."""
         at = len(self._firsts)
         if at and first < self._firsts[-1]:
@@ -87,10 +87,10 @@ class LogRows:
         self._firsts.insert(at, first)
         self._ids.insert(at, id)
         self._counts.insert(at, count)
-        self._octets.insert(at, octets)
+        self._byte_count.insert(at, byte_count)
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (id, first, count, octets) of each row within positions `start` to `stop - 1`, in order."""
+        """Yield (id, first, count, bytes) of each row within positions `start` to `stop - 1`, in order."""
         firsts, ids, counts = self._firsts, self._ids, self._counts
         at = max(bisect_right(firsts, start) - 1, 0)
         # A hole keeps its first position, at which another row may have been written.
@@ -101,7 +101,7 @@ class LogRows:
             if first >= stop:
                 return
             if first + counts[place] > start and counts[place]:
-                yield ids[place], first, counts[place], self._octets[place]
+                yield ids[place], first, counts[place], self._byte_count[place]
 
     def remove(self, id: int, first: int) -> None:
         """Turn a deleted row into a hole."""
@@ -119,16 +119,16 @@ class LogRows:
         kept = [at for at, count in enumerate(self._counts) if count]
         self._firsts = array("q", map(self._firsts.__getitem__, kept))
         self._ids = array("q", map(self._ids.__getitem__, kept))
-        self._octets = array("q", map(self._octets.__getitem__, kept))
+        self._byte_count = array("q", map(self._byte_count.__getitem__, kept))
         self._counts = array("I", map(self._counts.__getitem__, kept))
         self._holes = 0
 
     def from_position(
-        self, position: int, count: int, octets: int, bits: Callable[[int], int]
+        self, position: int, count: int, byte_count: int, bits: Callable[[int], int]
     ) -> tuple[list[int], int]:
         """Return the ids of the next rows from `position` on, and where the last of them ends.
 
-        The rows have at least `count` unsettled messages or `octets` bytes, or are all there are. `bits`
+        The rows have at least `count` unsettled messages or `byte_count` bytes, or are all there are. `bits`
         returns the settled bits of a row.
         """
         chosen: list[int] = []
@@ -141,14 +141,14 @@ class LogRows:
             end = first + size
             before = max(position - first, 0)
             count -= size - before - (settled >> before).bit_count()
-            octets -= more
-            if count <= 0 or octets <= 0:
+            byte_count -= more
+            if count <= 0 or byte_count <= 0:
                 break
         return chosen, end
 
     def all(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (id, first, count, octets) of each row, in order of position."""
-        for row in zip(self._ids, self._firsts, self._counts, self._octets, strict=True):
+        """Yield (id, first, count, bytes) of each row, in order of position."""
+        for row in zip(self._ids, self._firsts, self._counts, self._byte_count, strict=True):
             if row[2]:
                 yield row
 
@@ -177,13 +177,13 @@ class Index:
         if found is None or not len(found):
             return Extent(0, 0, 0, 0)
         start = end = messages = sizes = 0
-        for id, first, count, octets in found.all():
+        for id, first, count, byte_count in found.all():
             if not messages:
                 start = first
             end = first + count
             settled = self.settled.get(id)
             messages += count if settled is None else count - settled.bit_count()
-            sizes += octets
+            sizes += byte_count
         return Extent(start, end, messages, sizes)
 
     def rows(self, log: int) -> list[Row]:
@@ -192,11 +192,11 @@ class Index:
         if found is None:
             return []
         if not self.settled:
-            return [Row(id, first, count, octets, None) for id, first, count, octets in found.all()]
+            return [Row(id, first, count, byte_count, None) for id, first, count, byte_count in found.all()]
         settled = self.settled
         return [
-            Row(id, first, count, octets, octets_of(settled[id], count) if id in settled else None)
-            for id, first, count, octets in found.all()
+            Row(id, first, count, byte_count, bytes_of(settled[id], count) if id in settled else None)
+            for id, first, count, byte_count in found.all()
         ]
 
 
@@ -236,7 +236,7 @@ def merged(bits: int, more: int, count: int) -> int:
     return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
 
 
-def octets_of(bits: int, count: int) -> bytes:
+def bytes_of(bits: int, count: int) -> bytes:
     """Return the bits in their stored form."""
     return (bits & ((1 << count) - 1)).to_bytes((count + 7) // 8, "little")
 

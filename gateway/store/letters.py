@@ -48,22 +48,24 @@ class Letters:
         self._connection = connection
         self._entries: UserEntries[int] = UserEntries(shares)
         self._last = 0
-        for id, octets, user in connection.execute("SELECT id, octets, user FROM dead_letters ORDER BY id"):
-            self._entries.add(id, user, octets)
+        for id, byte_count, user in connection.execute(
+            "SELECT id, octets, user FROM dead_letters ORDER BY id"
+        ):
+            self._entries.add(id, user, byte_count)
             self._last = id
         self._added: dict[int, Line] = {}
         self._removed: set[int] = set()
-        self.added = self.added_octets = 0  # letters of this process, including deleted ones
+        self.added = self.added_bytes = 0  # letters of this process, including deleted ones
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def has_room(self, messages: list[Message], added: int, added_octets: int) -> bool:
+    def has_room(self, messages: list[Message], added: int, added_bytes: int) -> bool:
         """Return True if these messages fit without deleting letters, for all users together and for each.
 
-        `added` and `added_octets` count the messages and bytes that were handed in since the start.
+        `added` and `added_bytes` count the messages and bytes that were handed in since the start.
         """
-        return self.shares.has_room_for(messages, added_octets - self.added_octets, added - self.added)
+        return self.shares.has_room_for(messages, added_bytes - self.added_bytes, added - self.added)
 
     @property
     def changed(self) -> bool:
@@ -76,13 +78,13 @@ class Letters:
         text = text.encode(errors="replace").decode()  # a peer may have chosen a part of the text
         for message in messages:
             self._last += 1
-            octets = message.octets
+            byte_count = message.byte_count
             user = storable_name(message.sender.user)
-            self._entries.add(self._last, user, octets)
+            self._entries.add(self._last, user, byte_count)
             self.added += 1
-            self.added_octets += octets
+            self.added_bytes += byte_count
             given = encode_sound(message, self._ahead_secs)
-            line = (self._last, octets, utc, route, int(verdict), reason.value, text, given, user)
+            line = (self._last, byte_count, utc, route, int(verdict), reason.value, text, given, user)
             self._added[self._last] = line
             while (id := self._entries.crowded_out(user)) is not None:
                 self.delete((id,))
@@ -123,9 +125,9 @@ class Letters:
 
 def letter(reader: MessageReader, line: Line) -> DeadLetter:
     """Return the dead letter of a line of the table. Raises StoreError if it cannot be read."""
-    id, _, utc, route, verdict, reason, text, octets, _ = line
+    id, _, utc, route, verdict, reason, text, data, _ = line
     try:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)
     except ValueError as error:
         raise StoreError(f"dead letter {id} cannot be read: {error}") from error
-    return DeadLetter(id, WallTime(utc), route, outcome, reader.decode_one(octets))
+    return DeadLetter(id, WallTime(utc), route, outcome, reader.decode_one(data))

@@ -47,7 +47,7 @@ VERSIONS: Final = f"{VERSION} and {BY_REFERENCE}"
 MESSAGES_MAX: Final = 65_536  # of one run, whose numbers are u16
 MODEL: Final = "model"
 REMEMBERED_MAX: Final = 10_000  # cached addresses, senders and model sets that runs share
-REMEMBERED_OCTETS_MAX: Final = 1_024  # bytes; a longer one rarely repeats
+REMEMBERED_BYTES_MAX: Final = 1_024  # bytes; a longer one rarely repeats
 
 SAME: Final = 0
 EACH: Final = 1
@@ -109,8 +109,8 @@ def encode_parts(
                 _dictionary(
                     [_name(message.address.protocol) + message.address.wire for message in with_address]
                 ),
-                _dictionary([_set_octets(message.property_set) for message in with_set]),
-                _dictionary([_sender_octets(message.sender) for message in with_sender]),
+                _dictionary([_set_bytes(message.property_set) for message in with_set]),
+                _dictionary([_sender_bytes(message.sender) for message in with_sender]),
             )
         ),
         *bodies,
@@ -146,21 +146,21 @@ _FIRST: Final = pack("<BH", SAME, 0)
 
 @lru_cache(maxsize=64)
 def _name(protocol: str) -> bytes:
-    octets = protocol.encode()
-    return bytes((len(octets),)) + octets
+    data = protocol.encode()
+    return bytes((len(data),)) + data
 
 
-def _set_octets(one: PropertySet) -> bytes:
-    return _name(one.protocol) + (_model_octets(one) if one.protocol == MODEL else one.raw)
+def _set_bytes(one: PropertySet) -> bytes:
+    return _name(one.protocol) + (_model_bytes(one) if one.protocol == MODEL else one.raw)
 
 
 @lru_cache(maxsize=1_024)
-def _model_octets(one: PropertySet) -> bytes:
+def _model_bytes(one: PropertySet) -> bytes:
     return encode_properties(one.properties)
 
 
 @lru_cache(maxsize=REMEMBERED_MAX)
-def _sender_octets(sender: Sender) -> bytes:
+def _sender_bytes(sender: Sender) -> bytes:
     texts = [text.encode("utf-8", "surrogatepass") for text in sender.names]
     return b"".join(chain.from_iterable((pack("<I", len(text)), text) for text in texts))
 
@@ -229,55 +229,55 @@ class MessageReader:
         self._sets: dict[bytes, PropertySet] = {}
         self._senders: dict[bytes, Sender] = {}
 
-    def decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
+    def decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
         """Return offsets in the run, and the messages.
 
         Raises StoreError if the bytes are damaged or newer.
         """
-        if len(octets) <= _CRC.size or _CRC.unpack_from(octets)[0] != crc32(memoryview(octets)[_CRC.size :]):
+        if len(data) <= _CRC.size or _CRC.unpack_from(data)[0] != crc32(memoryview(data)[_CRC.size :]):
             raise StoreError("stored messages are damaged: their checksum does not fit")
-        if octets[_CRC.size] not in (VERSION, BY_REFERENCE):
-            raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSIONS}")
+        if data[_CRC.size] not in (VERSION, BY_REFERENCE):
+            raise StoreError(f"stored messages have form {data[_CRC.size]}, this gateway reads {VERSIONS}")
         try:
-            return self._decode(octets)
+            return self._decode(data)
         except Exception as error:  # whatever the bytes are, this gateway did not write them
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
-    def heads(self, octets: bytes) -> list[tuple[int, Message]]:
+    def heads(self, data: bytes) -> list[tuple[int, Message]]:
         """Return offsets and messages, without bodies, of damaged bytes, as far as they are readable.
 
         Any part of the result may be wrong.
         """
         try:
-            if octets[_CRC.size] != VERSION:
+            if data[_CRC.size] != VERSION:
                 return []
-            offsets, messages = self._decode(octets)
+            offsets, messages = self._decode(data)
             return [(at, message.holding(b"")) for at, message in zip(offsets, messages, strict=True)]
         except Exception:  # the heads are damaged too; the caller reports the row
             return []
 
-    def decode_one(self, octets: bytes) -> Message:
+    def decode_one(self, data: bytes) -> Message:
         """Return the message that `encode_message` wrote. Raises StoreError."""
-        return self.decode(octets)[1][0]
+        return self.decode(data)[1][0]
 
-    def _decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
-        _, count = _HEAD.unpack_from(octets, _CRC.size)
+    def _decode(self, data: bytes) -> tuple[Sequence[int], list[Message]]:
+        _, count = _HEAD.unpack_from(data, _CRC.size)
         at = _CRC.size + _HEAD.size
         columns = []
         for code in ("H", "H", "H", "H", "I", "d", "I"):
-            values, at = _values(code, octets, at, count)
+            values, at = _values(code, data, at, count)
             columns.append(values)
         offsets, of_addresses, of_sets, of_senders, marks, expires, lengths = columns
         if self.ahead_secs:  # an expiry of exactly 0 would be none
             expires = [(expiry - self.ahead_secs or -1.0) if expiry else NEVER for expiry in expires]
-        entries, at = _entries(octets, at)
+        entries, at = _entries(data, at)
         addresses = [_shared(self._addresses, entry, _address) for entry in entries]
-        entries, at = _entries(octets, at)
+        entries, at = _entries(data, at)
         sets = [_shared(self._sets, entry, self._set) for entry in entries]
-        entries, at = _entries(octets, at)
+        entries, at = _entries(data, at)
         senders = [_shared(self._senders, entry, _sender) for entry in entries]
-        bodies = [octets[start:end] for start, end in pairwise(accumulate(lengths, initial=at))]
-        if octets[_CRC.size] == BY_REFERENCE:
+        bodies = [data[start:end] for start, end in pairwise(accumulate(lengths, initial=at))]
+        if data[_CRC.size] == BY_REFERENCE:
             name, size = bodies[0].decode().split()
             bodies = [self.make_body(name, int(size))]
         messages = [
@@ -305,23 +305,23 @@ class MessageReader:
         return property_set(decode_properties(raw)) if raw else NO_PROPERTIES
 
 
-def _values(code: str, octets: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
+def _values(code: str, data: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
     """Decode the column at `at`. Return its values and where it ends."""
-    mark = octets[at]
+    mark = data[at]
     if mark == COUNTING:
         return range(count), at + 1
     if mark == SAME:
-        return unpack_from("<" + code, octets, at + 1) * count, at + 1 + calcsize("<" + code)
+        return unpack_from("<" + code, data, at + 1) * count, at + 1 + calcsize("<" + code)
     form = f"<{count}{code}"
-    return unpack_from(form, octets, at + 1), at + 1 + calcsize(form)
+    return unpack_from(form, data, at + 1), at + 1 + calcsize(form)
 
 
-def _entries(octets: bytes, at: int) -> tuple[list[bytes], int]:
+def _entries(data: bytes, at: int) -> tuple[list[bytes], int]:
     """Decode the dictionary at `at`. Return its entries and where it ends."""
-    (number,) = unpack_from("<I", octets, at)
-    lengths = unpack_from(f"<{number}I", octets, at + 4)
+    (number,) = unpack_from("<I", data, at)
+    lengths = unpack_from(f"<{number}I", data, at + 4)
     ends = list(accumulate(lengths, initial=at + 4 + 4 * number))
-    return [octets[start:end] for start, end in pairwise(ends)], ends[-1]
+    return [data[start:end] for start, end in pairwise(ends)], ends[-1]
 
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]
     found = remembered.get(entry)
     if found is None:
         found = make(entry)
-        if len(entry) <= REMEMBERED_OCTETS_MAX:
+        if len(entry) <= REMEMBERED_BYTES_MAX:
             if len(remembered) >= REMEMBERED_MAX:
                 remembered.clear()
             remembered[entry] = found

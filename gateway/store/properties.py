@@ -93,11 +93,11 @@ def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
     return written if written.translate(None, PLAIN) == b'"' * quotes else None
 
 
-def decode_properties(octets: bytes) -> Properties:
+def decode_properties(data: bytes) -> Properties:
     """Decode what `encode_properties` wrote. Raises ValueError, KeyError or TypeError for other bytes."""
-    if not octets:
+    if not data:
         return NOTHING
-    given = json.loads(octets)
+    given = json.loads(data)
     headers = _read(given.pop("headers", ()))
     correlation = given.pop("correlation", None)
     return Properties(

@@ -38,10 +38,10 @@ from gateway.store.schema import STEPS, Step
 from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
 
 PROBE_SECS: Final = 1.0
-PENDING_OCTETS_MAX: Final = 67_108_864
-RESERVE_OCTETS: Final = 8_388_608
+PENDING_BYTES_MAX: Final = 67_108_864
+RESERVE_BYTES: Final = 8_388_608
 LETTERS_MAX: Final = 10_000
-LETTERS_OCTETS_MAX: Final = 67_108_864
+LETTERS_BYTES_MAX: Final = 67_108_864
 
 
 class Store:
@@ -52,10 +52,10 @@ class Store:
         folder: Path,
         *,
         probe_secs: float = PROBE_SECS,
-        pending_octets_max: int = PENDING_OCTETS_MAX,
-        reserve_octets: int = RESERVE_OCTETS,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        reserve_bytes: int = RESERVE_BYTES,
         letters_max: int = LETTERS_MAX,
-        letters_octets_max: int = LETTERS_OCTETS_MAX,
+        letters_bytes_max: int = LETTERS_BYTES_MAX,
         letter_shares: UserShares | None = None,
         on_health: Callable[[bool], None] = lambda healthy: None,
         on_damage: Callable[[str], None] = lambda text: None,
@@ -64,20 +64,20 @@ class Store:
     ) -> None:
         """Open `folder`, creating it if necessary, and read what is stored, without messages.
 
-        The store is congested while more than `pending_octets_max` bytes wait for the disk. `on_health` is
+        The store is congested while more than `pending_bytes_max` bytes wait for the disk. `on_health` is
         called when the disk starts or stops failing, `on_damage` with a text about data that could not be
         read. `factory` and `steps` are for tests. Raises StoreError, which says what is wrong and what to do.
         """
         self.folder = folder
         self.figures = Figures()
-        self._pending_octets_max = pending_octets_max
+        self._pending_bytes_max = pending_bytes_max
         self._on_damage = on_damage
         self._calls: Calls = []
         # Callbacks of paused sources, called when the store is no longer congested.
         self._held: list[Callable[[], None]] = []
         # Callbacks that get their refusal at the end of the wake-up, after the thread's refusals.
         self._refused: list[Done] = []
-        self._letters_added = self._letters_octets_added = 0  # handed to the thread since the start
+        self._letters_added = self._letters_bytes_added = 0  # handed to the thread since the start
         self._fenced = True
         self.gate = Gate()
         self._on_health = on_health
@@ -85,7 +85,7 @@ class Store:
         self._closed = False
         self._lock = FolderLock(folder)
         try:
-            reserve = Reserve(folder, reserve_octets)
+            reserve = Reserve(folder, reserve_bytes)
             if failure := "" if reserve.plenty() else "the disk is full":
                 reserve.give_up()
             self._database = Database(
@@ -93,7 +93,7 @@ class Store:
                 folder,
                 MessageReader(),
                 letters=letter_shares
-                or UserShares("dead letters", count_max=letters_max, octets_max=letters_octets_max),
+                or UserShares("dead letters", count_max=letters_max, bytes_max=letters_bytes_max),
                 damage=self._damaged,
             )
             self.timeline = self._database.timeline
@@ -271,15 +271,15 @@ class Store:
             self.figures.refused += len(messages)
             self.refuse(done)
             return
-        octets = weight_of(messages)
+        byte_count = weight_of(messages)
         self.figures.pending += len(messages)
-        self.figures.pending_octets += octets
-        self._calls.append((Group.append, log, first, messages, octets, tag, done))
+        self.figures.pending_bytes += byte_count
+        self._calls.append((Group.append, log, first, messages, byte_count, tag, done))
 
     @property
     def congested(self) -> bool:
         """True if so many bytes wait for the disk that sources should pause."""
-        return self.figures.pending_octets > self._pending_octets_max
+        return self.figures.pending_bytes > self._pending_bytes_max
 
     def hold(self, releases: list[Callable[[], None]]) -> None:
         """Call these functions, which resume sources, as soon as the store is no longer congested."""
@@ -310,7 +310,7 @@ class Store:
         then: Callable[[list[Stored]], None],
         *,
         messages_max: int,
-        octets_max: int,
+        bytes_max: int,
     ) -> None:
         """Call `then` with what is stored from `position` on, in order, without settled messages.
 
@@ -325,7 +325,7 @@ class Store:
             found: list[Stored] = []
             at = position
             while not found and not log.dropped:  # unreadable rows hide nothing behind them
-                ids, at = rows.from_position(at, messages_max, octets_max, bits)
+                ids, at = rows.from_position(at, messages_max, bytes_max, bits)
                 if not ids:
                     break
                 found = [one for one in self._database.messages(ids, bits) if one[0] >= position]
@@ -399,7 +399,7 @@ class Store:
         """Store dead letters; the oldest ones are deleted to make room."""
         given = list(messages)
         self._letters_added += len(given)
-        self._letters_octets_added += weight_of(given)
+        self._letters_bytes_added += weight_of(given)
         self._calls.append((Group.add_letters, given, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
@@ -439,7 +439,7 @@ class Store:
 
         Letters that are not written yet are included.
         """
-        return self._database.letters.has_room(messages, self._letters_added, self._letters_octets_added)
+        return self._database.letters.has_room(messages, self._letters_added, self._letters_bytes_added)
 
     @property
     def letters_crowded_out(self) -> int:
@@ -447,7 +447,7 @@ class Store:
         return self._database.letters.shares.pushed_out
 
     @property
-    def letters_octets(self) -> int:
+    def letters_bytes(self) -> int:
         """Size of their bodies, in bytes."""
         return self._database.letters.shares.total
 

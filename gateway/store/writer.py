@@ -42,14 +42,14 @@ CallSoon = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True)
 class Figures:
-    """Figures of the store for metrics. `octets` are encoded bytes, `commit_secs` is of the last commit."""
+    """Figures of the store for metrics. `byte_count` is of messages, `commit_secs` is of the last commit."""
 
     commits: int = 0
     messages: int = 0
-    octets: int = 0
+    byte_count: int = 0
     pending: int = 0  # messages handed in, whose sources wait for the outcome
-    pending_octets: int = 0  # their weight in bytes
-    file_octets: int = 0
+    pending_bytes: int = 0  # their weight in bytes
+    file_bytes: int = 0
     commit_secs: float = 0.0
     failures: int = 0
     refused: int = 0  # messages
@@ -80,7 +80,7 @@ class Writer:
         self.call_soon: CallSoon = _call
         self.failure = failure
         figures.healthy = not failure
-        figures.file_octets = database.size()
+        figures.file_bytes = database.size()
         self.broken = False  # by a bug: `calls` is no longer read
         self._heard = True  # the loop knows of the failure, if there is one
         self.group = Group(database.index, database.letters)
@@ -135,7 +135,7 @@ class Writer:
             for method, *arguments in calls or ():
                 if method is Group.append:
                     self._figures.pending -= len(arguments[2])
-                    self._figures.pending_octets -= arguments[3]
+                    self._figures.pending_bytes -= arguments[3]
                 if method is Group.fence:
                     arguments[0]()
                 if method in (Group.append, Group.barrier):
@@ -242,9 +242,9 @@ class Writer:
             figures = self._figures
             figures.commits += 1
             figures.messages += written.messages
-            figures.octets += written.octets
+            figures.byte_count += written.byte_count
             figures.commit_secs = clock.perf_counter() - started
-            figures.file_octets = self._database.size()
+            figures.file_bytes = self._database.size()
             self._rest = TIDY_SECS
         self._tell(ACCEPTED)
         self.group = Group(self._database.index, self._database.letters)
@@ -259,15 +259,15 @@ class Writer:
         self._tell(ACCEPTED if nothing else self.refusal)
 
     def _tell(self, outcome: Outcome) -> None:
-        told, messages, octets = self.group.take_told()
+        told, messages, byte_count = self.group.take_told()
         if told:
-            self.call_soon(partial(self._tell_all, told, outcome, messages, octets))
+            self.call_soon(partial(self._tell_all, told, outcome, messages, byte_count))
 
-    def _tell_all(self, told: list[Done], outcome: Outcome, messages: int, octets: int) -> None:
+    def _tell_all(self, told: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
         """Call the waiting callbacks with the outcome, in the event loop."""
         figures = self._figures
         figures.pending -= messages
-        figures.pending_octets -= octets
+        figures.pending_bytes -= byte_count
         if outcome is not ACCEPTED:
             figures.refused += messages
         for done in told:
@@ -320,7 +320,7 @@ class Writer:
         except DISK_ERRORS as error:
             self._sicken(said(error))
             return
-        self._figures.file_octets = self._database.size()
+        self._figures.file_bytes = self._database.size()
         if more:
             self._rest = TIDY_AGAIN_SECS
         else:

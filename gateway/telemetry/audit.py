@@ -228,7 +228,7 @@ class AuditFile:
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
         """Open the file. Raises OSError."""
         self._file = _OwnFile(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
-        self._octets = path.stat().st_size
+        self._byte_count = path.stat().st_size
         self._bytes_max = bytes_max
         self._told = False
         self.holder = ""  # user or address of the next line
@@ -238,10 +238,10 @@ class AuditFile:
         """Return the bytes that `holder` has written to the current file, as a fraction of `bytes_max`."""
         return self._of_holders.get(holder, 0) / self._bytes_max
 
-    def _count(self, octets: int) -> None:
+    def _count(self, byte_count: int) -> None:
         holder, self.holder = self.holder, ""
         of_holders = self._of_holders
-        of_holders[holder] = of_holders.get(holder, 0) + octets
+        of_holders[holder] = of_holders.get(holder, 0) + byte_count
         if len(of_holders) > HOLDERS_MAX:  # forget holders with few bytes
             least = self._bytes_max // HOLDERS_MAX
             self._of_holders = {name: has for name, has in of_holders.items() if has > least}
@@ -250,9 +250,9 @@ class AuditFile:
         """Write a line. If the disk does not accept it, log an error once until a line is accepted again."""
         line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
-            if self._octets and self._octets + len(line) > self._bytes_max:
+            if self._byte_count and self._byte_count + len(line) > self._bytes_max:
                 self._file.doRollover()
-                self._octets = 0
+                self._byte_count = 0
                 self._of_holders.clear()
             assert self._file.stream is not None, "it is opened at once"
             self._file.stream.write(line)
@@ -262,7 +262,7 @@ class AuditFile:
                 self._told = True
                 log.error("audit log not writable", error=str(error))
         else:
-            self._octets += len(line)
+            self._byte_count += len(line)
             self._count(len(line))
             self._told = False
 

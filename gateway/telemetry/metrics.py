@@ -210,7 +210,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
 STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_commits": ("Transactions of the store.", "commits"),
     "gateway_store_messages": ("Messages written to the store.", "messages"),
-    "gateway_store_written_bytes": ("Bytes of encoded messages written to the store.", "octets"),
+    "gateway_store_written_bytes": ("Bytes of encoded messages written to the store.", "byte_count"),
     "gateway_store_failures": ("Transactions that failed on disk.", "failures"),
     "gateway_store_refused": ("Messages refused because the disk failed or was full.", "refused"),
     "gateway_store_damaged": ("Stored rows that could not be read.", "damaged"),
@@ -219,15 +219,15 @@ STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_pending_messages": ("Messages that wait for the disk.", "pending"),
     "gateway_store_pending_bytes": (
         "Size of messages that wait for the disk.",
-        "pending_octets",
+        "pending_bytes",
     ),
-    "gateway_store_file_bytes": ("Size of the store's files, with free space in them.", "file_octets"),
+    "gateway_store_file_bytes": ("Size of the store's files, with free space in them.", "file_bytes"),
     "gateway_store_commit_seconds": ("Duration of the last transaction.", "commit_secs"),
     "gateway_store_healthy": ("1 while the store is writable.", "healthy"),
 }
 JOURNAL_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_rows": ("Rows written to the journal.", "rows"),
-    "gateway_journal_written_bytes": ("Bytes written to the journal.", "octets"),
+    "gateway_journal_written_bytes": ("Bytes written to the journal.", "byte_count"),
     "gateway_journal_dropped": ("Rows dropped because the journal's disk was too slow.", "dropped"),
     "gateway_journal_errors": ("Writes of the journal that failed.", "errors"),
 }
@@ -441,7 +441,7 @@ class Metrics(Collector):
             at = (outbox.link, outbox.route)
             known = (
                 ("gateway_outbox_messages", outbox.messages),
-                ("gateway_outbox_bytes", outbox.octets),
+                ("gateway_outbox_bytes", outbox.messages_bytes),
                 ("gateway_outbox_oldest_seconds", outbox.oldest_secs),
             )
             for name, value in known:
@@ -631,7 +631,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
         yield "gateway_frames", (*labels, version, direction, frame), count
     for direction, count in (("in", stats.messages_in), ("out", stats.messages_out)):
         yield "gateway_messages", (*labels, direction), count
-    for direction, count in (("in", stats.octets_in), ("out", stats.octets_out)):
+    for direction, count in (("in", stats.bytes_in), ("out", stats.bytes_out)):
         yield "gateway_network_bytes", (*labels, direction), count
     for outcome, reason, count in stats.settled():
         yield "gateway_settled", (*labels, outcome, reason), count

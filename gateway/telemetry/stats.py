@@ -110,7 +110,7 @@ class OutboxCounts(Protocol):
         """Number of messages in the outbox; of a shared one, those on the cluster."""
 
     @property
-    def octets(self) -> int | None:
+    def messages_bytes(self) -> int | None:
         """Size of the outbox's messages in bytes."""
 
     @property
@@ -234,7 +234,7 @@ class EndpointStats:
 
     `frame_names` names the indices of machines that count in lists; an unnamed index is skipped. `opened`,
     `spoke` and `closed` follow a connection; the key is the protocol machine itself. The streams of all
-    connections add to `octets_in` and `octets_out` (bytes).
+    connections add to `bytes_in` and `bytes_out` (bytes).
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -247,8 +247,8 @@ class EndpointStats:
         self.latency = Latency()
         self.protocol_errors = Reasons()
         self._refused_messages: dict[tuple[str, str], int] = {}
-        self.octets_in = 0
-        self.octets_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
         self._frame_names = frame_names
         self._open: dict[int, FrameCounts | None] = {}  # None: its version is known
         self._frames: dict[str, _Frames] = {}  # by version

@@ -347,7 +347,7 @@ def _carry(message: Message, span: Span) -> None:
     kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
     added = tuple((name, string(text)) for name, text in carrier.items())
     made = property_set(replace(stated, headers=kept + added))
-    message.octets += made.octets - message.property_set.octets
+    message.byte_count += made.byte_count - message.property_set.byte_count
     message.property_set = made
 
 

@@ -13,20 +13,20 @@ from typing import Final
 
 from gateway.model.spooled import Piece, SpooledPiece
 
-SMALL_OCTETS: Final = 4_096  # bytes; smaller pieces are joined: a client that does not read can cause many
-JOINED_OCTETS: Final = 65_536  # bytes, the approximate size limit of a joined piece
+SMALL_BYTES: Final = 4_096  # bytes; smaller pieces are joined: a client that does not read can cause many
+JOINED_BYTES: Final = 65_536  # bytes, the approximate size limit of a joined piece
 GATHERED_MAX: Final = 64  # pieces per call; operating systems allow 1 024
-TURN_OCTETS_MAX: Final = 4_194_304  # bytes, a few milliseconds: a peer may read as fast as we write
+TURN_BYTES_MAX: Final = 4_194_304  # bytes, a few milliseconds: a peer may read as fast as we write
 MORE: Final = getattr(socket, "MSG_MORE", 0)  # send flag: bytes of a file follow and may share a TCP segment
 
 
 class Backlog:
-    """Queue of pieces that wait for a socket: `octets` bytes are unwritten, `held` of these are in memory."""
+    """Queue of pieces that wait for a socket: `byte_count` bytes are unwritten, `held` of them in memory."""
 
-    __slots__ = ("_pieces", "_skip", "held", "octets")
+    __slots__ = ("_pieces", "_skip", "byte_count", "held")
 
     def __init__(self) -> None:
-        self.octets = 0
+        self.byte_count = 0
         self.held = 0
         self._pieces: deque[Piece | bytearray] = deque()
         self._skip = 0  # bytes of the first piece that are written
@@ -35,23 +35,23 @@ class Backlog:
         """Append `pieces` to the queue, joining small ones."""
         waiting = self._pieces
         for piece in pieces:
-            self.octets += len(piece)
+            self.byte_count += len(piece)
             if not isinstance(piece, SpooledPiece):
                 self.held += len(piece)
-            if not isinstance(piece, bytes) or len(piece) >= SMALL_OCTETS:
+            if not isinstance(piece, bytes) or len(piece) >= SMALL_BYTES:
                 waiting.append(piece)
-            elif waiting and isinstance(waiting[-1], bytearray) and len(waiting[-1]) < JOINED_OCTETS:
+            elif waiting and isinstance(waiting[-1], bytearray) and len(waiting[-1]) < JOINED_BYTES:
                 waiting[-1] += piece
             else:
                 waiting.append(bytearray(piece))
 
     def write(self, sock: socket.socket) -> int:
-        """Write until the socket accepts no more or TURN_OCTETS_MAX bytes are written.
+        """Write until the socket accepts no more or TURN_BYTES_MAX bytes are written.
 
         Return the number of bytes that the socket accepted. Raises OSError.
         """
-        before = self.octets
-        while self._pieces and before - self.octets < TURN_OCTETS_MAX:
+        before = self.byte_count
+        while self._pieces and before - self.byte_count < TURN_BYTES_MAX:
             first = self._pieces[0]
             try:
                 if isinstance(first, SpooledPiece):
@@ -63,7 +63,7 @@ class Backlog:
             self._step(taken)
             if taken < wanted:
                 break
-        return before - self.octets
+        return before - self.byte_count
 
     def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
         gathered: list[bytes | bytearray | memoryview] = []
@@ -83,7 +83,7 @@ class Backlog:
         return wanted, sock.sendmsg(gathered, (), flags)
 
     def _step(self, taken: int) -> None:
-        self.octets -= taken
+        self.byte_count -= taken
         pieces, skip = self._pieces, self._skip
         while pieces:
             piece = pieces[0]
@@ -98,13 +98,13 @@ class Backlog:
             skip = 0
         self._skip = skip
 
-    def take(self, octets: int) -> list[Piece]:
-        """Remove and return about `octets` bytes, at least one piece. No piece may be partly written."""
+    def take(self, byte_count: int) -> list[Piece]:
+        """Remove and return about `byte_count` bytes, at least one piece. No piece may be partly written."""
         taken: list[Piece] = []
-        while self._pieces and octets > 0:
+        while self._pieces and byte_count > 0:
             piece = self._pieces.popleft()
-            octets -= len(piece)
-            self.octets -= len(piece)
+            byte_count -= len(piece)
+            self.byte_count -= len(piece)
             if not isinstance(piece, SpooledPiece):
                 self.held -= len(piece)
             taken.append(bytes(piece) if isinstance(piece, bytearray) else piece)

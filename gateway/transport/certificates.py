@@ -65,10 +65,10 @@ def load_revocations(context: ssl.SSLContext, crl_file: Path) -> None:
 
     Raises OSError if the file holds anything else: OpenSSL would trust a certificate in it as an authority.
     """
-    octets = crl_file.read_bytes()
-    if REVOCATIONS not in octets:
+    data = crl_file.read_bytes()
+    if REVOCATIONS not in data:
         raise OSError(f"{crl_file} holds no certificate revocation list in PEM")
-    if CERTIFICATE in octets:
+    if CERTIFICATE in data:
         raise OSError(f"{crl_file} holds a certificate; authorities belong in client_ca_file")
     context.load_verify_locations(crl_file)
     context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF

@@ -29,26 +29,26 @@ class Misfit(NamedTuple):
     answer: bytes
 
 
-def recognise(octets: bytes) -> str:
-    """Return the name of the protocol whose first bytes are `octets`.
+def recognise(data: bytes) -> str:
+    """Return the name of the protocol whose first bytes are `data`.
 
     The result is a protocol of DIALECTS, `tls`, `http` or `unknown`; or "" if more bytes are needed.
     """
-    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
+    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_bytes]
     for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
-        if octets.startswith(begin):
+        if data.startswith(begin):
             return name
-    if any(begin.startswith(octets) for begin, _ in known):
+    if any(begin.startswith(data) for begin, _ in known):
         return ""
-    return "http" if ord("A") <= octets[0] <= ord("Z") else "unknown"
+    return "http" if ord("A") <= data[0] <= ord("Z") else "unknown"
 
 
-def misfit(octets: bytes, *, secure: bool) -> Misfit | None:
-    """Return the refusal of a client that begins with `octets`, or None if it fits the port.
+def misfit(data: bytes, *, secure: bool) -> Misfit | None:
+    """Return the refusal of a client that begins with `data`, or None if it fits the port.
 
     `secure` is True for a port with TLS. Bytes of no known protocol fit both: a later layer refuses them.
     """
-    protocol = recognise(octets)
+    protocol = recognise(data)
     if not secure:
         text = "the client uses TLS, and this port has none"
         return Misfit("no_tls", text, f"{text}\n".encode()) if protocol == "tls" else None
@@ -58,7 +58,7 @@ def misfit(octets: bytes, *, secure: bool) -> Misfit | None:
     title = dialect.title if dialect is not None else protocol.upper() or "a protocol"
     text = f"TLS is required, and the client uses {title} without it"
     if dialect is not None:
-        return Misfit("tls_required", text, dialect.refusal(octets, text))
+        return Misfit("tls_required", text, dialect.refusal(data, text))
     return Misfit("tls_required", text, response(400, f"{text}\n") if protocol == "http" else b"")
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import h11
 
-HEAD_OCTETS_MAX: Final = 8_192  # bytes of an unauthenticated request; browsers send some 800
+HEAD_BYTES_MAX: Final = 8_192  # bytes of an unauthenticated request; browsers send some 800
 
 
 class Request(NamedTuple):
@@ -53,15 +53,15 @@ class Refusal(Exception):
 def parse_request(data: bytes) -> Request | None:
     """Return the request at the beginning of `data`, or None if its head is incomplete.
 
-    Raises Refusal if the head is malformed or larger than HEAD_OCTETS_MAX bytes.
+    Raises Refusal if the head is malformed or larger than HEAD_BYTES_MAX bytes.
     """
     if not b"A" <= data[:1] <= b"Z":
         raise Refusal(400, "this is not HTTP")
-    if b"\n\r\n" not in data[: HEAD_OCTETS_MAX + 1]:
-        if len(data) > HEAD_OCTETS_MAX:
-            raise Refusal(431, f"the head of the request exceeds {HEAD_OCTETS_MAX} octets")
+    if b"\n\r\n" not in data[: HEAD_BYTES_MAX + 1]:
+        if len(data) > HEAD_BYTES_MAX:
+            raise Refusal(431, f"the head of the request exceeds {HEAD_BYTES_MAX} bytes")
         return None
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS_MAX)
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
     connection.receive_data(data)
     try:
         event = connection.next_event()

@@ -3,7 +3,7 @@
 A task per connection costs a Trio reschedule per read, several times what decoding costs. The sockets of a
 poller are in the socket loop's epoll object or, where there is no such loop, in one of its own (elsewhere
 kqueue), for which a task waits. At each wake-up the poller reads once from every ready stream and feeds the
-stream's owner synchronously. After TURN_STREAMS_MAX streams or TURN_OCTETS_MAX bytes it calls `turn_done`, in
+stream's owner synchronously. After TURN_STREAMS_MAX streams or TURN_BYTES_MAX bytes it calls `turn_done`, in
 which the owner routes the collected batch, and writes all output.
 
 Streams are served fairly by time. A long turn counts against its stream, except for time in which this thread
@@ -34,7 +34,7 @@ from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 # Bytes after which the batch is routed and written, so that one turn stays short and bounded. A smaller value
 # fits a core's caches better; a larger one gives each of a thousand subscribers more messages per write, and
 # larger groups on disk.
-TURN_OCTETS_MAX: Final = 262_144
+TURN_BYTES_MAX: Final = 262_144
 # When a thousand connections are ready at once, the first get their responses before the last are read.
 TURN_STREAMS_MAX: Final = 32
 LONG_SECS: Final = 0.001  # a turn of some hundred messages takes this long
@@ -263,7 +263,7 @@ class Poller:
         Of the slow streams only some are served. If the last turn has left some, these are served instead:
         the others will be reported again. `now` is in loop-clock seconds.
         """
-        octets = served = 0
+        byte_count = served = 0
         last: Stream | None = None
         streams = self._streams
         stopwatch = self._stopwatch
@@ -285,7 +285,7 @@ class Poller:
                     self._slow[stream] = None
                 elif events != WRITE and stream.reading:
                     last = stream
-                    octets += stream.read(now)
+                    byte_count += stream.read(now)
                     served += 1
             except Exception as error:
                 stream.fail(error)
@@ -295,9 +295,9 @@ class Poller:
             elif last is stream and stream.strikes:
                 stream.strikes -= 1
             began = ended
-            if served >= TURN_STREAMS_MAX or octets >= TURN_OCTETS_MAX:
+            if served >= TURN_STREAMS_MAX or byte_count >= TURN_BYTES_MAX:
                 self._end_turn(began, last if served == 1 else None)
-                octets = served = 0
+                byte_count = served = 0
                 began = stopwatch()
             if began >= until:
                 self._left = ready[number:]
@@ -312,7 +312,7 @@ class Poller:
 
     def _serve_slow(self, now: float, began: float, until: float) -> None:
         """Serve the slow streams that have waited longest, until the time `until`, but at least one."""
-        octets = served = 0
+        byte_count = served = 0
         last: Stream | None = None
         for stream in list(self._slow):
             if stream not in self._slow:
@@ -323,7 +323,7 @@ class Poller:
                 continue  # `watch` has registered for the event that lets it continue
             try:
                 last = stream
-                octets += stream.read(now)
+                byte_count += stream.read(now)
                 served += 1
             except Exception as error:
                 stream.fail(error)
@@ -335,9 +335,9 @@ class Poller:
             began = ended
             if stream.unread:
                 self._slow[stream] = None
-            if served >= TURN_STREAMS_MAX or octets >= TURN_OCTETS_MAX:
+            if served >= TURN_STREAMS_MAX or byte_count >= TURN_BYTES_MAX:
                 self._end_turn(began, last if served == 1 else None)
-                octets = served = 0
+                byte_count = served = 0
                 began = self._stopwatch()
             if began >= until:
                 break

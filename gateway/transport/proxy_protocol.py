@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
 
-LINE_OCTETS_MAX: Final = 107  # bytes; 2.1: the longest line with its CRLF
+LINE_BYTES_MAX: Final = 107  # bytes; 2.1: the longest line with its CRLF
 LINE_BEGINS: Final = b"PROXY "
 LINE: Final = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) (\d{1,5}) (\d{1,5})")
 UNKNOWN: Final = re.compile(rb"PROXY UNKNOWN(?: [^\r\n]*)?")
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 PREFIX: Final = struct.Struct("!12sBBH")  # 2.2: signature, version and command, family and transport, length
-TAIL_OCTETS_MAX: Final = 4_096  # bytes of addresses and TLVs, which may include a certificate
+TAIL_BYTES_MAX: Final = 4_096  # bytes of addresses and TLVs, which may include a certificate
 LOCAL: Final = 0x20
 PROXY: Final = 0x21
 TCP_OVER_IP: Final = {0x11: struct.Struct("!4s4sHH"), 0x21: struct.Struct("!16s16sHH")}
@@ -38,23 +38,23 @@ SHOWN: Final = 0x02 | 0x04  # client presented a certificate, now or earlier in 
 class Secured(NamedTuple):
     """Client certificate that the balancer reports as presented and verified.
 
-    `octets` is the certificate itself (DER), which few balancers send; "" and b"" mean that there is none.
+    `data` is the certificate itself (DER), which few balancers send; "" and b"" mean that there is none.
     """
 
     common_name: str = ""
-    octets: bytes = b""
+    data: bytes = b""
 
 
 class ProxyHeader(NamedTuple):
     """Content of a PROXY header.
 
-    `address` and `port` are the client's ("" and 0 if not given), `octets` is the size of the header in
+    `address` and `port` are the client's ("" and 0 if not given), `byte_count` is the size of the header in
     bytes, and `secured` is the client's TLS data (None if not given).
     """
 
     address: str
     port: int
-    octets: int
+    byte_count: int
     secured: Secured | None = None
 
 
@@ -72,8 +72,8 @@ def parse_header(data: bytes) -> ProxyHeader | None:
     _, command, family, size = PREFIX.unpack_from(data)
     if command not in (LOCAL, PROXY):
         raise _malformed(f"version and command are {command:#04x}")
-    if size > TAIL_OCTETS_MAX:
-        raise _malformed(f"it is larger than {TAIL_OCTETS_MAX} octets")
+    if size > TAIL_BYTES_MAX:
+        raise _malformed(f"it is larger than {TAIL_BYTES_MAX} bytes")
     end = PREFIX.size + size
     if command == PROXY and family not in WITHOUT_ADDRESS:
         addresses = TCP_OVER_IP.get(family)
@@ -129,16 +129,16 @@ def _line(data: bytes) -> ProxyHeader | None:
 
     Raises RemoteProtocolError if the header is malformed.
     """
-    line, found, _ = data[:LINE_OCTETS_MAX].partition(b"\r\n")
+    line, found, _ = data[:LINE_BYTES_MAX].partition(b"\r\n")
     if line[: len(LINE_BEGINS)] != LINE_BEGINS[: len(line)]:
         raise _malformed("it begins otherwise")
     if not found:
-        if len(data) >= LINE_OCTETS_MAX:
-            raise _malformed(f"the line is longer than {LINE_OCTETS_MAX} octets")
+        if len(data) >= LINE_BYTES_MAX:
+            raise _malformed(f"the line is longer than {LINE_BYTES_MAX} bytes")
         return None
-    octets = len(line) + 2
+    byte_count = len(line) + 2
     if UNKNOWN.fullmatch(line):
-        return ProxyHeader("", 0, octets)
+        return ProxyHeader("", 0, byte_count)
     fields = LINE.fullmatch(line)
     if fields is None:
         raise _malformed("the line cannot be read")
@@ -151,7 +151,7 @@ def _line(data: bytes) -> ProxyHeader | None:
         raise _malformed(f"the addresses are not of TCP{family}")
     if any(int(port) > 65_535 or (port != "0" and port.startswith("0")) for port in ports):
         raise _malformed("a port is no port")
-    return ProxyHeader(_text(addresses[0]), int(ports[0]), octets)
+    return ProxyHeader(_text(addresses[0]), int(ports[0]), byte_count)
 
 
 def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:

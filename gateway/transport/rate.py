@@ -18,28 +18,28 @@ class Rate:
     The owner of the stream adds the messages that it counts to `messages`.
     """
 
-    __slots__ = ("_at", "_messages_left", "_octets_left", "messages", "messages_per_sec", "octets_per_sec")
+    __slots__ = ("_at", "_bytes_left", "_messages_left", "bytes_per_sec", "messages", "messages_per_sec")
 
-    def __init__(self, octets_per_sec: int, messages_per_sec: int, now: float) -> None:
-        self.octets_per_sec = octets_per_sec
+    def __init__(self, bytes_per_sec: int, messages_per_sec: int, now: float) -> None:
+        self.bytes_per_sec = bytes_per_sec
         self.messages_per_sec = messages_per_sec
         self.messages = 0
-        self._octets_left = octets_per_sec * KEPT_SECS
+        self._bytes_left = bytes_per_sec * KEPT_SECS
         self._messages_left = messages_per_sec * KEPT_SECS
         self._at = now
 
-    def charge(self, octets: int, now: float) -> float:
-        """Charge `octets` bytes and the counted `messages`, and set `messages` to 0.
+    def charge(self, byte_count: int, now: float) -> float:
+        """Charge `byte_count` bytes and the counted `messages`, and set `messages` to 0.
 
         Return for how many seconds nothing more may be read. `now` is in loop-clock seconds.
         """
         passed = now - self._at
         self._at = now
         wait = 0.0
-        if self.octets_per_sec:
-            most = self.octets_per_sec * KEPT_SECS
-            self._octets_left = min(self._octets_left + passed * self.octets_per_sec, most) - octets
-            wait = -self._octets_left / self.octets_per_sec
+        if self.bytes_per_sec:
+            most = self.bytes_per_sec * KEPT_SECS
+            self._bytes_left = min(self._bytes_left + passed * self.bytes_per_sec, most) - byte_count
+            wait = -self._bytes_left / self.bytes_per_sec
         if self.messages_per_sec:
             most = self.messages_per_sec * KEPT_SECS
             self._messages_left = (

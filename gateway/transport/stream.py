@@ -25,17 +25,17 @@ from gateway.transport.filter import Ending, Filter
 from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
-READ_OCTETS: Final = 65_536
-LARGE_READ_OCTETS: Final = 262_144  # for large messages; this much of small ones would not fit a core's cache
-LARGE_OCTETS_MIN: Final = 2_048
+READ_BYTES: Final = 65_536
+LARGE_READ_BYTES: Final = 262_144  # for large messages; this much of small ones would not fit a core's cache
+LARGE_BYTES_MIN: Final = 2_048
 QUICK_ACK: Final[int] = getattr(socket, "TCP_QUICKACK", 0)  # exists on Linux
 # Bytes. A stream with this much unsent is congested: its owner gets no new deliveries until it has drained.
-BACKLOG_OCTETS_HIGH: Final = 1_048_576
+BACKLOG_BYTES_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
 DEAR_SECS: Final = 0.01  # time limit per turn for uncommon, slow work: a new address takes 0.1 ms
-LAYERED_OCTETS: Final = 262_144  # bytes of large output that pass a layer at a time
+LAYERED_BYTES: Final = 262_144  # bytes of large output that pass a layer at a time
 LAYERED_MAX: Final = 8  # such portions per turn: TLS takes a millisecond for each
-BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
+BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class StreamOwner(Protocol):
@@ -76,25 +76,25 @@ class Watcher(Protocol):
         """Hold the stream for `seconds`."""
 
 
-class OctetCounts(Protocol):
+class ByteCounts(Protocol):
     """Counters of bytes read and written, one object for all streams of an endpoint.
 
     Counters per stream would make each read and write load the integers of its own connection, from memory
     that is no longer in the cache.
     """
 
-    octets_in: int
-    octets_out: int
+    bytes_in: int
+    bytes_out: int
 
 
-class Octets:
+class Bytes:
     """Counters of the bytes read from, and accepted by, the socket of a stream that has no endpoint yet."""
 
-    __slots__ = ("octets_in", "octets_out")
+    __slots__ = ("bytes_in", "bytes_out")
 
     def __init__(self) -> None:
-        self.octets_in = 0
-        self.octets_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
 
 
 class Watched:
@@ -105,7 +105,7 @@ class Watched:
 
     __slots__ = ("counts", "read", "watchers", "written")
 
-    def __init__(self, counts: OctetCounts) -> None:
+    def __init__(self, counts: ByteCounts) -> None:
         self.counts = counts
         self.read = 0
         self.written = 0
@@ -117,24 +117,24 @@ class Watched:
         return getattr(self.counts, "name", "")
 
     @property
-    def octets_in(self) -> int:
+    def bytes_in(self) -> int:
         """Bytes read from all streams of the endpoint."""
-        return self.counts.octets_in
+        return self.counts.bytes_in
 
-    @octets_in.setter
-    def octets_in(self, octets: int) -> None:
-        self.read += octets - self.counts.octets_in
-        self.counts.octets_in = octets
+    @bytes_in.setter
+    def bytes_in(self, byte_count: int) -> None:
+        self.read += byte_count - self.counts.bytes_in
+        self.counts.bytes_in = byte_count
 
     @property
-    def octets_out(self) -> int:
+    def bytes_out(self) -> int:
         """Bytes written to all streams of the endpoint."""
-        return self.counts.octets_out
+        return self.counts.bytes_out
 
-    @octets_out.setter
-    def octets_out(self, octets: int) -> None:
-        self.written += octets - self.counts.octets_out
-        self.counts.octets_out = octets
+    @bytes_out.setter
+    def bytes_out(self, byte_count: int) -> None:
+        self.written += byte_count - self.counts.bytes_out
+        self.counts.bytes_out = byte_count
 
 
 class WriteSet:
@@ -212,7 +212,7 @@ class Stream:
         "owner",
         "queued",
         "rate",
-        "read_octets",
+        "read_bytes",
         "reading",
         "remote",
         "secured",
@@ -234,7 +234,7 @@ class Stream:
         *,
         layer_ended: LayerEnded | None = None,
         rate: Rate | None = None,
-        backlog_max: int = BACKLOG_OCTETS_MAX,
+        backlog_max: int = BACKLOG_BYTES_MAX,
         stalls: bool = True,
     ) -> None:
         """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
@@ -252,7 +252,7 @@ class Stream:
         self.secured: Secured | None = None  # the client's TLS data as a load balancer reports it
         self.owner: StreamOwner | None = None
         self.reading = True
-        self.read_octets = READ_OCTETS  # bytes per read; set by `expect`
+        self.read_bytes = READ_BYTES  # bytes per read; set by `expect`
         self.unread = False  # data of the last read is not fully processed
         self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. Set by the poller
         self.rate = rate
@@ -266,7 +266,7 @@ class Stream:
         self._suspensions = 0
         self.dear_until = 0.0  # `perf_counter` time limit for slow work in this turn; 0: none done yet
         self.queued = 0  # bytes that the owner has encoded since the last flush, and the backlog
-        self._counts: OctetCounts = Octets()
+        self._counts: ByteCounts = Bytes()
         self._layer_ended = layer_ended
         self._watcher = watcher
         self._writes = writes
@@ -281,7 +281,7 @@ class Stream:
     @property
     def congested(self) -> bool:
         """True if nothing more may be delivered until `drained` is called. Reading it then calls `starve`."""
-        if self.queued < BACKLOG_OCTETS_HIGH:
+        if self.queued < BACKLOG_BYTES_HIGH:
             return False
         self.starve()
         return True
@@ -318,13 +318,13 @@ class Stream:
     @property
     def clogged(self) -> bool:
         """True if so much output waits for the socket that unprocessed data has to wait too."""
-        return self.stalls and self._backlog is not None and self._backlog.octets >= BACKLOG_OCTETS_HIGH
+        return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
-    def count_with(self, counts: OctetCounts) -> None:
+    def count_with(self, counts: ByteCounts) -> None:
         """Count this stream's bytes, including those so far, in `counts`."""
         before, self._counts = self._counts, counts
-        counts.octets_in += before.octets_in
-        counts.octets_out += before.octets_out
+        counts.bytes_in += before.bytes_in
+        counts.bytes_out += before.bytes_out
 
     def watch(self) -> Watched:
         """Count this stream's bytes separately until `unwatch`, and return the counters."""
@@ -376,12 +376,12 @@ class Stream:
             return False
         return now >= self.dear_until
 
-    def expect(self, octets: int) -> None:
-        """Set the read size for a message of `octets` bytes, some of which have been read.
+    def expect(self, byte_count: int) -> None:
+        """Set the read size for a message of `byte_count` bytes, some of which have been read.
 
         0 means an unknown size.
         """
-        self.read_octets = LARGE_READ_OCTETS if octets >= LARGE_OCTETS_MIN else READ_OCTETS
+        self.read_bytes = LARGE_READ_BYTES if byte_count >= LARGE_BYTES_MIN else READ_BYTES
 
     def hold(self) -> None:
         """Stop reading until `release` has been called as often as `hold`: TCP then slows the peer down."""
@@ -439,7 +439,7 @@ class Stream:
             self._go_on(now)
             return 0
         try:
-            data = self.sock.recv(self.read_octets)
+            data = self.sock.recv(self.read_bytes)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -449,7 +449,7 @@ class Stream:
             self.abort("closed by the peer")
             return 0
         size = len(data)
-        self._counts.octets_in += size
+        self._counts.bytes_in += size
         if self._lingering:
             return size
         if self.layer is not None:
@@ -559,7 +559,7 @@ class Stream:
             self._watcher.watch(self)
 
     def _unwritten(self) -> int:
-        return sum(one.octets for one in (self._backlog, self._before_layer) if one is not None)
+        return sum(one.byte_count for one in (self._backlog, self._before_layer) if one is not None)
 
     def _held(self) -> int:
         """Return the unwritten bytes that are in memory."""
@@ -590,16 +590,16 @@ class Stream:
         assert waiting is not None
         assert layer is not None
         for _ in range(LAYERED_MAX):
-            if not waiting.octets or self._backlog is not None:
+            if not waiting.byte_count or self._backlog is not None:
                 break
             try:
-                octets = joined(waiting.take(LAYERED_OCTETS))
+                data = joined(waiting.take(LAYERED_BYTES))
             except OSError as error:  # the file is missing or too short
                 self.abort(f"write failed: {error.strerror or error}")
                 return False
-            if not self._write(layer.send(octets)):
+            if not self._write(layer.send(data)):
                 return False
-        if not waiting.octets:
+        if not waiting.byte_count:
             self._before_layer = None
         return True
 
@@ -660,7 +660,7 @@ class Stream:
         """
         if self.doomed is None:
             self.doomed = error
-        self.queued = max(self.backlog_max, BACKLOG_OCTETS_HIGH)
+        self.queued = max(self.backlog_max, BACKLOG_BYTES_HIGH)
         self.mark()
 
     def _lose(self, reason: str, *, keep: bool) -> None:
@@ -686,7 +686,7 @@ class Stream:
         except OSError as error:
             self.abort(f"write failed: {error.strerror or error}")
             return False
-        self._counts.octets_out += sent
+        self._counts.bytes_out += sent
         if sent < len(data):
             self._backlog = Backlog()
             self._backlog.add([memoryview(data)[sent:]])
@@ -699,11 +699,11 @@ class Stream:
 
     def _write_on(self, backlog: Backlog) -> bool:
         try:
-            self._counts.octets_out += backlog.write(self.sock)
+            self._counts.bytes_out += backlog.write(self.sock)
         except OSError as error:
             self.abort(f"write failed: {error.strerror or error}")
             return False
-        self._backlog = backlog if backlog.octets else None
+        self._backlog = backlog if backlog.byte_count else None
         return True
 
     def _shut(self) -> None:

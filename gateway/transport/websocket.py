@@ -33,7 +33,7 @@ from gateway.transport.http import Refusal, Request, parse_request
 from gateway.transport.stacked import Stacked
 
 VERSION: Final = "13"  # RFC 6455, 4.1
-KEY_OCTETS: Final = 16
+KEY_BYTES: Final = 16
 FRAMES_MAX: Final = 128  # frames per turn: each costs more than a message, and may be empty
 UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
@@ -42,15 +42,15 @@ class _Frames:
     """Common part of the server and client sides after the upgrade.
 
     A violation of the rules ends the connection with the matching close code. A message of more than
-    `message_octets_max` bytes is refused (1009); None means no limit.
+    `message_bytes_max` bytes is refused (1009); None means no limit.
     """
 
-    def __init__(self, message_octets_max: int | None) -> None:
+    def __init__(self, message_bytes_max: int | None) -> None:
         self.ended: Ending | None = None
         self.certificate = b""
         self.unread = False
-        self._message_octets_max = message_octets_max
-        self._message_octets = 0
+        self._message_bytes_max = message_bytes_max
+        self._message_bytes = 0
         self._frames: Connection | None = None  # None until the upgrade
         self._out = bytearray()
 
@@ -83,13 +83,13 @@ class _Frames:
             if number == FRAMES_MAX:
                 self.unread = True  # there may be more: one more call costs little
             if isinstance(event, BytesMessage):
-                self._message_octets += len(event.data)
-                if self._message_octets_max is not None and self._message_octets > self._message_octets_max:
+                self._message_bytes += len(event.data)
+                if self._message_bytes_max is not None and self._message_bytes > self._message_bytes_max:
                     self._fail(frames, CloseReason.MESSAGE_TOO_BIG, "the message is too large")
                     break
                 pieces.append(event.data)
                 if event.message_finished:
-                    self._message_octets = 0
+                    self._message_bytes = 0
             elif isinstance(event, Ping):
                 self._out += frames.send(event.response())
             elif isinstance(event, TextMessage):  # MQTT-6.0.0-1
@@ -125,9 +125,9 @@ class WebSocketFilter(_Frames):
         *,
         subprotocols: Sequence[str],
         origins: Collection[str] | None = None,
-        message_octets_max: int,
+        message_bytes_max: int,
     ) -> None:
-        super().__init__(message_octets_max)
+        super().__init__(message_bytes_max)
         self._path = path
         self._subprotocols = subprotocols
         self._origins = None if origins is None else {origin.lower() for origin in origins}
@@ -174,7 +174,7 @@ class WebSocketFilter(_Frames):
             raise Refusal(426, f"version {VERSION} of WebSocket is spoken here", UPGRADE)
         key = request.headers.get("sec-websocket-key", "")
         if not _is_key(key):
-            raise Refusal(400, f"Sec-WebSocket-Key is not {KEY_OCTETS} octets in base64")
+            raise Refusal(400, f"Sec-WebSocket-Key is not {KEY_BYTES} bytes in base64")
         origin = request.headers.get("origin")
         if origin is not None and self._origins is not None and origin.lower() not in self._origins:
             raise Refusal(403, "this origin may not connect")
@@ -267,6 +267,6 @@ class WebSocketClient(_Frames):
 
 def _is_key(text: str) -> bool:
     try:
-        return len(base64.b64decode(text, validate=True)) == KEY_OCTETS
+        return len(base64.b64decode(text, validate=True)) == KEY_BYTES
     except (binascii.Error, ValueError):
         return False

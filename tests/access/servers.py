@@ -59,8 +59,8 @@ class Signer:
     def pem(self) -> bytes:
         """The public key."""
         form = serialization.PublicFormat.SubjectPublicKeyInfo
-        octets: bytes = self.key.public_key().public_bytes(serialization.Encoding.PEM, form)
-        return octets
+        data: bytes = self.key.public_key().public_bytes(serialization.Encoding.PEM, form)
+        return data
 
 
 def jwks(*signers: Signer) -> bytes:

@@ -109,10 +109,8 @@ def call(
         head = {**shown, "Content-Type": "application/json"}
         connection.request(method or ("GET" if body is None else "POST"), prefix + path, content, head)
         response = connection.getresponse()
-        octets = response.read()
-        found = (
-            orjson.loads(octets) if octets and "json" in (response.headers["content-type"] or "") else octets
-        )
+        data = response.read()
+        found = orjson.loads(data) if data and "json" in (response.headers["content-type"] or "") else data
         return Answered(response.status, found, (response.headers["set-cookie"] or "").partition(";")[0])
 
 

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
 from gateway.broker.amqp091.virtual_host import DELETED_AT_ONCE
 from gateway.broker.matching_steps import EXCHANGE_STEPS
-from gateway.broker.shares import CHANNEL_OCTETS, HANDLE_OCTETS
+from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, HandleClosed, Opened, Replies
@@ -468,7 +468,7 @@ def test_one_user_opens_no_more_than_its_share(attack: Any, tmp_path: Path) -> N
         assert (count > 0, code) == (True, 506)
         with closing(amqp(gateway, "modest")) as connection:
             connection.channel()
-        gateway.until(lambda: opened(gateway).total == CHANNEL_OCTETS)  # its end gives all of it back
+        gateway.until(lambda: opened(gateway).total == CHANNEL_BYTES)  # its end gives all of it back
         channel.close()
         gateway.until(lambda: opened(gateway).total == 0)
         first.channel()
@@ -480,7 +480,7 @@ def test_what_is_closed_is_no_longer_counted(tmp_path: Path) -> None:
         before = opened(gateway).of("greedy")
         for _ in range(100):
             handle = client.handle("t", TOPIC)
-            assert opened(gateway).of("greedy") == before + HANDLE_OCTETS + 2
+            assert opened(gateway).of("greedy") == before + HANDLE_BYTES + 2
             client.machine.close_handle(handle)
             client.flush()
             gateway.until(lambda: opened(gateway).of("greedy") == before)

@@ -691,7 +691,7 @@ def test_a_lost_right_to_a_peer_or_a_folder_ends_what_is_held_by_it(tmp_path: Pa
                 there.sendall(b"more")  # the others are untouched
                 found = b""
                 while found != b"more":
-                    found += client.next(Fragment).octets
+                    found += client.next(Fragment).data
 
 
 def test_rules_are_read_again_when_their_file_changes(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_tokens_as_passwords(keys: JwtBackend, protocol: str) -> None:
         for user, password, expected in rows:
             assert log_in(protocol, port, user, password) == expected, (user, password)
         assert stats(gateway, protocol).logins.counts["expired"] == 1
-        if protocol != "amqpfast":  # whose handshake has frames of 4096 octets (RFC 006, 3.2.3)
+        if protocol != "amqpfast":  # whose handshake has frames of 4096 bytes (RFC 006, 3.2.3)
             assert log_in(protocol, port, "ann", ONE.token(more="x" * 6_000)) == 0
         if protocol == "mqtt":
             assert log_in(protocol, port, "", ONE.token()) == 0

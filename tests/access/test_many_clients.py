@@ -52,10 +52,10 @@ class Client:
     async def packet(self, stream: trio.SocketStream) -> bytes:
         """The next packet, which is short."""
         while len(self._unread) < 2 or len(self._unread) < 2 + self._unread[1]:
-            octets = await stream.receive_some(4_096)
-            if not octets:
+            data = await stream.receive_some(4_096)
+            if not data:
                 return b""
-            self._unread += octets
+            self._unread += data
         size = 2 + self._unread[1]
         packet, self._unread = self._unread[:size], self._unread[size:]
         return packet

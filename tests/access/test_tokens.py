@@ -21,14 +21,14 @@ from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
 from gateway.access.keys import KeysFile, KeysUrl, parse_jwks, parse_keys
 from gateway.access.principal import Principal
-from gateway.access.tokens import TOKEN_OCTETS_MAX, Tokens
+from gateway.access.tokens import TOKEN_BYTES_MAX, Tokens
 from gateway.errors import ConfigurationError
 from gateway.settings.identity import JwtBackend
 from tests.access.servers import AUDIENCE, ISSUER, Served, Signer, jwks, served
 
 ONE, TWO, CURVE = Signer("one"), Signer("two"), Signer("curve", "ES256")
 NAMELESS = Signer(None)
-SECRET = "a secret of thirty-two octets or more"
+SECRET = "a secret of thirty-two bytes or more"
 
 
 def said(token: str | bytes, user: str = "whoever") -> Credentials:
@@ -95,7 +95,7 @@ def rows() -> dict[str, tuple[str | bytes, object]]:
         "a password": ("right", Denial.WRONG),
         "two points": ("ey..", Denial.WRONG),
         "nothing": ("", Denial.WRONG),
-        "larger than any": (ONE.token(more="x" * TOKEN_OCTETS_MAX), Denial.WRONG),
+        "larger than any": (ONE.token(more="x" * TOKEN_BYTES_MAX), Denial.WRONG),
         "no text": (b"ey\xff.\xfe.\xfd", Denial.WRONG),
     }
 
@@ -175,7 +175,7 @@ def test_keys_of_a_file(tmp_path: Path, text: bytes, symmetric: bool) -> None:
 @pytest.mark.parametrize(
     "text, symmetric, reason",
     [
-        (b"short", True, "32 octets"),
+        (b"short", True, "32 bytes"),
         (b"-----BEGIN PRIVATE KEY-----\n", False, "private key"),
         (b"-----BEGIN CERTIFICATE-----\n", False, "."),
         (b"{}", False, "no list of keys"),
@@ -323,14 +323,14 @@ async def test_a_server_that_says_nothing_costs_its_time_and_no_more() -> None:
 
 
 async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.access.asking.ANSWER_OCTETS_MAX", 100)
+    monkeypatch.setattr("gateway.access.asking.ANSWER_BYTES_MAX", 100)
     with served() as server, capture_logs() as lines:
         server.body = b"x" * 101
         async with trio.open_nursery() as nursery:
             one = Fetching(server, nursery)
             assert await one.ask(ONE.token()) is Denial.UNAVAILABLE
             nursery.cancel_scope.cancel()
-    assert "longer than 100 octets" in lines[0]["error"]
+    assert "longer than 100 bytes" in lines[0]["error"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from gateway.settings import Http, Limits, Store
 from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.configured import make_link
 from tests.ingress.amqpfast.client import head
-from tests.ingress.amqpfast.large import MIB, Whole, octets
+from tests.ingress.amqpfast.large import MIB, Whole, data
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running
 
@@ -96,7 +96,7 @@ def test_a_sender_who_may_only_write_does_not_block_an_exchange_that_delays(tmp_
 
     def claimed() -> dict[str, int]:
         claims = gateway.ask(lambda: list(gateway.gateway._claims()))
-        return {user: octets for _, octets, user, _ in claims if octets}
+        return {user: byte_count for _, byte_count, user, _ in claims if byte_count}
 
     limits: dict[str, Any] = {"queue_messages_max": 20}
     with gateway_at(tmp_path, **limits) as gateway:
@@ -221,7 +221,7 @@ def test_a_single_user_may_spool_everything(tmp_path: Path) -> None:
         sends_large(gateway, "greedy", "g", 5)
 
 
-BODY: Final = octets(3 * MIB)
+BODY: Final = data(3 * MIB)
 
 
 def breaks_off(gateway: Running, user: str, identifier: str, size: int = MIB) -> None:

@@ -354,8 +354,8 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
             with trio.fail_after(10):
                 said = b""
                 try:
-                    async for octets in stream:
-                        said += octets
+                    async for data in stream:
+                        said += data
                 except trio.BrokenResourceError:
                     pass
             assert b"200" not in said

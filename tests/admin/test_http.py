@@ -56,8 +56,8 @@ class Application:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if path == "/fails-late":
             raise RuntimeError("not foreseen")
-        for octet in text if path == "/streams" else ():
-            await send({"type": "http.response.body", "body": bytes((octet,)), "more_body": True})
+        for byte in text if path == "/streams" else ():
+            await send({"type": "http.response.body", "body": bytes((byte,)), "more_body": True})
         await send({"type": "http.response.body", "body": b"" if path == "/streams" else text})
 
     async def _body(self, receive: Receive) -> bytes:
@@ -94,10 +94,10 @@ class Scene:
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream(LOOPBACK, self.port)
 
-    async def told(self, octets: bytes) -> bytes:
+    async def told(self, data: bytes) -> bytes:
         """All that comes until the server closes."""
         async with await self.connect() as stream:
-            await stream.send_all(octets)
+            await stream.send_all(data)
             return await rest(stream)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -108,8 +108,8 @@ class Scene:
 async def rest(stream: trio.SocketStream) -> bytes:
     found = b""
     try:
-        async for octets in stream:
-            found += octets
+        async for data in stream:
+            found += data
     except trio.BrokenResourceError:
         pass
     return found
@@ -118,9 +118,9 @@ async def rest(stream: trio.SocketStream) -> bytes:
 async def head(stream: trio.SocketStream) -> bytes:
     found = b""
     while b"\r\n\r\n" not in found:
-        octets = await stream.receive_some(1)
-        assert octets, found
-        found += octets
+        data = await stream.receive_some(1)
+        assert data, found
+        found += data
     return found
 
 
@@ -136,13 +136,13 @@ CLOSE = "Connection: close\r\n"
 
 
 @pytest.mark.parametrize("parts", [1, 3, 1_000])
-async def test_requests_that_come_together_or_octet_by_octet_are_answered_in_their_order(parts: int) -> None:
+async def test_requests_that_come_together_or_byte_by_byte_are_answered_in_their_order(parts: int) -> None:
     async with Scene().serving() as scene, await scene.connect() as stream:
-        octets = get("/a?b=%20") + post(b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n", "Transfer-Encoding: chunked\r\n")
-        octets += get("/z%c3%a9", CLOSE) + (get("/never") if parts == 1 else b"")
-        size = len(octets) // parts + 1
-        for start in range(0, len(octets), size):
-            await stream.send_all(octets[start : start + size])
+        data = get("/a?b=%20") + post(b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n", "Transfer-Encoding: chunked\r\n")
+        data += get("/z%c3%a9", CLOSE) + (get("/never") if parts == 1 else b"")
+        size = len(data) // parts + 1
+        for start in range(0, len(data), size):
+            await stream.send_all(data[start : start + size])
         answers = await rest(stream)
     assert answers.count(b"HTTP/1.1 200 \r\n") == 3
     asked = [(one["method"], one["path"], one["query_string"]) for one in scene.app.asked]
@@ -155,13 +155,11 @@ async def test_requests_that_come_together_or_octet_by_octet_are_answered_in_the
 
 async def test_head_has_no_body_and_the_connection_goes_on() -> None:
     async with Scene().serving() as scene:
-        octets = get().replace(b"GET", b"HEAD") + get("/streams", CLOSE)
-        first, second = (await scene.told(octets)).split(b"HTTP/1.1 200 \r\n")[1:]
+        data = get().replace(b"GET", b"HEAD") + get("/streams", CLOSE)
+        first, second = (await scene.told(data)).split(b"HTTP/1.1 200 \r\n")[1:]
     assert first.endswith(b"\r\n\r\n")
     assert b"content-length: 6\r\n" in first
-    assert second.endswith(
-        b"\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % octet for octet in b"answer") + b"0\r\n\r\n"
-    )
+    assert second.endswith(b"\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in b"answer") + b"0\r\n\r\n")
 
 
 async def test_http_1_0_is_answered_and_closed() -> None:
@@ -186,10 +184,10 @@ async def test_who_asks_first_is_told_to_go_on_when_the_body_is_wanted() -> None
 
 async def test_a_body_that_nobody_wanted_is_passed_over() -> None:
     async with Scene().serving() as scene:
-        octets = post(b"abc", "Content-Length: 3\r\n", path="/other") + get(more=CLOSE)
-        assert (await scene.told(octets)).count(b" 200 ") == 2
-        octets = post(b"1\r\nx\r\n" * 50, "Transfer-Encoding: chunked\r\n", path="/other")
-        answer = await scene.told(octets)
+        data = post(b"abc", "Content-Length: 3\r\n", path="/other") + get(more=CLOSE)
+        assert (await scene.told(data)).count(b" 200 ") == 2
+        data = post(b"1\r\nx\r\n" * 50, "Transfer-Encoding: chunked\r\n", path="/other")
+        answer = await scene.told(data)
         assert b" 200 " in answer
         assert b"Connection: close" in answer, "there is too much of it"
 
@@ -244,13 +242,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("octets, status, reason", REFUSED)
-async def test_what_is_refused_and_counted(octets: bytes, status: int, reason: str) -> None:
+@pytest.mark.parametrize("data, status, reason", REFUSED)
+async def test_what_is_refused_and_counted(data: bytes, status: int, reason: str) -> None:
     before = counted.copy()
     short = {"head_timeout_secs": SOON, "body_timeout_secs": SOON} if status == 408 else {}
     with structlog.testing.capture_logs() as lines:
         async with Scene(body_bytes_max=1_000, **short).serving() as scene:
-            answer = await scene.told(octets)
+            answer = await scene.told(data)
             assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
             assert b"\r\nConnection: close\r\n" in answer
             assert answer.count(b"HTTP/1.1 ") == 1
@@ -284,13 +282,13 @@ async def test_who_does_not_read_the_answer_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets", [b"", get()[:5], post(b"", "Content-Length: 3\r\n"), get("/large"), get("/waits")]
+    "data", [b"", get()[:5], post(b"", "Content-Length: 3\r\n"), get("/large"), get("/waits")]
 )
-async def test_who_leaves_is_forgotten(octets: bytes) -> None:
+async def test_who_leaves_is_forgotten(data: bytes) -> None:
     before = counted.copy()
     async with Scene().serving() as scene:
         async with await scene.connect() as stream:
-            await stream.send_all(octets)
+            await stream.send_all(data)
             await scene.until(lambda: bool(scene.server.connections))
         scene.app.go_on.set()
         await scene.until(lambda: not scene.server.connections)

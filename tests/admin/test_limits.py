@@ -53,7 +53,7 @@ def test_an_outbox_says_what_waits_and_how_much_may(tmp_path: Path) -> None:
         client.loop_stop()
     assert found["outbox.messages_max"] == (3, 5)
     assert found["outbox.age_secs_max"][1] == 91
-    assert found["outbox.bytes_max"] == (outbox["waiting_octets"], 1 << 30)
+    assert found["outbox.bytes_max"] == (outbox["waiting_bytes"], 1 << 30)
     assert (outbox["waiting"], outbox["messages_max"], outbox["policy"]) == (3, 5, "reject")
     assert (outbox["problem"], outbox["age_secs_max"]) == ("the link is down", 90.5)
     assert same.keys() == outbox.keys()

@@ -168,7 +168,7 @@ async def test_the_console_needs_nothing_from_elsewhere() -> None:
 
 def test_the_console_reads_only_what_status_says() -> None:
     store = Figures()
-    journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
+    journal = SimpleNamespace(rows=0, byte_count=0, dropped=0, errors=0, backlog=0, healthy=True)
     metrics = metrics_with_traffic(store=store, journal=journal)
     document = status(metrics, [], 5.0, 2.0) | {"outboxes": [], "alarms": []}
     assert document["uptime_secs"] == 3.0
@@ -234,9 +234,9 @@ async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
     async def read(stream: trio.SocketStream, until: Callable[[bytes], bool]) -> bytes:
         found = b""
         while not until(found):
-            octets = await stream.receive_some()
-            assert octets
-            found += octets
+            data = await stream.receive_some()
+            assert data
+            found += data
         return found
 
     async with trio.open_nursery() as nursery:

@@ -25,7 +25,7 @@ def faults_of(seen: Seen, case: Case) -> list[str]:
     return [
         *seen.failures[:1],
         *(["p99"] if seen.quantile(0.99) > P99_SECS_MAX else []),
-        *([f"memory, {case.grown_mib} MiB allowed"] if seen.grown_octets > case.grown_mib * MIB else []),
+        *([f"memory, {case.grown_mib} MiB allowed"] if seen.grown_bytes > case.grown_mib * MIB else []),
         *(["an internal error"] if seen.internal_errors else []),
     ]
 
@@ -45,7 +45,7 @@ def show(name: str) -> bool:
     faults = faults_of(seen, case)
     row = " ".join(f"{figure:7.1f}" for figure in figures)
     print(
-        f"{name:38} {time.monotonic() - begin:6.1f} {row} {seen.grown_octets / MIB:5.0f}  "
+        f"{name:38} {time.monotonic() - begin:6.1f} {row} {seen.grown_bytes / MIB:5.0f}  "
         f"{', '.join(faults) or 'held'}",
         flush=True,
     )

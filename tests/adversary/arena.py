@@ -34,12 +34,12 @@ class Arena(GatewayProcess):
         return self.process.poll() is None
 
     @property
-    def peak_octets(self) -> int:
+    def peak_bytes(self) -> int:
         """The most memory that it has had, resident."""
         return self._status("VmHWM")
 
     @property
-    def resident_octets(self) -> int:
+    def resident_bytes(self) -> int:
         """What it has now."""
         return self._status("VmRSS")
 
@@ -74,8 +74,8 @@ class Seen:
     mqtt: list[float] = field(default_factory=list)
     http: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    peak_octets: int = 0
-    grown_octets: int = 0  # the peak beyond what it had before
+    peak_bytes: int = 0
+    grown_bytes: int = 0  # the peak beyond what it had before
     internal_errors: dict[str, float] = field(default_factory=dict)
     lines: int = 0
 
@@ -92,7 +92,7 @@ class Seen:
 
 def attacked(arena: Arena, attack: Callable[[Arena], None]) -> Seen:
     """Do it, while the probe looks on. AssertionError when the gateway has ended."""
-    before = arena.resident_octets
+    before = arena.resident_bytes
     probe = subprocess.Popen(
         (
             *(sys.executable, "-m", "tests.adversary.probe"),
@@ -113,8 +113,8 @@ def attacked(arena: Arena, attack: Callable[[Arena], None]) -> Seen:
     finally:
         probe.kill()
         probe.wait()
-    seen.peak_octets = arena.peak_octets
-    seen.grown_octets = seen.peak_octets - before
+    seen.peak_bytes = arena.peak_bytes
+    seen.grown_bytes = seen.peak_bytes - before
     found = arena.metrics("gateway_internal_errors_total")
     seen.internal_errors = {labels: count for labels, count in found.items() if count}
     seen.lines = len(arena.log_lines)

@@ -45,7 +45,7 @@ def odd_requests(arena: Arena) -> None:
 
 @case()
 def mutated_requests(arena: Arena) -> None:
-    """Octets changed, cut and repeated; the seed is fixed."""
+    """Bytes changed, cut and repeated; the seed is fixed."""
     chance = random.Random(61_122)
     for _ in range(400):
         request = bytearray(chance.choice(REQUESTS))

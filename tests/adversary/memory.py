@@ -17,7 +17,7 @@ LIMITED: dict[str, Any] = {"limits": {"memory_bytes_max": WATERMARK_MIB * MIB}}
 
 @case(grown_mib=200)
 def large_properties(arena: Arena) -> None:
-    """Messages of one octet of body that nobody takes, with as many octets of properties as are let in."""
+    """Messages of one byte of body that nobody takes, with as many bytes of properties as are let in."""
     for number in range(60):
         with mqtt(arena.port("mqtt")) as sock, suppress(OSError):
             properties = pair(b"k", bytes([65 + number % 26]) * 60_000) * 250

@@ -105,7 +105,7 @@ def _heads() -> list[bytes]:
 
 
 @case()
-def a_selector_of_three_thousand_octets(arena: Arena) -> None:
+def a_selector_of_three_thousand_bytes(arena: Arena) -> None:
     """Refused, or evaluated; in both languages, with a durable subscription over a restart."""
     for language in ("", "application/cel"):
         for selector in (

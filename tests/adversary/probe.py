@@ -42,10 +42,10 @@ def acknowledged(sock: socket.socket) -> None:
     sock.sendall(PUBLISH)
     answer = b""
     while len(answer) < 4:
-        octets = sock.recv(4 - len(answer))
-        if not octets:
+        data = sock.recv(4 - len(answer))
+        if not data:
             raise ConnectionError("the gateway has closed the connection")
-        answer += octets
+        answer += data
 
 
 def lives(port: int) -> None:

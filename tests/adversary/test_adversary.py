@@ -26,7 +26,7 @@ def test_an_attack_costs_the_attacker_only(name: str, tmp_path: Path) -> None:
         seen = attacked(arena, case.attack)
         assert seen.failures == []
         assert seen.longest < STALL_SECS_MAX
-        assert seen.grown_octets < case.grown_mib * MIB
+        assert seen.grown_bytes < case.grown_mib * MIB
         assert seen.internal_errors == {}, arena.log[-3_000:]
         assert arena.await_idle() == []
         arena.restart()

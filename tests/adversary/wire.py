@@ -1,4 +1,4 @@
-"""Octets for attacks: MQTT packets as large as one likes, made without the gateway's encoders, which refuse
+"""Bytes for attacks: MQTT packets as large as one likes, made without the gateway's encoders, which refuse
 to say what is said here."""
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def length(size: int) -> bytes:
             return bytes(found)
 
 
-def text(octets: bytes) -> bytes:
+def text(data: bytes) -> bytes:
     """A string with its length."""
-    return len(octets).to_bytes(2, "big") + octets
+    return len(data).to_bytes(2, "big") + data
 
 
 def packet(first: int, *parts: bytes) -> bytes:
@@ -67,21 +67,21 @@ def mqtt(port: int, client_id: bytes = b"attacker", **more: int) -> socket.socke
     return sock
 
 
-def answered(sock: socket.socket, octets: bytes = b"") -> bytes:
+def answered(sock: socket.socket, data: bytes = b"") -> bytes:
     """Say something; what comes back first. b"": the connection has ended, or ended while we spoke."""
     try:
-        if octets:
-            sock.sendall(octets)
+        if data:
+            sock.sendall(data)
         return sock.recv(65_536)
     except (ConnectionError, TimeoutError):
         return b""
 
 
-def said(port: int, octets: bytes) -> bytes:
+def said(port: int, data: bytes) -> bytes:
     """All that a connection answers until it ends, or says nothing for a second."""
     found = b""
     with opened(port, timeout=1.0) as sock, suppress(OSError):
-        sock.sendall(octets)
-        while octets := sock.recv(65_536):
-            found += octets
+        sock.sendall(data)
+        while data := sock.recv(65_536):
+            found += data
     return found

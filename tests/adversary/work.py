@@ -23,14 +23,14 @@ from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast, head
 from tests.ingress.clients import connect
 
 
-def spoken(sock: socket.socket, octets: bytes) -> None:
+def spoken(sock: socket.socket, data: bytes) -> None:
     """Say all of it, as far as the gateway listens, and wait for an answer or the end."""
-    answered(sock, octets)
+    answered(sock, data)
 
 
 @case(grown_mib=96)
 def user_properties(arena: Arena) -> None:
-    """A PUBLISH, a SUBSCRIBE and a CONNECT of 15 MiB of user properties of no octets each."""
+    """A PUBLISH, a SUBSCRIBE and a CONNECT of 15 MiB of user properties of no bytes each."""
     many = pair(b"", b"") * (15 * MIB // 5)
     for sound in (
         publish_packet(b"a", qos=1, properties=many),

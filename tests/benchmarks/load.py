@@ -1,4 +1,4 @@
-"""The load program: pre-encoded packets out, octets counted in. Neutral: it knows only bytes and sizes.
+"""The load program: pre-encoded packets out, bytes counted in. Neutral: it knows only bytes and sizes.
 
 Publishers and consumer are one process each. A publisher keeps `window` messages unacknowledged per
 connection, and all together keep at most `ahead_max` that have not arrived. A run ends with a drain: nothing

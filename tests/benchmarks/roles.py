@@ -1,6 +1,6 @@
-"""Who takes part in a load: one object per connection, which counts octets and decodes as little as it can.
+"""Who takes part in a load: one object per connection, which counts bytes and decodes as little as it can.
 
-PUBACKs have four octets, confirms twenty-one, and all deliveries of a run have the size of the first one, so
+PUBACKs have four bytes, confirms twenty-one, and all deliveries of a run have the size of the first one, so
 whole reads are counted by division. So that such a count cannot deceive, the first delivery is decoded fully
 and compared with what was published, and in every read the place where a message must begin is looked at.
 """
@@ -23,7 +23,7 @@ CONFIRM: Final = struct.Struct(">BH8sQBx")  # frame type, channel, size and meth
 CONFIRM_METHOD: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
 ACK_HEAD: Final = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50"
 REPLY_HEAD: Final = b"\x00\x09\x30"
-REPLY_OCTETS: Final = 11
+REPLY_BYTES: Final = 11
 NOTIFY: Final = 41
 FAST_ACK: Final = struct.Struct(">HBHHIB")
 ACK_TAG: Final = struct.Struct(">11sQH")
@@ -54,7 +54,7 @@ class Load:
     window: int = 100
     qos: int = 1
     acknowledge: bool = True
-    body_octets: int = 128
+    body_bytes: int = 128
     ahead_max: int = 4_000
     seconds: float = 4.0
     warm_up_secs: float = 1.0
@@ -80,7 +80,7 @@ class Load:
     @property
     def body(self) -> bytes:
         """What every message holds."""
-        return b"x" * self.body_octets
+        return b"x" * self.body_bytes
 
     def pairs(self, number: int, place: int) -> list[tuple[str, str]]:
         """User properties, or headers, of a publisher's message."""
@@ -160,7 +160,7 @@ class MqttPublisher:
         self._next = (self._next + count) % self._count
 
     def readable(self) -> int:
-        """PUBACKs have four octets each."""
+        """PUBACKs have four bytes each."""
         size = _count(self.sock)
         if not self._rest and size and _inbox[0] != 0x40:
             raise Wrong(f"no PUBACK: {bytes(_inbox[:size])!r}")
@@ -175,7 +175,7 @@ class MqttSubscriber:
         self.sock = wires.mqtt_connect(load.consume_port, client_id, load.level)
         wires.mqtt_subscribe(self.sock, filters, load.qos, load.level)
         self._level = load.level
-        self._topic_octets = len(f"bench/00000{load.levels(0)[0]}")
+        self._topic_bytes = len(f"bench/00000{load.levels(0)[0]}")
         self._qos = load.qos
         self._body = load.body
         self._rest = b""
@@ -192,7 +192,7 @@ class MqttSubscriber:
             raise Wrong(f"{data[:size]!r}")
         self._size, self._id_at = size, id_at
         # Length and topic, without the publisher's number and what is behind it.
-        self._head = data[1 : id_at - self._topic_octets + len("bench/")]
+        self._head = data[1 : id_at - self._topic_bytes + len("bench/")]
 
     def readable(self) -> int:
         """All packets have the size of the first; the identifier stands behind the topic."""
@@ -274,7 +274,7 @@ class AmqpConsumer:
         self._tag = 0
 
     def _measure(self) -> int:
-        """The octets of a delivery; 0 while the first one is not whole."""
+        """The bytes of a delivery; 0 while the first one is not whole."""
         parts = wires.delivery_parts(self._head)
         if parts is None:
             return 0
@@ -346,7 +346,7 @@ class AmqpPublisher:
         self._next = (self._next + count) % self._count
 
     def readable(self) -> int:
-        """Confirms have twenty-one octets; `multiple` covers all before."""
+        """Confirms have twenty-one bytes; `multiple` covers all before."""
         data = self._rest + _read(self.sock)
         whole = len(data) - len(data) % CONFIRM.size
         self._rest = data[whole:]
@@ -401,11 +401,11 @@ class FastPublisher:
         self._next = (self._next + count) % self.batch
 
     def readable(self) -> int:
-        """HANDLE REPLY 200 has eleven octets."""
+        """HANDLE REPLY 200 has eleven bytes."""
         size = _count(self.sock)
         if not self._rest and size and bytes(_inbox[:3]) != REPLY_HEAD:
             raise Wrong(f"no HANDLE REPLY: {bytes(_inbox[:size])!r}")
-        count, self._rest = divmod(self._rest + size, REPLY_OCTETS)
+        count, self._rest = divmod(self._rest + size, REPLY_BYTES)
         return count
 
 
@@ -484,7 +484,7 @@ def _read(sock: socket.socket) -> bytes:
 
 
 def _count(sock: socket.socket) -> int:
-    """How many octets were there; they stand in `_inbox` until the next call."""
+    """How many bytes were there; they stand in `_inbox` until the next call."""
     try:
         size = sock.recv_into(_inbox)
     except wires.NOT_NOW:

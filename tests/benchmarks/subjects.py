@@ -41,7 +41,7 @@ class Subject(Protocol):
         """Processor seconds that it has used."""
 
     def rss(self) -> int:
-        """Octets of memory that it occupies."""
+        """Bytes of memory that it occupies."""
 
     def __enter__(self) -> Self:
         """Start it."""
@@ -50,7 +50,7 @@ class Subject(Protocol):
         """Stop it."""
 
 
-def rss_octets(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
     """Resident memory of a process."""
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -66,8 +66,8 @@ class Process:
         return cpu_secs(self.pid)
 
     def rss(self) -> int:
-        """Octets of memory that it occupies."""
-        return rss_octets(self.pid)
+        """Bytes of memory that it occupies."""
+        return rss_bytes(self.pid)
 
 
 class Gateway(Process):
@@ -194,8 +194,8 @@ class Workers(Replica):
         return sum(map(cpu_secs, self._pids()))
 
     def rss(self) -> int:
-        """Octets of memory that all occupy."""
-        return sum(map(rss_octets, self._pids()))
+        """Bytes of memory that all occupy."""
+        return sum(map(rss_bytes, self._pids()))
 
 
 class StateServer(PostgreSQL):

@@ -22,7 +22,7 @@ NOT_NOW: Final = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
-    """`size` octets of a blocking socket. Raises ConnectionError at its end."""
+    """`size` bytes of a blocking socket. Raises ConnectionError at its end."""
     data = b""
     while len(data) < size:
         piece = sock.recv(size - len(data))
@@ -42,7 +42,7 @@ def send_all(sock: socket.socket, data: bytes) -> None:
         waiting = select.poll()
         waiting.register(sock, select.POLLOUT)
         if not waiting.poll(WAIT_SECS * 1000):
-            raise TimeoutError("the server takes no more octets")
+            raise TimeoutError("the server takes no more bytes")
         try:
             sent += sock.send(memoryview(data)[sent:])
         except NOT_NOW:
@@ -65,7 +65,7 @@ def open_socket(port: int, *, tls: bool = False) -> socket.socket:
 
 
 def text(value: str) -> bytes:
-    """A string with its length in two octets."""
+    """A string with its length in two bytes."""
     return len(value).to_bytes(2, "big") + value.encode()
 
 
@@ -91,7 +91,7 @@ def mqtt_say_connect(
 
 
 def mqtt_answer(sock: socket.socket, kind: int) -> bytes:
-    """What follows the head of the next packet, which is of that kind and shorter than 128 octets."""
+    """What follows the head of the next packet, which is of that kind and shorter than 128 bytes."""
     head = exactly(sock, 2)
     rest = exactly(sock, head[1])
     if head[0] != kind or head[1] > 127:
@@ -147,16 +147,16 @@ def mqtt_unsubscribe(sock: socket.socket, topic_filter: str) -> None:
 
 
 def user_properties(pairs: Pairs) -> bytes:
-    """The property section of an MQTT 5 PUBLISH; shorter than 16 384 octets."""
-    octets = b"".join([b"\x26" + text(name) + text(value) for name, value in pairs])
-    size = len(octets)
-    return (bytes((size,)) if size < 128 else bytes((size % 128 | 128, size // 128))) + octets
+    """The property section of an MQTT 5 PUBLISH; shorter than 16 384 bytes."""
+    data = b"".join([b"\x26" + text(name) + text(value) for name, value in pairs])
+    size = len(data)
+    return (bytes((size,)) if size < 128 else bytes((size % 128 | 128, size // 128))) + data
 
 
 def publish_parts(data: bytes, level: int = 4) -> tuple[int, int, bytes, int, bytes] | None:
-    """The PUBLISH at the start of `data`: its octets, first octet, topic, where that ends and a packet
+    """The PUBLISH at the start of `data`: its bytes, first byte, topic, where that ends and a packet
     identifier begins, if it has one, body. None when it is not whole. Its remaining length has one or two
-    octets, and so has that of its properties."""
+    bytes, and so has that of its properties."""
     if len(data) < 4:
         return None
     size, head = (data[1], 2) if data[1] < 128 else (data[1] - 128 + data[2] * 128, 3)
@@ -174,7 +174,7 @@ def publish_parts(data: bytes, level: int = 4) -> tuple[int, int, bytes, int, by
 
 
 def short(value: str) -> bytes:
-    """A string with its length in one octet."""
+    """A string with its length in one byte."""
     return bytes((len(value),)) + value.encode()
 
 
@@ -189,7 +189,7 @@ def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") 
 
 
 def content(channel: int, opening: bytes, properties: bytes, body: bytes) -> bytes:
-    """A method frame with its content: `properties` are the octets from the flags on."""
+    """A method frame with its content: `properties` are the bytes from the flags on."""
     return (
         opening
         + frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties)
@@ -291,7 +291,7 @@ def amqp_consume(
 
 
 def delivery_parts(data: bytes) -> tuple[int, int, bytes, bytes] | None:
-    """The basic.deliver at the start of `data`: its octets, delivery tag, routing key, body.
+    """The basic.deliver at the start of `data`: its bytes, delivery tag, routing key, body.
 
     None when it is not whole.
     """
@@ -378,8 +378,8 @@ def fast_send(tag: int, fragment: bytes, *, partial: bool = False) -> bytes:
 
 
 def notify_parts(data: bytes) -> tuple[int, int, bytes] | None:
-    """The HANDLE NOTIFY at the start of `data`: its octets, message number, body. None when it is not whole.
-    Its body is in one fragment, behind a head of fifteen octets."""
+    """The HANDLE NOTIFY at the start of `data`: its bytes, message number, body. None when it is not whole.
+    Its body is in one fragment, behind a head of fifteen bytes."""
     if len(data) < 12:
         return None
     size, kind, _, number, fragment = struct.unpack_from(">HBHII", data)

@@ -39,7 +39,7 @@ def mqtt(
 
 
 def unreadable() -> PropertySet:
-    """Properties whose octets are malformed."""
+    """Properties whose bytes are malformed."""
 
     def decode(raw: bytes) -> Properties:
         raise RemoteProtocolError("malformed", reason=1)

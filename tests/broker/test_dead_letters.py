@@ -21,7 +21,7 @@ from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import SubBatch
-from gateway.model.message import MESSAGE_OCTETS, Message, Sender
+from gateway.model.message import MESSAGE_BYTES, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from gateway.model.shares import UserShares
@@ -50,14 +50,14 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
     letters = DeadLetters(messages_max=3)
     for number in range(5):
         letters.add([amqp(b"%d" % number)], "route", LOST)
-    assert (len(letters), letters.octets) == (3, 3 * (1 + MESSAGE_OCTETS))
+    assert (len(letters), letters.byte_count) == (3, 3 * (1 + MESSAGE_BYTES))
     assert bodies(newest(letters, 2)) == [b"4", b"3"]
     assert letters.counted == {("route", "no_route"): 5}
     assert letters.crowded_out == 2
 
 
-def test_they_are_bounded_in_octets() -> None:
-    letters = DeadLetters(octets_max=10 + MESSAGE_OCTETS)
+def test_they_are_bounded_in_bytes() -> None:
+    letters = DeadLetters(bytes_max=10 + MESSAGE_BYTES)
     letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
     assert bodies(newest(letters)) == [b"y" * 6]
     assert letters.crowded_out == 0  # nobody had wanted it
@@ -145,7 +145,7 @@ def test_they_are_found_by_id_and_by_route_and_deleted() -> None:
     assert [letter.id for letter in found] == ids
     letters.delete([ids[0], "m99", "7"])
     assert [letter.route for letter in newest(letters)] == ["a", "b"]
-    assert letters.octets == 2 * (1 + MESSAGE_OCTETS)
+    assert letters.byte_count == 2 * (1 + MESSAGE_BYTES)
 
 
 # In the store.

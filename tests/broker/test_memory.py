@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.broker.memory import BEGUN_OCTETS_MAX, BEGUN_SECS, LOW, RISE, SCARCE, TRIM_SECS, TURNS, Memory
+from gateway.broker.memory import BEGUN_BYTES_MAX, BEGUN_SECS, LOW, RISE, SCARCE, TRIM_SECS, TURNS, Memory
 
 MARK = 1_000
 
@@ -15,7 +15,7 @@ class Reading:
     """What the system says; how often it was asked, and told to trim."""
 
     def __init__(self) -> None:
-        self.octets = 0
+        self.byte_count = 0
         self.asked = 0
         self.trimmed = 0
         self.gives_back = 0
@@ -24,14 +24,14 @@ class Reading:
 
     def read(self) -> int:
         self.asked += 1
-        return self.octets
+        return self.byte_count
 
     def trim(self) -> None:
         self.trimmed += 1
-        self.octets -= self.gives_back
+        self.byte_count -= self.gives_back
 
-    def at(self, octets: float) -> Memory:
-        self.octets = int(octets)
+    def at(self, byte_count: float) -> Memory:
+        self.byte_count = int(byte_count)
         self.memory.look()
         return self.memory
 
@@ -65,13 +65,23 @@ class Client:
 def test_it_is_short_above_the_mark_and_until_well_below_it() -> None:
     reading = Reading()
     steps = [MARK, MARK + 1, MARK, MARK * LOW, MARK * LOW - 1, MARK, MARK + 1]
-    assert [reading.at(octets).short for octets in steps] == [False, True, True, True, False, False, True]
+    assert [reading.at(byte_count).short for byte_count in steps] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert reading.heard == [True, False, True]
 
 
 def test_it_is_scarce_above_the_second_mark_only() -> None:
     reading = Reading()
-    assert [reading.at(octets).scarce for octets in (MARK + 1, MARK * SCARCE, MARK * SCARCE + 1, MARK)] == [
+    assert [
+        reading.at(byte_count).scarce for byte_count in (MARK + 1, MARK * SCARCE, MARK * SCARCE + 1, MARK)
+    ] == [
         *(False, False),
         *(True, False),
     ]
@@ -138,7 +148,7 @@ def test_the_allocator_is_asked_only_while_memory_is_short_and_less_often_when_t
     reading = Reading()
     memory = reading.memory
     memory.tick(100.0)
-    reading.octets = MARK + 1
+    reading.byte_count = MARK + 1
     asked = []
     for quarter in range(4 * 40):
         before = reading.trimmed
@@ -148,14 +158,14 @@ def test_the_allocator_is_asked_only_while_memory_is_short_and_less_often_when_t
     # The first tick found it short; after each vain attempt the wait is doubled, up to a limit.
     assert asked == [0.25, *(2.25 + 4 * number for number in range(10))]
     reading.gives_back = MARK // 2
-    reading.octets = 2 * MARK
+    reading.byte_count = 2 * MARK
     memory.tick(200.0)
-    reading.octets = 2 * MARK
+    reading.byte_count = 2 * MARK
     memory.tick(200.0 + TRIM_SECS)
     assert reading.trimmed == len(asked) + 2
-    reading.octets = 0
+    reading.byte_count = 0
     memory.tick(300.0)
-    reading.octets = 0
+    reading.byte_count = 0
     memory.tick(310.0)
     assert reading.trimmed == len(asked) + 3  # what was read last was still above the mark
 
@@ -167,17 +177,17 @@ def test_what_is_shown(short: bool) -> None:
     gauges = {name: read() for name, read in reading.memory.gauges().items()}
     assert gauges == {
         "gateway_memory_blocked": short,
-        "gateway_memory_bytes": reading.octets,
+        "gateway_memory_bytes": reading.byte_count,
         "gateway_memory_limit_bytes": MARK,
     }
 
 
 def test_whoever_has_begun_much_is_a_publisher_and_is_let_go_when_memory_stays_short() -> None:
     reading = Reading()
-    little, much = Client(begun=BEGUN_OCTETS_MAX), Client(begun=BEGUN_OCTETS_MAX + 1)
-    finishes = Client(begun=BEGUN_OCTETS_MAX + 1)
+    little, much = Client(begun=BEGUN_BYTES_MAX), Client(begun=BEGUN_BYTES_MAX + 1)
+    finishes = Client(begun=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [little, much, finishes]
-    reading.octets = MARK + 1
+    reading.byte_count = MARK + 1
     reading.memory.tick(100.0)
     assert [one.holds for one in (little, much, finishes)] == [0, 1, 1]
     finishes.begun = 0
@@ -186,15 +196,15 @@ def test_whoever_has_begun_much_is_a_publisher_and_is_let_go_when_memory_stays_s
     reading.memory.tick(100.0 + BEGUN_SECS)
     assert [one.gone for one in (little, much, finishes)] == [False, True, False]
     reading.at(0)
-    other = Client(begun=BEGUN_OCTETS_MAX + 1)
+    other = Client(begun=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [other]
-    reading.octets = MARK + 1
+    reading.byte_count = MARK + 1
     reading.memory.tick(200.0)
     assert (other.holds, other.gone) == (1, False)  # its time begins anew
 
 
 def test_it_is_let_go_at_once_when_it_must_not_be_stopped_and_memory_is_scarce() -> None:
-    reading, client = Reading(), Client(consumes=True, begun=BEGUN_OCTETS_MAX + 1)
+    reading, client = Reading(), Client(consumes=True, begun=BEGUN_BYTES_MAX + 1)
     reading.memory.connections = lambda: [client]
     reading.at(MARK + 1)
     assert not client.gone
@@ -206,7 +216,7 @@ def test_those_that_have_begun_are_looked_for_as_memory_rises() -> None:
     reading, client = Reading(), Client()
     reading.memory.connections = lambda: [client]
     reading.at(MARK + 1)
-    client.begun = BEGUN_OCTETS_MAX + 1
+    client.begun = BEGUN_BYTES_MAX + 1
     reading.at(MARK + 2)
     assert client.holds == 0
     reading.at(MARK * 1.1)
@@ -217,7 +227,7 @@ def test_it_says_that_memory_rises_once_for_each_step() -> None:
     reading = Reading()
     step = int(MARK * RISE) + 1
     risen: list[int] = []
-    reading.memory.tell_rising(lambda: risen.append(reading.octets))
-    for octets in (step, step + 1, 2 * step, 10 * step, step, step + 1, 2 * step):
-        reading.at(octets)
+    reading.memory.tell_rising(lambda: risen.append(reading.byte_count))
+    for byte_count in (step, step + 1, 2 * step, 10 * step, step, step + 1, 2 * step):
+        reading.at(byte_count)
     assert risen == [step, 2 * step, 10 * step, 2 * step]

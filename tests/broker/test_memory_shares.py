@@ -24,8 +24,8 @@ THERE, ELSEWHERE = "192.0.2.7", "192.0.2.8"
 class Held:
     """What somebody holds."""
 
-    def __init__(self, octets: int, user: str = "", place: str = "") -> None:
-        self.octets, self.user, self.place = octets, user, place
+    def __init__(self, byte_count: int, user: str = "", place: str = "") -> None:
+        self.byte_count, self.user, self.place = byte_count, user, place
         self.restrained = False
 
     def restrain(self, on: bool) -> None:
@@ -44,7 +44,7 @@ class Site:
     def claims(self) -> Iterator[Claim]:
         for one in list(self.held):
             self.walked += 1
-            yield one, one.octets, one.user, one.place
+            yield one, one.byte_count, one.user, one.place
 
     async def look(self, used: float | None = None) -> list[bool]:
         if used is not None:
@@ -99,8 +99,8 @@ async def test_it_ends_when_there_is_less_though_memory_stays_in_use() -> None:
     eve = Held(251, "eve")
     site = Site(eve)
     steps = []
-    for octets in (251, 250, int(250 * LESS) + 1, int(250 * LESS), 250, 251):
-        eve.octets = octets
+    for byte_count in (251, 250, int(250 * LESS) + 1, int(250 * LESS), 250, 251):
+        eve.byte_count = byte_count
         steps += await site.look()
     assert steps == [True, True, True, False, False, True]
 
@@ -110,7 +110,7 @@ async def test_it_ends_for_what_changes_hands_or_is_gone() -> None:
     site = Site(one, other, Held(300, "eve"))
     await site.look()
     one.user = "ann"
-    one.octets = 10
+    one.byte_count = 10
     site.held.remove(other)
     assert await site.look() == [False, True]
     assert not other.restrained
@@ -150,11 +150,11 @@ async def test_others_have_their_turn_between_two_slices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "octets", "limit"),
+    ("allowed", "byte_count", "limit"),
     [(1 << 30, 0, FLOOR), (1 << 30, 8 << 20, 5 << 20), (100, 0, 100), (6 << 20, 16 << 20, 6 << 20)],
 )
-def test_what_is_restrained_may_hold_so_much(allowed: int, octets: int, limit: int) -> None:
-    assert lowered(allowed, octets) == limit
+def test_what_is_restrained_may_hold_so_much(allowed: int, byte_count: int, limit: int) -> None:
+    assert lowered(allowed, byte_count) == limit
 
 
 def test_a_restrained_queue_is_full_holds_its_publishers_then_refuses_and_lets_go() -> None:
@@ -170,7 +170,7 @@ def test_a_restrained_queue_is_full_holds_its_publishers_then_refuses_and_lets_g
     queue.restrain(False)
     queue.restrain(False)
     assert said.released == 1
-    assert (queue.full, queue.octets_max, queue.in_memory) == (False, 1 << 30, weight_of([amqp(body)] * 5))
+    assert (queue.full, queue.bytes_max, queue.in_memory) == (False, 1 << 30, weight_of([amqp(body)] * 5))
 
 
 def test_a_restrained_queue_lets_go_by_itself_when_it_is_drained() -> None:

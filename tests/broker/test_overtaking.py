@@ -35,7 +35,7 @@ class World:
         self.opened = Opened(folder, factory=self.disk.factory())
         store = self.opened.store
         self.queue = queue
-        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=99, memory_octets_max=1 << 20)
+        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=99, memory_bytes_max=1 << 20)
         self.opened.commit()
 
     def committing(self, *numbers: int) -> Answers:

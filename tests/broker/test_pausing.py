@@ -152,9 +152,9 @@ def test_what_is_held_is_counted_once_for_each_sender() -> None:
     assert bench.dispatcher.pauses.held_of() == {SENDER: 2, other: 1}
 
 
-@pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_OCTETS_MAX"])
+@pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_BYTES_MAX"])
 def test_there_is_a_most_that_waits(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    most = {"HELD_MESSAGES_MAX": 3, "HELD_OCTETS_MAX": 3 * mqtt("out/x", b"1").octets}[limit]
+    most = {"HELD_MESSAGES_MAX": 3, "HELD_BYTES_MAX": 3 * mqtt("out/x", b"1").byte_count}[limit]
     monkeypatch.setattr(pausing, limit, most)
     bench = paused(OUT % "")
     bench.publish("mqtt", *out(1, 2))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.broker.pressure import FULL, FullQueues
-from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, Queue
-from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
+from gateway.broker.queue import DISPATCH_BYTES_MAX, DISPATCH_MESSAGES_MAX, Queue
+from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -53,9 +53,9 @@ def test_messages_are_accepted_at_once_and_wait_in_order() -> None:
     queue = Queue("q")
     assert publish(queue, numbered(3)).outcomes == [ACCEPTED] * 3
     publish(queue, numbered(2, 3))
-    assert (len(queue), queue.octets) == (5, weight_of(numbered(5)))
+    assert (len(queue), queue.byte_count) == (5, weight_of(numbered(5)))
     assert drained(queue) == [b"0", b"1", b"2", b"3", b"4"]
-    assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, 5)
+    assert (len(queue), queue.byte_count, queue.unacknowledged) == (0, 0, 5)
     queue.acknowledged(range(5))
     assert queue.unacknowledged == 0
 
@@ -109,16 +109,16 @@ def test_one_consumer_is_given_a_bounded_run_at_a_time() -> None:
     assert taker.runs == [DISPATCH_MESSAGES_MAX, 5]
 
 
-def test_a_run_is_bounded_in_octets_too_and_nothing_is_lost_or_moved() -> None:
+def test_a_run_is_bounded_in_bytes_too_and_nothing_is_lost_or_moved() -> None:
     queue, taker = Queue("q"), Taker()
-    half = b"x" * (DISPATCH_OCTETS_MAX // 2)
+    half = b"x" * (DISPATCH_BYTES_MAX // 2)
     messages = [amqp(half + bytes((n,))) for n in range(4)] + [amqp(half * 3), *numbered(2)]
     publish(queue, messages)
     queue.add(taker)
     assert taker.runs == [1, 1, 1, 1, 1, 2]
     assert taker.bodies == [message.body for message in messages]
     assert [position for position, _, _ in taker.taken] == list(range(7))
-    assert queue.octets == 0
+    assert queue.byte_count == 0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_has_expired_is_never_delivered(lives: list[float], kept: list[int]
     assert taker.bodies == [bytes((at,)) for at in kept]
     assert len({position for position, _, _ in taker.taken}) == len(kept)
     assert len(gone) == len(lives) - len(kept)
-    assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, len(kept))
+    assert (len(queue), queue.byte_count, queue.unacknowledged) == (0, 0, len(kept))
     assert [position for position, _, _ in taker.taken] == kept  # where each was published
 
 
@@ -147,7 +147,7 @@ def test_take_passes_over_what_has_expired() -> None:
     queue = Queue("q")
     publish(queue, [amqp(b"old", expires=PAST), amqp(b"new")])
     assert drained(queue) == [b"new"]
-    assert (queue.octets, queue.unacknowledged) == (0, 1)
+    assert (queue.byte_count, queue.unacknowledged) == (0, 1)
 
 
 def test_purge_drops_what_is_ready_and_nothing_else() -> None:
@@ -155,7 +155,7 @@ def test_purge_drops_what_is_ready_and_nothing_else() -> None:
     taken = queue.take()
     assert taken is not None
     assert queue.purge() == 3
-    assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, 1)
+    assert (len(queue), queue.byte_count, queue.unacknowledged) == (0, 0, 1)
     queue.requeue([(taken[0], taken[1])])
     publish(queue, numbered(1, 9))
     assert drained(queue) == [b"0", b"9"]
@@ -190,9 +190,9 @@ def test_a_full_queue_holds_its_sources_then_refuses_and_lets_go_when_half_empty
     assert source.released == 1
 
 
-def test_octets_fill_a_queue_too() -> None:
-    queue = Queue("q", octets_max=10 + MESSAGE_OCTETS)
-    source = publish(queue, [amqp(b"x" * (20 + MESSAGE_OCTETS))])
+def test_bytes_fill_a_queue_too() -> None:
+    queue = Queue("q", bytes_max=10 + MESSAGE_BYTES)
+    source = publish(queue, [amqp(b"x" * (20 + MESSAGE_BYTES))])
     assert publish(queue, [amqp(b"x")], source).outcomes == [ACCEPTED, FULL]
 
 
@@ -274,7 +274,7 @@ class QueueModel(RuleBasedStateMachine):
         assert idle_report(self.queue) == []
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
-        assert self.queue.octets == weight_of(numbered(1, number)[0] for number in self.ready)
+        assert self.queue.byte_count == weight_of(numbered(1, number)[0] for number in self.ready)
 
 
 TestQueueModel = QueueModel.TestCase

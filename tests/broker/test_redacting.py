@@ -126,8 +126,8 @@ def came(body: bytes = BODY, topic: str = "ward/1") -> Message:
     return Message(topic_address(topic), body, SAID, sender=SENDER)
 
 
-def hashed(octets: bytes) -> str:
-    return hmac.new(KEY, octets, hashlib.sha256).hexdigest()[:32]
+def hashed(data: bytes) -> str:
+    return hmac.new(KEY, data, hashlib.sha256).hexdigest()[:32]
 
 
 FIELDS: dict[str, tuple[dict[str, Any], str, Any]] = {
@@ -219,13 +219,13 @@ async def test_who_sent_it_and_what_it_says_of_itself(tmp_path: Path) -> None:
 
 
 async def test_of_properties_that_cannot_be_read_nothing_is_kept(tmp_path: Path) -> None:
-    """The journal has the octets that came, where no rule looks into them."""
+    """The journal has the bytes that came, where no rule looks into them."""
     broken = content_properties(b"\x20\0\0\0\0\x09\6secretS")
     for name, told in (("headers.ward", False), ("body", True)):
         (row,) = rows_of(tmp_path / name, {name: "drop"}, Message(topic_address("ward/1"), BODY, broken))
         assert row["properties"] == '{"malformed":true}'
-        octets = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*.gwj"))
-        assert (b"secret" in octets) == told
+        data = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*.gwj"))
+        assert (b"secret" in data) == told
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.model.batch import Sink
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Verdict
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
 def _stored(queue: Queue, store: Store) -> Queue:
     log = store.log("queue", queue.name)
-    QueueStorage(queue, store, log, memory_messages_max=100, memory_octets_max=1 << 20)
+    QueueStorage(queue, store, log, memory_messages_max=100, memory_bytes_max=1 << 20)
     return queue
 
 
@@ -46,7 +46,7 @@ def amqp_queue(store: Store) -> Target:
 
 
 def fast_queue(store: Store) -> Target:
-    queue = _stored(FastQueue("q", durable=True, messages_max=100, octets_max=1 << 20), store)
+    queue = _stored(FastQueue("q", durable=True, messages_max=100, bytes_max=1 << 20), store)
     return Target(queue, queue, Message(fast_address("queue", "q"), b"x", sender=SENDER), queue.delete)
 
 
@@ -82,7 +82,7 @@ class Slow:
             folder,
             before=lambda store: made.append(make(store)),
             factory=self.disk.factory(),
-            pending_octets_max=MESSAGE_OCTETS,
+            pending_bytes_max=MESSAGE_BYTES,
         )
         (self.target,) = made
         assert self.one.commit() is ACCEPTED

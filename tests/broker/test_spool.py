@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
-from gateway.broker.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
+from gateway.broker.spool import SPOOLED_BYTES_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message
@@ -23,11 +23,11 @@ from gateway.store.store import Store
 from tests.broker.amqpfast.test_virtual_host import Changes, Publisher
 from tests.store.parts import Disk, Opened
 
-BODY = os.urandom(SPOOLED_OCTETS_MIN)
+BODY = os.urandom(SPOOLED_BYTES_MIN)
 
 
-def spool(folder: Path | None, octets_max: int = 1 << 30) -> Spool:
-    return Spool(folder, octets_max=octets_max, memory_octets_max=1 << 24, memory_total_max=1 << 24)
+def spool(folder: Path | None, bytes_max: int = 1 << 30) -> Spool:
+    return Spool(folder, bytes_max=bytes_max, memory_bytes_max=1 << 24, memory_total_max=1 << 24)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_file_is_there_as_long_as_somebody_has_it(folder: Path) -> None:
     assert isinstance(body, Spooled)
     assert len(body) == one.used == len(BODY)
     assert body.read(10, 5) == BODY[10:15]
-    assert body.octets() == BODY
+    assert body.data() == BODY
     assert one.recall(file.name, len(BODY)) is file
     del file
     one.bury()
@@ -75,7 +75,7 @@ def test_what_is_stored_is_there_again_and_nothing_else(folder: Path) -> None:
     other.sweep()
     assert [path.name for path in folder.iterdir()] == [names[1]]
     assert other.used == len(BODY)
-    assert body.octets() == BODY
+    assert body.data() == BODY
     for name, size in ((names[0], len(BODY)), (names[1] + "x", 1)):
         with pytest.raises(StoreError, match="is gone"):
             other.recall(name, size)
@@ -88,23 +88,23 @@ def test_a_file_of_another_size_is_no_body(folder: Path) -> None:
     name = file.name
     file.keep()
     del file
-    with pytest.raises(StoreError, match="has 5 octets, not 6"):
+    with pytest.raises(StoreError, match="has 5 bytes, not 6"):
         one.recall(name, 6)
     assert (folder / name).exists()
 
 
 def test_limits(folder: Path) -> None:
-    one = spool(folder, octets_max=1_500)
+    one = spool(folder, bytes_max=1_500)
     file = one.draft()
     file.write(bytes(1_000))
     with pytest.raises(SpoolFull, match="spool_bytes_max"):
         file.write(bytes(501))
     file.write(bytes(500))
     assert one.hold(1 << 24)
-    assert not one.hold(SPOOLED_OCTETS_MIN)
-    assert one.hold(SPOOLED_OCTETS_MIN - 1)  # too small for a file
+    assert not one.hold(SPOOLED_BYTES_MIN)
+    assert one.hold(SPOOLED_BYTES_MIN - 1)  # too small for a file
     one.let_go(1 << 24)
-    assert one.hold(SPOOLED_OCTETS_MIN)
+    assert one.hold(SPOOLED_BYTES_MIN)
 
 
 def test_a_folder_that_cannot_be_written(folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_queue_lets_go_when_the_disk_knows(host: Host, disk: Disk, end: str, t
     if found is not None:
         position, message, _ = found
         assert isinstance(message.body, Spooled)
-        assert message.body.octets() == BODY
+        assert message.body.data() == BODY
         queue.acknowledged([position])
         del found, message
         opened.commit()
@@ -222,7 +222,7 @@ def test_what_the_disk_may_still_have_keeps_its_file(host: Host, disk: Disk) -> 
 
 
 def test_a_file_that_is_used_again_before_it_is_deleted_stays(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, octets_max=1 << 30, memory_octets_max=0, memory_total_max=0)
+    spool = Spool(tmp_path, bytes_max=1 << 30, memory_bytes_max=0, memory_total_max=0)
     file = spool.draft()
     file.write(b"body")
     name = file.name

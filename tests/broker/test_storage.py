@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.broker import storage
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, publish
@@ -51,7 +51,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         self.queue = Queue("q")
         log = self.one.store.log("queue", "q")
         QueueStorage(
-            self.queue, self.one.store, log, memory_messages_max=MEMORY_MAX, memory_octets_max=1 << 20
+            self.queue, self.one.store, log, memory_messages_max=MEMORY_MAX, memory_bytes_max=1 << 20
         )
 
     def teardown(self) -> None:
@@ -199,7 +199,7 @@ class KeptQueueModel(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
-        assert self.queue.octets == sum(len(str(number)) + MESSAGE_OCTETS for number in self.ready)
+        assert self.queue.byte_count == sum(len(str(number)) + MESSAGE_BYTES for number in self.ready)
 
 
 def _accepted(count: int) -> Answers:
@@ -219,7 +219,7 @@ def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory
     with Opened(tmp_path, factory=disk.factory()) as one:
         queue = Queue("q")
         log = one.store.log("queue", "q")
-        limits = {"memory_messages_max": memory_messages_max, "memory_octets_max": 1 << 20}
+        limits = {"memory_messages_max": memory_messages_max, "memory_bytes_max": 1 << 20}
         QueueStorage(queue, one.store, log, **limits)
         disk.fault = "disk is full"
         source = publish(queue, [_durable(b"purged")] * 3)
@@ -227,7 +227,7 @@ def test_a_purge_forgets_what_the_disk_refuses_afterwards(tmp_path: Path, memory
         behind = publish(queue, [_durable(b"behind")])
         assert one.commit() is not ACCEPTED
         assert ACCEPTED not in (*source.outcomes, *behind.outcomes)
-        assert (len(queue), queue.octets) == (0, 0)
+        assert (len(queue), queue.byte_count) == (0, 0)
         disk.fault = ""
         one.until_healthy(True)
 
@@ -237,7 +237,7 @@ def test_messages_that_were_read_while_the_disk_failed_are_loaded(tmp_path: Path
     with Opened(tmp_path) as one:
         queue = Queue("q")
         log = one.store.log("queue", "q")
-        kept = QueueStorage(queue, one.store, log, memory_messages_max=0, memory_octets_max=1 << 20)
+        kept = QueueStorage(queue, one.store, log, memory_messages_max=0, memory_bytes_max=1 << 20)
         publish(queue, [_durable(b"kept")])
         assert one.commit() is ACCEPTED
         one.store.gate.close()

@@ -90,10 +90,10 @@ def test_of_many_some_are_taken_and_the_others_counted(
     assert bodies(slow) == ([b"0"], 9)
 
 
-@pytest.mark.parametrize("limit", ["KEPT_MAX", "KEPT_OCTETS_MAX"])
+@pytest.mark.parametrize("limit", ["KEPT_MAX", "KEPT_BYTES_MAX"])
 def test_who_does_not_fetch_holds_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     one = mqtt("a", b"x")
-    monkeypatch.setattr(tapping, limit, {"KEPT_MAX": 3, "KEPT_OCTETS_MAX": 3 * one.octets}[limit])
+    monkeypatch.setattr(tapping, limit, {"KEPT_MAX": 3, "KEPT_BYTES_MAX": 3 * one.byte_count}[limit])
     tap = Tap(per_second=100.0)
     tap.offer("r", "mqtt", [one] * 10, ACCEPTED)
     assert bodies(tap) == ([b"x"] * 3, 7)

@@ -116,7 +116,7 @@ def test_a_context_is_continued_across_a_route(make: Callable[..., Traced]) -> N
         "traceparent": f"00-{TRACE}-{id_of(deliver)}-01",
         "tracestate": "vendor=1",
     }
-    assert crossed.octets == mqtt("out", b"1", properties=crossed.property_set).octets
+    assert crossed.byte_count == mqtt("out", b"1", properties=crossed.property_set).byte_count
     assert deliver.attributes is not None
     assert deliver.attributes["messaging.destination.name"] == "out"
     assert deliver.attributes["gateway.route"] == "out"
@@ -170,7 +170,7 @@ def test_no_context_that_is_sampled_is_passed_as_it_is(
         PropertySet("mqtt", b"traceparent", lambda raw: Properties()),
         unreadable(),
     ],
-    ids=["a number", "octets", "elsewhere", "malformed"],
+    ids=["a number", "bytes", "elsewhere", "malformed"],
 )
 def test_properties_that_hold_no_context_do_no_harm(make: Callable[..., Traced], odd: PropertySet) -> None:
     bench = make(OUT % "")

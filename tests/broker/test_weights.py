@@ -18,7 +18,7 @@ from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
-from gateway.model.message import MESSAGE_OCTETS, Message, bodies_of, weight_of
+from gateway.model.message import MESSAGE_BYTES, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -32,9 +32,9 @@ LOST = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 RAW = 1_000
 
 
-def described(octets: int, body: bytes = b"x") -> Message:
-    """A message with so many octets of properties, all its own."""
-    return Message(amqp_address("", "q"), body, PropertySet("amqp091", bytes(octets)), 1, True)
+def described(byte_count: int, body: bytes = b"x") -> Message:
+    """A message with so many bytes of properties, all its own."""
+    return Message(amqp_address("", "q"), body, PropertySet("amqp091", bytes(byte_count)), 1, True)
 
 
 def several(count: int = 5) -> list[Message]:
@@ -45,13 +45,13 @@ def several(count: int = 5) -> list[Message]:
 
 
 def test_a_message_weighs_its_body_its_properties_and_what_an_empty_one_costs() -> None:
-    assert Message(amqp_address("", "q"), b"").octets == MESSAGE_OCTETS
+    assert Message(amqp_address("", "q"), b"").byte_count == MESSAGE_BYTES
     message = described(RAW, b"body")
-    assert message.octets == RAW + 4 + MESSAGE_OCTETS
-    assert message.crossed(topic_address("a")).octets == message.octets
+    assert message.byte_count == RAW + 4 + MESSAGE_BYTES
+    assert message.crossed(topic_address("a")).byte_count == message.byte_count
     others = message.crossed_with([described(RAW, b"longer body")], topic_address("a"))
-    assert weight_of(others) == RAW + 11 + MESSAGE_OCTETS
-    assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.octets, 8)
+    assert weight_of(others) == RAW + 11 + MESSAGE_BYTES
+    assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.byte_count, 8)
 
 
 def array(*values: Value) -> Value:
@@ -62,7 +62,7 @@ PROPERTIES: dict[str, tuple[Properties, int]] = {
     "none": (Properties(), 0),
     "texts": (Properties(content_type="x" * 100, correlation=bytes(200), user_id="y" * 50), 350),
     "a header": (Properties(headers=(("n" * 10, string("v" * 500)),)), 510),
-    "octets": (Properties(headers=(("n", Value(ValueType.BYTES, bytes(500))),)), 501),
+    "bytes": (Properties(headers=(("n", Value(ValueType.BYTES, bytes(500))),)), 501),
     "a table": (
         Properties(headers=(("t", Value(ValueType.TABLE, (("n", string("v" * 500)),))),)),
         502,
@@ -79,14 +79,14 @@ PROPERTIES: dict[str, tuple[Properties, int]] = {
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_properties_that_no_protocol_has_written_weigh_their_texts(name: str) -> None:
     properties, texts = PROPERTIES[name]
-    assert texts <= property_set(properties).octets <= texts + 16 * (1 + len(properties.headers) * 4)
+    assert texts <= property_set(properties).byte_count <= texts + 16 * (1 + len(properties.headers) * 4)
 
 
 def test_tables_may_be_as_deep_as_they_like() -> None:
     value = string("x" * 100)
     for _ in range(10_000):
         value = array(value)
-    assert property_set(Properties(headers=(("deep", value),))).octets >= 100
+    assert property_set(Properties(headers=(("deep", value),))).byte_count >= 100
 
 
 @pytest.mark.needs("time")
@@ -100,13 +100,13 @@ def test_an_empty_message_costs_about_so_much() -> None:
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         held = deque(make() for _ in range(count))
-        octets = tracemalloc.get_traced_memory()[0] - before
+        byte_count = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
         assert len(held) == count
-        return octets / count
+        return byte_count / count
 
-    assert MESSAGE_OCTETS / 3 < cost(lambda: Message(address, b"")) < MESSAGE_OCTETS
-    assert cost(lambda: Message(address, b"", PropertySet("mqtt", bytes(1)))) < 2 * MESSAGE_OCTETS
+    assert MESSAGE_BYTES / 3 < cost(lambda: Message(address, b"")) < MESSAGE_BYTES
+    assert cost(lambda: Message(address, b"", PropertySet("mqtt", bytes(1)))) < 2 * MESSAGE_BYTES
 
 
 # Queues.
@@ -122,28 +122,28 @@ KINDS: dict[str, Callable[[], Queue]] = {
 def test_a_queue(kind: str) -> None:
     queue, taker = KINDS[kind](), Taker(2)
     publish(queue, several())
-    assert queue.octets == weight_of(several())
+    assert queue.byte_count == weight_of(several())
     queue.add(taker)
-    assert queue.octets == weight_of(several()) - weight_of(message for _, message, _ in taker.taken)
+    assert queue.byte_count == weight_of(several()) - weight_of(message for _, message, _ in taker.taken)
     queue.requeue([(position, message) for position, message, _ in taker.taken])
-    assert queue.octets == weight_of(several())
+    assert queue.byte_count == weight_of(several())
     assert queue.take() is not None
     taker.credit = 100
     queue.dispatch()
-    assert queue.octets == 0
+    assert queue.byte_count == 0
     publish(queue, [Message(amqp_address("", "q"), b"x", PropertySet("amqp091", bytes(9)), expires=1.0)])
     queue.dispatch()
-    assert queue.octets == 0
+    assert queue.byte_count == 0
     taker.credit = 0
     publish(queue, several())
     queue.purge()
-    assert queue.octets == 0
+    assert queue.byte_count == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_properties_fill_a_queue(kind: str) -> None:
     queue = KINDS[kind]()
-    queue.octets_max = 3 * RAW
+    queue.bytes_max = 3 * RAW
     for _ in range(3):
         source = publish(queue, [described(RAW)])
     assert source.held == []
@@ -153,21 +153,21 @@ def test_properties_fill_a_queue(kind: str) -> None:
     assert source.outcomes != [ACCEPTED]
 
 
-def limited(octets: int, **more: Value) -> AmqpQueue:
-    return Host().make("q", ("x-max-length-bytes", integer(octets)), *more.items())
+def limited(byte_count: int, **more: Value) -> AmqpQueue:
+    return Host().make("q", ("x-max-length-bytes", integer(byte_count)), *more.items())
 
 
-def test_a_length_in_octets_is_of_bodies_as_it_is_in_rabbitmq() -> None:
+def test_a_length_in_bytes_is_of_bodies_as_it_is_in_rabbitmq() -> None:
     queue = limited(30)
     for _ in range(4):
         publish(queue, [described(RAW, b"x" * 10)])
-    assert (len(queue), queue.octets) == (3, 30)
+    assert (len(queue), queue.byte_count) == (3, 30)
     taken = queue.take()
     assert taken is not None
-    assert queue.octets == 20
+    assert queue.byte_count == 20
     queue.requeue([taken[:2]])
     publish(queue, [described(RAW, b"x" * 10)])
-    assert (len(queue), queue.octets) == (3, 30)
+    assert (len(queue), queue.byte_count) == (3, 30)
 
 
 def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
@@ -176,9 +176,7 @@ def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
         given = (("x-max-length-bytes", integer(10_000)),)
         said = queue_arguments(given, "queue 'q'")
         queue = AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, options=said)
-        QueueStorage(
-            queue, store, store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20
-        )
+        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=100, memory_bytes_max=1 << 20)
 
     queue: AmqpQueue
     with Opened(tmp_path, before=keep) as one:
@@ -186,43 +184,43 @@ def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
         one.commit()
         assert source.outcomes == [ACCEPTED] * 7
     with Opened(tmp_path, before=keep) as one:
-        assert (len(queue), queue.octets) == (7, 70)
+        assert (len(queue), queue.byte_count) == (7, 70)
         taker = Taker()
         queue.add(taker)
         while len(taker.taken) < 7:
             one.commit()  # what was asked for is read
-        assert (len(queue), queue.octets) == (0, 0)
+        assert (len(queue), queue.byte_count) == (0, 0)
 
 
 def test_a_queue_on_disk(tmp_path: Path) -> None:
     def keep(store: Store) -> None:
         nonlocal queue
         queue = Queue("q", durable=True)
-        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_octets_max=1 << 20)
+        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20)
 
     queue: Queue
     with Opened(tmp_path, before=keep) as one:
         publish(queue, several())
         publish(queue, several())
-        assert one.store.figures.pending_octets == weight_of([*several(), *several()])
+        assert one.store.figures.pending_bytes == weight_of([*several(), *several()])
         one.commit()
-        assert one.store.figures.pending_octets == 0
-        assert queue.octets == weight_of([*several(), *several()])
+        assert one.store.figures.pending_bytes == 0
+        assert queue.byte_count == weight_of([*several(), *several()])
     with Opened(tmp_path, before=keep) as one:
-        assert queue.octets == weight_of([*several(), *several()])
+        assert queue.byte_count == weight_of([*several(), *several()])
         taker = Taker()
         queue.add(taker)
         while len(taker.taken) < 10:
             one.commit()  # what was asked for is read
-        assert queue.octets == 0
+        assert queue.byte_count == 0
 
 
 # MQTT.
 
 
-def owed(octets: int = RAW, qos: int = 1) -> Message:
+def owed(byte_count: int = RAW, qos: int = 1) -> Message:
     return Message(
-        topic_address("a"), b"x", PropertySet("mqtt", bytes(octets), lambda raw: Properties()), qos
+        topic_address("a"), b"x", PropertySet("mqtt", bytes(byte_count), lambda raw: Properties()), qos
     )
 
 
@@ -241,7 +239,7 @@ def test_a_session_counts_what_is_in_flight_too(tmp_path: Path, qos: int, kept: 
         if kept:
             one.commit()
         flying = 0 if not qos else 5
-        assert session._octets == flying * owed().octets
+        assert session._byte_count == flying * owed().byte_count
         done: set[int] = set()
         while len(done) < flying:
             for row in outlet.rows:
@@ -253,11 +251,11 @@ def test_a_session_counts_what_is_in_flight_too(tmp_path: Path, qos: int, kept: 
             session.pump()
             if kept:
                 one.commit()
-        assert session._octets == 0
+        assert session._byte_count == 0
 
 
 def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_go_on() -> None:
-    space = Space(SessionLimits(octets_max=3 * RAW))
+    space = Space(SessionLimits(bytes_max=3 * RAW))
     session = space.session("c", "a")
     outlet = connected(session)
     source = space.give(*[owed() for _ in range(4)])
@@ -272,42 +270,42 @@ def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_g
 
 
 def test_what_is_retained() -> None:
-    retained = Retained(octets_max=3 * RAW + 3 * MESSAGE_OCTETS)
+    retained = Retained(bytes_max=3 * RAW + 3 * MESSAGE_BYTES)
     for topic in "abcd":
         retained.keep(Message(topic_address(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
     assert (len(retained), retained.refused) == (3, 1)
     for topic in "abc":
         retained.keep(Message(topic_address(topic), b"", retain=True))
-    assert retained.octets == 0
+    assert retained.byte_count == 0
 
 
 # Dead letters.
 
 
 def test_dead_letters_are_bounded_by_their_properties() -> None:
-    letters = DeadLetters(octets_max=10 * RAW)
+    letters = DeadLetters(bytes_max=10 * RAW)
     for _ in range(195):
         letters.add([described(RAW)], "", LOST)
     assert len(letters) <= 10
-    assert 8 * RAW < letters.octets <= 10 * RAW
+    assert 8 * RAW < letters.byte_count <= 10 * RAW
     ids: list[str] = []
     letters.ids(None, ids.extend)
     letters.delete(ids)
-    assert letters.octets == 0
+    assert letters.byte_count == 0
 
 
 def test_dead_letters_on_disk_are_too(tmp_path: Path) -> None:
-    with Opened(tmp_path, letters_octets_max=10 * RAW) as one:
+    with Opened(tmp_path, letters_bytes_max=10 * RAW) as one:
         letters = DeadLetters(store=one.store)
         for _ in range(50):
             letters.add([described(RAW)], "", LOST)
         one.commit()
-        assert 8 * RAW < letters.octets <= 10 * RAW
+        assert 8 * RAW < letters.byte_count <= 10 * RAW
 
 
 def test_nothing_is_pending_when_all_is_written(tmp_path: Path) -> None:
     with Opened(tmp_path) as one:
         one.store.append(one.store.log("queue", "q"), 0, several(), accepted)
-        assert one.store.figures.pending_octets == weight_of(several())
+        assert one.store.figures.pending_bytes == weight_of(several())
         one.commit()
-        assert one.store.figures.pending_octets == 0
+        assert one.store.figures.pending_bytes == 0

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-BODY_OCTETS: Final = 128
+BODY_BYTES: Final = 128
 SHOWN_MAX: Final = 8
 LIFE_SECS: Final = 200 * 86_400  # time to live of messages that have one: longer than any step of a clock
 SHORT_LIFE_SECS: Final = 1  # that of every SHORT_EVERYth message of a row that has such
@@ -145,10 +145,10 @@ def carried_by(id: Id, *, expiring: bool = False) -> Carried:
     return Carried(name, "text/chaos", str(id.number), float(SHORT_LIFE_SECS if is_short else LIFE_SECS))
 
 
-def body_of(id: Id, octets: int = BODY_OCTETS) -> bytes:
-    """The body of a message: who it is, and filling that follows from it, at least `octets` long."""
+def body_of(id: Id, byte_count: int = BODY_BYTES) -> bytes:
+    """The body of a message: who it is, and filling that follows from it, at least `byte_count` long."""
     head = f"{id.source}|{id.address}|{id.number}|".encode()
-    return head + (b"%d." % id.number) * max(0, (octets - len(head)) // (len(str(id.number)) + 1))
+    return head + (b"%d." % id.number) * max(0, (byte_count - len(head)) // (len(str(id.number)) + 1))
 
 
 def id_of(body: bytes) -> Id | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.chaos.rig import Rig
     from tests.interop.gateway_process import GatewayProcess
 
-DISK_OCTETS: Final = 24 * 1024 * 1024
+DISK_BYTES: Final = 24 * 1024 * 1024
 PIECE: Final = bytes(65_536)
 # Mosquitto saves when more than a second has passed (autosave_interval 1), and counts whole ones.
 MOSQUITTO_SAVES_SECS: Final = 2.5
@@ -50,12 +50,12 @@ class DiskError(Exception):
 
 
 class Disk:
-    """A file system of DISK_OCTETS at a folder, which can be filled up. Raises DiskError."""
+    """A file system of DISK_BYTES at a folder, which can be filled up. Raises DiskError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_OCTETS}", "tmpfs", str(folder)]
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
         if subprocess.run(mount, capture_output=True, check=False).returncode:
             raise DiskError("mounting a small file system is not permitted here")
 
@@ -77,9 +77,9 @@ class Disk:
         (self.folder / "ballast").unlink()
 
 
-def _written(file: int, octets: bytes) -> bool:
+def _written(file: int, data: bytes) -> bool:
     try:
-        return os.write(file, octets) > 0
+        return os.write(file, data) > 0
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

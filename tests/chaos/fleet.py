@@ -148,17 +148,17 @@ class Device:
         """Something has come, or the end."""
         assert self._sock is not None
         try:
-            octets = self._sock.recv(65_536)
+            data = self._sock.recv(65_536)
         except BlockingIOError:
             return
         except OSError as error:
             self.leave(str(error))
             return
-        if not octets:
+        if not data:
             self.leave("closed")
             return
         try:
-            for event in self._machine.receive_data(octets, time.monotonic()):
+            for event in self._machine.receive_data(data, time.monotonic()):
                 self._take(event)
         except RemoteProtocolError as error:
             self._fleet.notes.append(f"{self.name}: {error}")

@@ -1,7 +1,7 @@
 """A wire that can be cut: a small TCP proxy on a free loopback port, with a thread for each direction.
 
 What it does to one connection or to all: `cut` closes both ends at once. `stall` stops forwarding, one way or
-both, without closing: octets pile up in the socket buffers until the writer cannot write, as behind a router
+both, without closing: bytes pile up in the socket buffers until the writer cannot write, as behind a router
 that died, and an end that closes is not told on (half-open). `delay` forwards each piece later. A cut drops
 what was under way, so each end has seen a prefix of what the other has written, as with TCP itself.
 """
@@ -19,7 +19,7 @@ from tests.interop.gateway_fixture import LOOPBACK
 Way = Literal["up", "down", "both"]
 """`up` is from who connected to who listens."""
 
-PIECE_OCTETS: Final = 65_536
+PIECE_BYTES: Final = 65_536
 CONNECT_SECS_MAX: Final = 5.0
 
 
@@ -64,13 +64,13 @@ class Wire:
     def _forward(self, way: str, source: socket.socket, target: socket.socket) -> None:
         flow = self._flows[way]
         try:
-            while octets := source.recv(PIECE_OCTETS):
+            while data := source.recv(PIECE_BYTES):
                 if self.delay_secs:
                     time.sleep(self.delay_secs)
                 flow.wait()
                 if self._over.is_set():
                     break
-                target.sendall(octets)
+                target.sendall(data)
             flow.wait()
         except OSError:
             pass  # an end is gone, so the other has to go as well

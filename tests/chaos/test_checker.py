@@ -143,12 +143,12 @@ def test_a_life_may_be_off_by_as_much_as_clocks_were_set() -> None:
     assert judge(records, clock_error_secs=60.0).altered == ()
 
 
-@pytest.mark.parametrize("octets", [0, 30, 128, 4_096])
-def test_a_body_says_which_message_it_is(octets: int) -> None:
+@pytest.mark.parametrize("byte_count", [0, 30, 128, 4_096])
+def test_a_body_says_which_message_it_is(byte_count: int) -> None:
     id = Id("mqtt", "a1", 1_234)
-    body = body_of(id, octets)
+    body = body_of(id, byte_count)
     assert id_of(body) == id
-    assert octets - 6 < len(body) <= max(octets, 13)
+    assert byte_count - 6 < len(body) <= max(byte_count, 13)
 
 
 @pytest.mark.parametrize(

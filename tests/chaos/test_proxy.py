@@ -66,16 +66,16 @@ def carries(source: socket.socket, target: socket.socket) -> bool:
 
 def test_it_forwards_both_ways_whole_and_closes_with_its_ends(proxy: Proxy, listener: socket.socket) -> None:
     near, far = dial(proxy, listener)
-    octets = bytes(range(256)) * 4_096
+    data = bytes(range(256)) * 4_096
     with near, far:
         for source, target in ((near, far), (far, near)):
-            writing = threading.Thread(target=source.sendall, args=(octets,))
+            writing = threading.Thread(target=source.sendall, args=(data,))
             writing.start()
             found = b""
-            while len(found) < len(octets):
+            while len(found) < len(data):
                 found += target.recv(65_536)
             writing.join()
-            assert found == octets
+            assert found == data
         near.close()
         assert over(far)
     eventually(lambda: not proxy.wires())

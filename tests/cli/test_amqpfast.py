@@ -128,7 +128,7 @@ def test_a_peer_answers(run: Run, gateway: Running) -> None:
     assert run("publish", url(gateway), *at("echo", "peer"), "-m", "hello") == (0, "peer echo hello\n", "")
 
 
-def test_octets_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         socket.create_server((LOOPBACK, 0)) as server,
         running(settings_of(listeners={"amqpfast": tunnel_to(server.getsockname()[1])})) as near,

@@ -13,7 +13,7 @@ from argon2 import PasswordHasher
 from pydantic import SecretStr
 
 from gateway import __version__, is_compiled
-from gateway.access.scram import SALT_OCTETS, make_keys, parse_keys
+from gateway.access.scram import SALT_BYTES, make_keys, parse_keys
 from gateway.cli.exits import Exit
 from gateway.settings import User
 from tests.cli.conftest import Run
@@ -171,7 +171,7 @@ def test_passwd_makes_scram_keys_of_what_it_reads(run: Run) -> None:
     keys = parse_keys(ran.out.strip())
     assert keys.iterations == 5_000
     assert keys == make_keys("pencil", keys.salt, 5_000)
-    assert len(keys.salt) == SALT_OCTETS
+    assert len(keys.salt) == SALT_BYTES
     assert parse_keys(run("passwd", "--scram", stdin="pencil\n").out.strip()).salt != keys.salt
     assert User(scram=SecretStr(ran.out.strip())).scram_keys() == str(keys)
 

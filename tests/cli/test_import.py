@@ -13,11 +13,11 @@ from tests.cli.conftest import Run
 
 RUBBISH = {
     "passwd": b"root:x:0:0:root:/root:/bin/bash\nbin:x:2:2:bin:/bin:/usr/sbin/nologin\n",
-    "octets": bytes(range(256)),
+    "bytes": bytes(range(256)),
     "html": b"<html>\n<p>not found\n",
     "half": b"listener 1883\n<<<<<<< HEAD\n",
 }
-DEFINITIONS = {"text": b"{", "list": b"[]", "number": b"1", "other": b'{"a": 1}', "octets": b"\xff"}
+DEFINITIONS = {"text": b"{", "list": b"[]", "number": b"1", "other": b'{"a": 1}', "bytes": b"\xff"}
 
 
 @pytest.mark.parametrize("given", RUBBISH.values(), ids=RUBBISH)

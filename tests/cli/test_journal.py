@@ -12,7 +12,7 @@ from gateway.cli.exits import Exit
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
 from gateway.model.times import Monotonic
-from gateway.store.journal.format import HEADER_OCTETS
+from gateway.store.journal.format import HEADER_BYTES
 from tests.cli.conftest import Run
 from tests.store.journal.samples import HOME, UP, block, message, write, writer
 
@@ -34,9 +34,9 @@ def test_tail_in_lines(run: Run, folder: Path) -> None:
     assert (ran.code, ran.err) == (0, "")
     at = "2023-11-14T22:13:20.000000+00:00"
     assert ran.out.splitlines() == [
-        f"{at} 0:3 mqtt plant/0 -[up]-> erp plant/0 1 octets accepted",
-        f"{at} 0:4 mqtt plant/1 -[up]-> erp plant/1 1 octets accepted",
-        f"{at} 0:5 mqtt plant/2 -[up]-> erp - 1 octets rejected (hops: a loop?)",
+        f"{at} 0:3 mqtt plant/0 -[up]-> erp plant/0 1 bytes accepted",
+        f"{at} 0:4 mqtt plant/1 -[up]-> erp plant/1 1 bytes accepted",
+        f"{at} 0:5 mqtt plant/2 -[up]-> erp - 1 bytes rejected (hops: a loop?)",
     ]
 
 
@@ -51,7 +51,7 @@ def test_explain_tells_the_fate_of_a_message(run: Run, tmp_path: Path) -> None:
     config.write_text(f"journal: {{enabled: true, path: {tmp_path}}}\n")
     ran = run("explain", "--message", "id-1", "--config", str(config))
     assert ran.code == 0
-    assert [line.split(" 1 octets ")[1] for line in ran.out.splitlines()] == [
+    assert [line.split(" 1 bytes ")[1] for line in ran.out.splitlines()] == [
         "accepted",
         "rejected (no_route: no queue)",
     ]
@@ -110,19 +110,19 @@ def test_tail_says_what_is_missing(run: Run, folder: Path) -> None:
 def test_stat(run: Run, folder: Path) -> None:
     write(folder, range(2), shard=7)
     ran = run("journal", "stat", "--journal", str(folder))
-    octets = [path.stat().st_size for path in sorted(folder.glob("*.gwj"))]
+    byte_count = [path.stat().st_size for path in sorted(folder.glob("*.gwj"))]
     time_ = "2023-11-14T22:13:20.000000+00:00"
     lines = ran.out.splitlines()
     first, second = lines[::3]
     assert "1 are small; 0 files have an index; complete up to 2" in lines[1]
-    assert "% of 10737418240 octets, the oldest row is" in lines[2]
+    assert "% of 10737418240 bytes, the oldest row is" in lines[2]
     assert first == (
         "shard 0: rows 0 to 5 (6 there, 0 missing), 1 blocks in 1 files,"
-        f" {octets[0]} octets, received {time_} to {time_}"
+        f" {byte_count[0]} bytes, received {time_} to {time_}"
     )
     assert second.startswith("shard 7: rows 0 to 1 (2 there, 0 missing)")
     (found,) = json.loads(run("journal", "stat", "--folder", str(folder), "--shard", "7", "--json").out)
-    assert (found["shard"], found["first"], found["next"], found["octets"]) == ("7", 0, 2, octets[1])
+    assert (found["shard"], found["first"], found["next"], found["byte_count"]) == ("7", 0, 2, byte_count[1])
 
 
 def test_stat_of_nothing(run: Run, tmp_path: Path) -> None:
@@ -149,16 +149,16 @@ def test_verify_names_a_torn_end_that_is_no_damage(run: Run, folder: Path) -> No
     whole = path.read_bytes()
     path.write_bytes(whole + b"GWJB")
     ran = run("journal", "verify", "--folder", str(folder))
-    text = f"shard 0: torn: {path}: octets {len(whole)} to {len(whole) + 4} are no block"
+    text = f"shard 0: torn: {path}: bytes {len(whole)} to {len(whole) + 4} are no block"
     assert (ran.code, ran.out.splitlines()) == (Exit.OK, [text, "sound"])
 
 
-@pytest.mark.parametrize("place, what", [(3, ["hole", "damage"]), (HEADER_OCTETS + 5, ["damage"])])
+@pytest.mark.parametrize("place, what", [(3, ["hole", "damage"]), (HEADER_BYTES + 5, ["damage"])])
 def test_verify_names_damage(run: Run, folder: Path, place: int, what: list[str]) -> None:
     path = next(folder.glob("*.gwj"))
-    octets = bytearray(path.read_bytes() + block(6, 1))
-    octets[place] ^= 1
-    path.write_bytes(octets)
+    data = bytearray(path.read_bytes() + block(6, 1))
+    data[place] ^= 1
+    path.write_bytes(data)
     ran = run("journal", "verify", "--folder", str(folder), "--json")
     assert ran.code == Exit.FAILED
     document = json.loads(ran.out)

@@ -215,8 +215,8 @@ class FastParty:
         (row,) = self.client.rows(1)
         headers = {name: value.value for name, value in decode_head_properties(row[3]).headers}
         correlation = headers.get("CORRELATION_ID")
-        octets = correlation.encode() if isinstance(correlation, str) else correlation
-        return Heard(headers.get("REPLY_TO"), octets, row[4])
+        data = correlation.encode() if isinstance(correlation, str) else correlation
+        return Heard(headers.get("REPLY_TO"), data, row[4])
 
     question = answer
 
@@ -227,8 +227,8 @@ class FastParty:
         self.client.put(handle, body, head=encode_head_properties(Head(headers=headers)))
 
 
-def _correlation(octets: bytes) -> tuple[str, Value]:
-    return "CORRELATION_ID", Value(ValueType.STRING, octets)
+def _correlation(data: bytes) -> tuple[str, Value]:
+    return "CORRELATION_ID", Value(ValueType.STRING, data)
 
 
 @contextmanager

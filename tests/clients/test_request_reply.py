@@ -137,7 +137,7 @@ def test_a_reply_topic_that_is_too_long_is_kept_and_told_of(gateway: Running, to
     told = {one["route"]: one for one in lines if one["event"].startswith("reply address invalid")}
     assert sorted(told) == ["mqtt-to-amqp091", "mqtt-to-amqpfast"]
     assert told["mqtt-to-amqp091"]["client"] == "asks"
-    assert "octets, at most 255 are allowed" in told["mqtt-to-amqp091"]["why"]
+    assert "bytes, at most 255 are allowed" in told["mqtt-to-amqp091"]["why"]
 
 
 def test_answers_are_answered(gateway: Running) -> None:

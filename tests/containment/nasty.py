@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.model.properties import Value, ValueType
 
-HALF: Final = "\ud800"  # of a character: a str that has no octets
+HALF: Final = "\ud800"  # of a character: a str that has no bytes
 
 CONTENTS: Final[list[Any]] = [
     None,

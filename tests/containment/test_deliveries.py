@@ -294,7 +294,7 @@ def test_poison_among_direct_replies(monkeypatch: pytest.MonkeyPatch, counted: C
 
 def test_poison_among_large_messages(monkeypatch: pytest.MonkeyPatch, counted: Counter[str]) -> None:
     """These go in line, one after the other."""
-    monkeypatch.setattr("gateway.ingress.amqpfast.channel.LARGE_OCTETS", LARGE)
+    monkeypatch.setattr("gateway.ingress.amqpfast.channel.LARGE_BYTES", LARGE)
     poison(monkeypatch, FAST, UNFORESEEN[0])
     large = bytes(2 * LARGE)
     with faulty() as gateway, fast_consumer(gateway) as receive:

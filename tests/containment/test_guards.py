@@ -435,8 +435,8 @@ def test_a_message_that_cannot_be_written_is_stored_without_its_properties(
             raise ODD
         return real(one)
 
-    real = stored._set_octets
-    monkeypatch.setattr(stored, "_set_octets", odd_set)
+    real = stored._set_bytes
+    monkeypatch.setattr(stored, "_set_bytes", odd_set)
     settings = Store(path=tmp_path)
     properties = b"\x90\x00\x04text\x02"
     odd = b"\x90\x00\x03odd\x02"
@@ -682,7 +682,7 @@ def test_a_fault_of_a_wish_leaves_the_message_to_others(counted: Counter[str]) -
 
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=by_type)
-def test_octets_that_nobody_can_decode_are_malformed(counted: Counter[str], error: Exception) -> None:
+def test_bytes_that_nobody_can_decode_are_malformed(counted: Counter[str], error: Exception) -> None:
     """Whoever asks what a message says of itself is prepared for that, and for nothing else."""
 
     def decode(raw: bytes) -> Any:

@@ -26,7 +26,7 @@ from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import Running
 
-OCTETS_MAX: Final = 60_000  # what fits the frames of every consumer
+BYTES_MAX: Final = 60_000  # what fits the frames of every consumer
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def mqtt_sources() -> list[bytes]:
     for type in TYPES:
         note = json.dumps({"h": type})
         for text in TEXTS:
-            if len(text) < OCTETS_MAX:
+            if len(text) < BYTES_MAX:
                 pairs = (("h", text), ("gateway-types", note))
                 found.append(b"".join(encode_property(Property.USER_PROPERTY, pair) for pair in pairs))
     return found
@@ -52,7 +52,7 @@ def fast_sources() -> list[bytes]:
     found = []
     for type in TYPES:
         note = Value(ValueType.STRING, json.dumps({"H": type}))
-        values = [Value(ValueType.STRING, text) for text in TEXTS if len(text) < OCTETS_MAX]
+        values = [Value(ValueType.STRING, text) for text in TEXTS if len(text) < BYTES_MAX]
         for value in (*values, Value(ValueType.STRING, b"\xff"), Value(ValueType.INT32, -1)):
             pairs = (("H", value), ("GATEWAY_TYPES", note))
             found.append(encode_head_properties(Head(headers=pairs), strict=False))
@@ -68,7 +68,7 @@ def amqp_sources() -> list[bytes]:
                 raw = encode_basic_properties(BasicProperties(headers=((name, value),)))
             except (LocalProtocolError, ValueError, TypeError, AttributeError, RecursionError):
                 continue  # no peer can write that
-            if len(raw) < OCTETS_MAX:
+            if len(raw) < BYTES_MAX:
                 found.append(raw)
     return found
 

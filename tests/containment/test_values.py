@@ -65,10 +65,10 @@ def test_whatever_stands_in_a_message_is_encoded_or_refused_by_name(target: str)
             headers: Headers = ((name, value), ("sound", Value(ValueType.INT32, 7)), (name, value))
             message = Message(ADDRESS, b"", property_set(Properties(headers=headers)))
             try:
-                octets = ENCODE[target](message)
+                data = ENCODE[target](message)
             except LocalProtocolError:
                 continue
-            assert all(fits(one) for _, one in DECODE[target](octets).properties.headers)
+            assert all(fits(one) for _, one in DECODE[target](data).properties.headers)
 
 
 @pytest.mark.parametrize("target", ENCODE)

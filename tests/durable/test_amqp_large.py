@@ -18,8 +18,8 @@ from tests.interop.gateway_process import GatewayProcess
 
 MIB: Final = 1_048_576
 BODY: Final = os.urandom(20 * MIB)
-LARGE_OCTETS: Final = 120 * MIB
-SPARE_OCTETS: Final = 48 * MIB  # what the gateway may have more while such a body goes through it
+LARGE_BYTES: Final = 120 * MIB
+SPARE_BYTES: Final = 48 * MIB  # what the gateway may have more while such a body goes through it
 DURABLE: Final = pika.BasicProperties(delivery_mode=2)
 
 
@@ -44,7 +44,7 @@ def spool(gateway: GatewayProcess) -> list[int]:
 
 
 def peak(gateway: GatewayProcess) -> int:
-    """The most octets of memory that the gateway has had."""
+    """The most bytes of memory that the gateway has had."""
     status = Path(f"/proc/{gateway.process.pid}/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
 
@@ -81,7 +81,7 @@ def test_it_is_not_held_in_memory(gateway: GatewayProcess) -> None:
     connection, channel = opened(gateway)
     with connection:
         before = peak(gateway)
-        channel.basic_publish("", "q", bytes(LARGE_OCTETS), DURABLE)
+        channel.basic_publish("", "q", bytes(LARGE_BYTES), DURABLE)
         _, _, body = channel.basic_get("q", auto_ack=True)
-        assert len(body) == LARGE_OCTETS
-        assert peak(gateway) - before < SPARE_OCTETS
+        assert len(body) == LARGE_BYTES
+        assert peak(gateway) - before < SPARE_BYTES

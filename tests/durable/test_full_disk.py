@@ -16,17 +16,17 @@ from tests.durable.test_amqp import PERSISTENT, TRANSIENT, channel
 from tests.ingress.clients import connect
 from tests.interop.gateway_process import GatewayProcess
 
-DISK_OCTETS: Final = 16 * 1024 * 1024
+DISK_BYTES: Final = 16 * 1024 * 1024
 BODY: Final = b"x" * 65_536
 FILLING_MAX: Final = 1_000
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of DISK_OCTETS."""
+    """A file system of DISK_BYTES."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_OCTETS}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system is not permitted here")
     yield folder

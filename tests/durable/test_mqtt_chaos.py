@@ -65,10 +65,10 @@ class Client:
             properties = {Property.SESSION_EXPIRY_INTERVAL: 600, Property.RECEIVE_MAXIMUM: WINDOW}
             client.say(Connect(self._id, clean_start=False, properties=properties))
             while not self.finished:
-                octets = client.sock.recv(65_536)
-                if not octets:
+                data = client.sock.recv(65_536)
+                if not data:
                     return
-                for event in client.machine.receive_data(octets, 0.0):
+                for event in client.machine.receive_data(data, 0.0):
                     if isinstance(event, Connack):
                         assert event.reason == 0
                         self.connections += 1

@@ -25,7 +25,7 @@ class RemoteEnd(Protocol):
     machine: Any
 
     def receive(self, data: bytes) -> None:
-        """Hear octets, and do as the test has said."""
+        """Hear bytes, and do as the test has said."""
 
 
 ConversationT = TypeVar("ConversationT")
@@ -48,7 +48,7 @@ class MemoryStream(Generic[ConnectionT]):
     def mark(self) -> None:
         return
 
-    def expect(self, octets: int) -> None:
+    def expect(self, byte_count: int) -> None:
         """Here all comes at once."""
 
     def again(self) -> None:
@@ -160,7 +160,7 @@ class QueueRig(Generic[ConversationT, ConnectionT, RemoteT]):
         self.stream.abort("broken")
 
     def move(self) -> None:
-        """Carry octets to and fro until neither side has more to say."""
+        """Carry bytes to and fro until neither side has more to say."""
         talking = cast(Any, self.session)
         for _ in range(TURNS_MAX):
             connection = cast(Any, self.connection)

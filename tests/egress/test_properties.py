@@ -15,7 +15,7 @@ from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 MOST: Final = 10
-OCTETS: Final = 400
+BYTES: Final = 400
 ROUTES: Final = """
 version: 1
 routes:
@@ -37,7 +37,7 @@ def far() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("protocol", SOURCES)
-@pytest.mark.parametrize("name, value, count", [("many", "", 100), ("large", "v" * OCTETS, 1)])
+@pytest.mark.parametrize("name, value, count", [("many", "", 100), ("large", "v" * BYTES, 1)])
 def test_too_many_properties_of_a_broker_are_a_dead_letter_and_the_link_stays(
     far: Running, tmp_path: Path, protocol: str, name: str, value: str, count: int
 ) -> None:
@@ -45,7 +45,7 @@ def test_too_many_properties_of_a_broker_are_a_dead_letter_and_the_link_stays(
     mapping.write_text(ROUTES % SOURCES[protocol])
     scheme = "amqp" if protocol == "amqp091" else protocol
     link = make_link(url=f"{scheme}://guest:guest@{LOOPBACK}:{far.port(protocol)}", client_id="near")
-    limits = Limits(properties_max=MOST, properties_bytes_max=OCTETS)
+    limits = Limits(properties_max=MOST, properties_bytes_max=BYTES)
     settings = settings_of(links={"far": link}, mappings=(str(mapping),), limits=limits)
     with running(settings) as near:
         near.until(lambda: near.gateway.links["far"].up)

@@ -1,6 +1,6 @@
 """However a connection to the cluster ends, what was heard with that costs nothing but the connection.
 
-The octets of one wake-up may hold answers, and the end of a channel or of the connection, in any order.
+The bytes of one wake-up may hold answers, and the end of a channel or of the connection, in any order.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def outboxes() -> Any:
         status(),
         client_id="one",
         up=lambda: True,
-        delivers=MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=1, octets_max=1),
+        delivers=MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=1, bytes_max=1),
         paused=lambda: (),
     )
 

@@ -12,7 +12,7 @@ import trio.testing
 from gateway import containment
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.engine.letters import SharedLetters
-from gateway.model.message import MESSAGE_OCTETS, Message, Sender
+from gateway.model.message import MESSAGE_BYTES, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic
@@ -31,11 +31,11 @@ class Replica:
     """The letters of one replica."""
 
     def __init__(
-        self, local: LocalDatabase, *, count_max: int = 100, octets_max: int = 1_000_000, share: float = 1.0
+        self, local: LocalDatabase, *, count_max: int = 100, bytes_max: int = 1_000_000, share: float = 1.0
     ) -> None:
         self.local = local
         self.state, self.membership = joined(local, "one")
-        shares = UserShares("letters", count_max=count_max, octets_max=octets_max, user_share=share)
+        shares = UserShares("letters", count_max=count_max, bytes_max=bytes_max, user_share=share)
         self.common = SharedLetters(self.state, self.membership, shares)
         self.letters = DeadLetters(common=self.common)
 
@@ -107,7 +107,7 @@ async def test_every_replica_has_them_also_one_that_begins_later(local: LocalDat
         assert replica.bodies() == [b"3", b"2", b"1"]
         assert replica.bodies(1) == [b"3"]
         assert replica.bodies(route="up") == [b"2", b"1"]
-        assert (len(replica.letters), replica.letters.octets) == (3, 3 * (1 + MESSAGE_OCTETS))
+        assert (len(replica.letters), replica.letters.byte_count) == (3, 3 * (1 + MESSAGE_BYTES))
         found = replica.find(*replica.ids("up"))
         assert [(letter.route, letter.crossed, letter.outcome.text) for letter in found] == [
             ("up", True, "no ?")
@@ -255,7 +255,7 @@ async def test_a_letter_that_the_database_rejects_is_counted(
     with monkeypatch.context() as patch:
         patch.setattr(one.state, "submit", lambda operation, done: done(REJECTS))
         assert one.add(b"1") == ["kept"]
-    assert (len(one.letters), one.letters.octets, one.letters.crowded_out) == (0, 0, 1)
+    assert (len(one.letters), one.letters.byte_count, one.letters.crowded_out) == (0, 0, 1)
     one.add(b"2")
     local.settle()
     assert one.bodies() == [b"2"]
@@ -263,8 +263,8 @@ async def test_a_letter_that_the_database_rejects_is_counted(
 
 async def test_letters_go_by_bytes_and_of_the_user_who_has_most(local: LocalDatabase) -> None:
     """And not of one who has little, however old that is."""
-    each = 1 + MESSAGE_OCTETS
-    one, other = Replica(local, octets_max=4 * each), Replica(local, octets_max=4 * each)
+    each = 1 + MESSAGE_BYTES
+    one, other = Replica(local, bytes_max=4 * each), Replica(local, bytes_max=4 * each)
     one.add(b"a", user="ann")
     local.settle()
     other.add(b"1", b"2", b"3", user="bob")
@@ -379,7 +379,7 @@ def test_ids_are_told_from_others() -> None:
     assert not any(letters.is_one(id) for id in ("m1", "17", "", "0123456789ab", "0123456789abc"))
 
 
-@pytest.mark.parametrize("limit", [{"count_max": 4}, {"octets_max": 4 * (MESSAGE_OCTETS + 2)}])
+@pytest.mark.parametrize("limit", [{"count_max": 4}, {"bytes_max": 4 * (MESSAGE_BYTES + 2)}])
 async def test_letters_of_others_stay_while_the_database_is_away(
     local: LocalDatabase, limit: dict[str, int]
 ) -> None:

@@ -39,7 +39,7 @@ def test_the_empty_key_is_no_topic() -> None:
 
 
 @pytest.mark.parametrize("topic", ["x" * 256, "é" * 128, "." * 86])
-def test_a_key_has_255_octets_at_most(topic: str) -> None:
+def test_a_key_has_255_bytes_at_most(topic: str) -> None:
     assert key_of(topic) is None
     assert binding_of(topic.split("/")) is None
     assert key_of(topic[:-1]) is not None

@@ -40,8 +40,8 @@ class Raw:
 
     def over(self) -> bool:
         """Nothing comes but the end of the connection."""
-        while octets := self.socket.recv(1_000):
-            assert self.version == 5, octets
+        while data := self.socket.recv(1_000):
+            assert self.version == 5, data
         return True
 
 

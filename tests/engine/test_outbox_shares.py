@@ -22,11 +22,11 @@ class Replica:
     """The shares at one replica, in an outbox of 100 messages of 10 bytes, or of 1 000 bytes."""
 
     def __init__(
-        self, *, octets_max: int = 10**9, applies: Callable[[], bool] = always, removes: bool = False
+        self, *, bytes_max: int = 10**9, applies: Callable[[], bool] = always, removes: bool = False
     ) -> None:
         limits: dict[str, Any] = {
-            "count_max": MAX if octets_max == 10**9 else 10**9,
-            "octets_max": octets_max,
+            "count_max": MAX if bytes_max == 10**9 else 10**9,
+            "bytes_max": bytes_max,
         }
         quota = UserShares("outbox messages", user_share=0.8, applies=applies, **limits)
         self.quota = quota
@@ -38,9 +38,9 @@ class Replica:
         return [self.shares.admits(user, 10) for _ in range(count)].count(True)
 
 
-@pytest.mark.parametrize("octets_max", [10**9, 1_000])
-def test_a_user_leaves_the_reserve_to_others(octets_max: int) -> None:
-    one = Replica(octets_max=octets_max)
+@pytest.mark.parametrize("bytes_max", [10**9, 1_000])
+def test_a_user_leaves_the_reserve_to_others(bytes_max: int) -> None:
+    one = Replica(bytes_max=bytes_max)
     assert one.put("greedy", MAX) == MAX - RESERVE
     assert (one.refusals.refused, one.refusals.last_user) == (RESERVE, "greedy")
     assert "limits.user_share" in one.refusals.last_limit
@@ -78,7 +78,7 @@ def test_the_oldest_leave_first() -> None:
 
 
 def test_old_periods_are_joined() -> None:
-    one = Replica(octets_max=10**6)
+    one = Replica(bytes_max=10**6)
     for at in range(3 * PERIODS_MAX):
         one.put(f"u{at % 2}", 1)
         one.shares.counted(MAX * 10)

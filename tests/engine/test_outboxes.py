@@ -439,7 +439,7 @@ def test_what_there_is_no_room_for_becomes_a_dead_letter_and_what_waits_is_count
         until(lambda: outbox_of(other)["messages"] == 3)
         shown = outbox_of(other)
         assert (shown["link"], shown["route"], shown["shared"], shown["in_flight"]) == ("far", "out", True, 0)
-        assert (shown["messages_max"], shown["policy"], shown["octets"]) == (3, "dead_letter", None)
+        assert (shown["messages_max"], shown["policy"], shown["messages_bytes"]) == (3, "dead_letter", None)
         assert shown["problem"] == "the link is down here"
         limits_used = json.loads(other.asked("/api/v1/limits")[1])["items"]
         assert ("outbox.messages_max", 3, 3) in {

@@ -40,7 +40,7 @@ class Sent:
 
 async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replicas() -> None:
     stats = LinkStats("engine", "amqp091", {}, ("localhost",))
-    limits = {"in_flight_max": 10, "messages_max": 10, "octets_max": 1 << 20, "topics_max": 10}
+    limits = {"in_flight_max": 10, "messages_max": 10, "bytes_max": 1 << 20, "topics_max": 10}
     missing: Any = None
     publisher = EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **limits)
     sent: Any = Sent()

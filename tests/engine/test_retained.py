@@ -80,18 +80,18 @@ class Replica:
         local: LocalDatabase,
         *,
         count_max: int = 100,
-        octets_max: int = 1_000_000,
+        bytes_max: int = 1_000_000,
         share: float = 1.0,
         waiting_max: int = 1_000,
     ) -> None:
         self.local = local
         self.state = local.store()
-        quota = UserShares("retained", count_max=count_max, octets_max=octets_max, user_share=share)
+        quota = UserShares("retained", count_max=count_max, bytes_max=bytes_max, user_share=share)
         self.retained = SharedRetained(self.state, quota)
         self.published: list[bytes] = []
         self.outcomes: dict[bytes, Outcome] = {}
         self.waiting = Retaining(
-            self.retained, self._send, self._alone, messages_max=waiting_max, octets_max=1_000_000
+            self.retained, self._send, self._alone, messages_max=waiting_max, bytes_max=1_000_000
         )
         self.tick()
 
@@ -279,7 +279,7 @@ async def test_what_the_database_rejects_costs_one_message(local: LocalDatabase)
 
 # Limits.
 
-WEIGHT = sent(b"x").octets
+WEIGHT = sent(b"x").byte_count
 
 
 def refused(replica: Replica) -> list[bytes]:
@@ -302,7 +302,7 @@ async def test_a_topic_beyond_the_limit_is_refused_and_published(local: LocalDat
 
 
 async def test_of_several_of_one_topic_those_are_retained_that_fit(local: LocalDatabase) -> None:
-    one = Replica(local, octets_max=WEIGHT + 50)
+    one = Replica(local, bytes_max=WEIGHT + 50)
     one.add(sent(b"first"), sent(b"a"), sent(b"b"), sent(bytes(100)))
     local.settle()
     one.tick()
@@ -377,18 +377,18 @@ async def test_figures_follow_what_is_done_here_and_elsewhere(local: LocalDataba
     one.add(sent(b"1", "t/1"), sent(b"1", "t/2"), sent(b"1", "t/1"))
     one.add(sent(b"12345", "t/2"))
     local.settle()
-    assert (len(one.retained), one.retained.octets) == (2, 2 * WEIGHT + 4)
+    assert (len(one.retained), one.retained.byte_count) == (2, 2 * WEIGHT + 4)
     assert len(two.retained) == 0
     two.tick()
-    assert (len(two.retained), two.retained.octets) == (2, 2 * WEIGHT + 4)
+    assert (len(two.retained), two.retained.byte_count) == (2, 2 * WEIGHT + 4)
     two.add(sent(b"", "t/1"), sent(b"", "none"))
     local.settle()
-    assert (len(two.retained), two.retained.octets) == (1, WEIGHT + 4)
+    assert (len(two.retained), two.retained.byte_count) == (1, WEIGHT + 4)
     one.add(sent(b"1", "t/1"))
     one.retained.run(Monotonic(trio.current_time() + 1_000))  # weighed while one is on its way
     local.settle()
     one.tick()
-    assert (len(one.retained), one.retained.octets) == (2, 2 * WEIGHT + 4)
+    assert (len(one.retained), one.retained.byte_count) == (2, 2 * WEIGHT + 4)
 
 
 async def test_what_expires_leaves_room(local: LocalDatabase) -> None:
@@ -524,8 +524,8 @@ async def test_a_late_replica_replaces_nothing_newer_of_the_client(local: LocalD
 async def test_what_cannot_be_read_costs_one_topic(local: LocalDatabase) -> None:
     one = Replica(local)
     good = stored(sent(b"1"))
-    for topic, octets in {"a": b"x", "b": b"\x02" + good[1:], "c": good}.items():
-        one.state.submit(Retain(topic, octets), lambda reply: None)
+    for topic, data in {"a": b"x", "b": b"\x02" + good[1:], "c": good}.items():
+        one.state.submit(Retain(topic, data), lambda reply: None)
     local.settle()
     before = counted["message"]
     assert Walker(one, "#").all() == [b"1"]

@@ -1,7 +1,7 @@
 """What a client of each protocol may say, valid for the most part: sequences that lead somewhere, made of
 words that mean something to the embedded broker, with values that no encoder expects.
 
-A grammar gives runs of octets for one connection: a greeting, which is never mutated for otherwise nothing
+A grammar gives runs of bytes for one connection: a greeting, which is never mutated for otherwise nothing
 would be reached, and packets. It keeps as much state as it needs to be believed (which channels are open).
 """
 

@@ -1,4 +1,4 @@
-"""Valid octets of AMQP and AMQP/Fast, changed a little; and decoders that may refuse, but not fail."""
+"""Valid bytes of AMQP and AMQP/Fast, changed a little; and decoders that may refuse, but not fail."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from gateway.errors import RemoteProtocolError
 
-# Frame types, ends, classes and bounds of lengths: octets that lead further in than others.
+# Frame types, ends, classes and bounds of lengths: bytes that lead further in than others.
 TELLING: Final = (0, 1, 2, 3, 8, 0x1F, 0x29, 0x7F, 0xCE, 0xFF)
 
 
-def mutated(octets: bytes, chance: random.Random) -> bytes:
-    """`octets` with a few of them changed, cut, repeated or put in."""
-    changed = bytearray(octets)
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """`data` with a few of them changed, cut, repeated or put in."""
+    changed = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(changed) or 1)
         match chance.randrange(4):
@@ -29,9 +29,9 @@ def mutated(octets: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def read(decode: Callable[[bytes], object], octets: bytes) -> None:
+def read(decode: Callable[[bytes], object], data: bytes) -> None:
     """Decode, or be refused."""
     try:
-        decode(octets)
+        decode(data)
     except RemoteProtocolError:
         return

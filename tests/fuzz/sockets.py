@@ -118,7 +118,7 @@ class Fuzzer:
         chance = self._chance
         grammar = chance.choice(GRAMMARS)(chance)
         run = packets(grammar, chance.randint(1, RUN_MAX))
-        run = [mutated(octets, chance) if chance.random() < MUTATED else octets for octets in run]
+        run = [mutated(data, chance) if chance.random() < MUTATED else data for data in run]
         sock = socket.create_connection((LOOPBACK, self._arena.port(grammar.listener)), PATIENCE_SECS)
         with suppress(ConnectionError, BlockingIOError):
             sock.sendall(grammar.greeting())
@@ -134,10 +134,10 @@ class Fuzzer:
     def _negotiate(self, sock: socket.socket, grammar: FastGrammar) -> None:
         opened = False
         while not opened:
-            octets = sock.recv(65_536)
-            if not octets:
+            data = sock.recv(65_536)
+            if not data:
                 return
-            opened = any(isinstance(event, Opened) for event in grammar.client.receive_data(octets, 0.0))
+            opened = any(isinstance(event, Opened) for event in grammar.client.receive_data(data, 0.0))
             sock.sendall(grammar.client.data_to_send())
         sock.sendall(grammar.opening())
 

@@ -1,4 +1,4 @@
-"""Random and mutated octets raise nothing but RemoteProtocolError, and break no state machine.
+"""Random and mutated bytes raise nothing but RemoteProtocolError, and break no state machine.
 
 FUZZ_COUNT says how many inputs (default 50 000), FUZZ_SEED where the random numbers begin.
 """
@@ -91,11 +91,11 @@ def translate(raw: bytes, body: bytes) -> None:
         return
 
 
-def feed(side: Connection, octets: bytes, chance: random.Random) -> None:
+def feed(side: Connection, data: bytes, chance: random.Random) -> None:
     at = 0
-    while at < len(octets):
-        piece = chance.randint(1, len(octets))
-        for event in side.receive_data(octets[at : at + piece], 0.0):
+    while at < len(data):
+        piece = chance.randint(1, len(data))
+        for event in side.receive_data(data[at : at + piece], 0.0):
             use(event)
         at += piece
     side.data_to_send()
@@ -108,31 +108,31 @@ def test_frames_and_methods() -> None:
     chance = random.Random(SEED)
     valid = seeds()
     for number in range(COUNT):
-        octets = (
+        data = (
             mutated(chance.choice(valid), chance) if number % 4 else chance.randbytes(chance.randint(0, 60))
         )
         try:
-            taken = decode_frame(octets, 0, 131_072)
+            taken = decode_frame(data, 0, 131_072)
         except RemoteProtocolError:
             taken = None
-        read(decode_method, octets[7:-1] if taken is None else taken[2])
-        translate(octets[chance.randrange(20) :], b"")
+        read(decode_method, data[7:-1] if taken is None else taken[2])
+        translate(data[chance.randrange(20) :], b"")
 
 
 class Sink:
-    """Takes a body of so many octets, no more."""
+    """Takes a body of so many bytes, no more."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.octets = b""
+        self.data = b""
 
-    def write(self, octets: bytes) -> None:
-        self.octets += octets
-        assert len(self.octets) <= self.size
+    def write(self, data: bytes) -> None:
+        self.data += data
+        assert len(self.data) <= self.size
 
     def finish(self) -> bytes:
-        assert len(self.octets) == self.size
-        return self.octets
+        assert len(self.data) == self.size
+        return self.data
 
 
 def sinking() -> Wire:
@@ -149,8 +149,8 @@ def test_connections() -> None:
         if side.closed or 1 not in side.channels:
             wire = sinking()
             side = wire.server if number % 2 else wire.client
-        octets = b"".join(chance.choices(valid[-12:], k=chance.randint(0, 2)))
-        feed(side, octets + mutated(chance.choice(valid), chance), chance)
+        data = b"".join(chance.choices(valid[-12:], k=chance.randint(0, 2)))
+        feed(side, data + mutated(chance.choice(valid), chance), chance)
 
 
 def test_handshakes() -> None:

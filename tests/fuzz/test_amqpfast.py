@@ -1,4 +1,4 @@
-"""Random and mutated octets raise nothing but RemoteProtocolError, and break no state machine.
+"""Random and mutated bytes raise nothing but RemoteProtocolError, and break no state machine.
 
 FUZZ_COUNT says how many inputs (default 50 000), FUZZ_SEED where the random numbers begin.
 """
@@ -105,11 +105,11 @@ def use(event: e.Event, side: Connection, chance: random.Random) -> None:
             side.close_handle(event.command.handle_id, chance.choice((200, 404)))
 
 
-def feed(side: Connection, octets: bytes, now: float, chance: random.Random) -> None:
+def feed(side: Connection, data: bytes, now: float, chance: random.Random) -> None:
     at = 0
-    while at < len(octets):
-        piece = chance.randint(1, len(octets))
-        for event in side.receive_data(octets[at : at + piece], now):
+    while at < len(data):
+        piece = chance.randint(1, len(data))
+        for event in side.receive_data(data[at : at + piece], now):
             use(event, side, chance)
         at += piece
         assert side.begun <= ROOM
@@ -127,27 +127,27 @@ def test_frames_and_commands() -> None:
     chance = random.Random(SEED)
     valid = seeds(chance)
     for number in range(COUNT):
-        octets = (
+        data = (
             mutated(chance.choice(valid), chance) if number % 4 else chance.randbytes(chance.randint(3, 60))
         )
         try:
-            taken = decode_frame(octets, 0, 131_072)
+            taken = decode_frame(data, 0, 131_072)
         except RemoteProtocolError:
             taken = None
-        content = octets[2:-1] if taken is None else octets[taken[0] : taken[1]]
+        content = data[2:-1] if taken is None else data[taken[0] : taken[1]]
         if content:
             read(decode_command, content)
-        read(decode_head, octets[chance.randrange(20) :])
-        read(decode_message_list, octets)
+        read(decode_head, data[chance.randrange(20) :])
+        read(decode_message_list, data)
 
 
 def test_heads() -> None:
     chance = random.Random(SEED + 3)
     raw = [encode_head_properties(head) for head in HEADS]
     for _ in range(COUNT // 5):
-        octets = mutated(chance.choice(raw), chance)
-        if len(octets) >= 11:
-            translate(octets)
+        data = mutated(chance.choice(raw), chance)
+        if len(data) >= 11:
+            translate(data)
 
 
 def new_wire() -> Wire:
@@ -166,8 +166,8 @@ def test_connections() -> None:
             side = wire.server if number % 2 else wire.client
             now = 0.0
         now += chance.random()
-        octets = b"".join(chance.choices(valid, k=chance.randint(0, 3)))
-        feed(side, octets + mutated(chance.choice(valid), chance), now, chance)
+        data = b"".join(chance.choices(valid, k=chance.randint(0, 3)))
+        feed(side, data + mutated(chance.choice(valid), chance), now, chance)
 
 
 def test_negotiations() -> None:

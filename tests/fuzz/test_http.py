@@ -1,7 +1,7 @@
 """Whatever comes to the HTTP port, nothing but its connection ends, and nothing fails that nobody foresaw.
 
 A grammar puts requests together out of what servers read (methods, targets, versions, framing, upgrades,
-every header that changes a connection), then octets are mutated; several may share a connection, in pieces.
+every header that changes a connection), then bytes are mutated; several may share a connection, in pieces.
 `FUZZ_COUNT` sets how many connections (a tenth of it; at least 2 000); the seed is fixed.
 """
 
@@ -103,8 +103,8 @@ def request(chance: random.Random) -> bytes:
     if chance.random() < 0.4:
         chosen.append((b"Content-Length", str(len(body)).encode()))
     lines = [method + b" " + target + b" HTTP/" + version, *(name + b": " + value for name, value in chosen)]
-    octets = end.join([*lines, b"", b""]) + body
-    return mutated(octets, chance) if chance.random() < 0.5 else octets
+    data = end.join([*lines, b"", b""]) + body
+    return mutated(data, chance) if chance.random() < 0.5 else data
 
 
 async def told(port: int, pieces: list[bytes]) -> bytes:
@@ -116,8 +116,8 @@ async def told(port: int, pieces: list[bytes]) -> bytes:
                 for piece in pieces:
                     await stream.send_all(piece)
                 await stream.send_eof()
-                async for octets in stream:
-                    answer += octets
+                async for data in stream:
+                    answer += data
             except trio.BrokenResourceError:
                 pass  # it was ended while we spoke
     return bytes(answer)
@@ -133,13 +133,13 @@ async def test_requests(seed: int, tmp_path: Path) -> None:
 
         async def attack(count: int) -> None:
             for _ in range(count):
-                octets = b"".join(request(chance) for _ in range(chance.choice((1, 1, 1, 2, 3))))
-                cut = chance.randrange(len(octets) + 1)
-                answer = await told(gateway.http_port, [octets[:cut], octets[cut:]])
+                data = b"".join(request(chance) for _ in range(chance.choice((1, 1, 1, 2, 3))))
+                cut = chance.randrange(len(data) + 1)
+                answer = await told(gateway.http_port, [data[:cut], data[cut:]])
                 assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:80]
                 for status in re.findall(rb"HTTP/1\.1 (\d\d\d) ", answer):
                     statuses[status] = statuses.get(status, 0) + 1
-                    assert status != b"500", octets
+                    assert status != b"500", data
 
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):

@@ -1,4 +1,4 @@
-"""Random and mutated octets raise nothing but RemoteProtocolError, in any version and at either end.
+"""Random and mutated bytes raise nothing but RemoteProtocolError, in any version and at either end.
 
 `FUZZ_COUNT` sets how many strings (default 50 000); the seed is fixed, so a failure repeats.
 """
@@ -17,7 +17,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.codec import decode
 from gateway.protocols.mqtt.connection import Connection, State
-from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.data_types import decode_topic
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.server import ServerConnection
@@ -50,29 +50,29 @@ def seeds() -> list[tuple[Version, bytes]]:
 
 
 def mutated(chance: random.Random, packet: bytes) -> bytes:
-    """`packet` with a few octets changed, cut, repeated or put in."""
-    octets = bytearray(packet)
+    """`packet` with a few bytes changed, cut, repeated or put in."""
+    data = bytearray(packet)
     for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(octets) + 1)
+        at = chance.randrange(len(data) + 1)
         match chance.randrange(5):
-            case 0 if at < len(octets):
-                octets[at] = chance.randrange(256)
-            case 1 if at < len(octets):
-                octets[at] ^= 1 << chance.randrange(8)
+            case 0 if at < len(data):
+                data[at] = chance.randrange(256)
+            case 1 if at < len(data):
+                data[at] ^= 1 << chance.randrange(8)
             case 2:
-                del octets[at : at + chance.randint(1, 3)]
+                del data[at : at + chance.randint(1, 3)]
             case 3:
-                octets[at:at] = chance.randbytes(chance.randint(1, 3))
+                data[at:at] = chance.randbytes(chance.randint(1, 3))
             case _:
-                octets += octets[: chance.randint(0, 20)]
-    return bytes(octets)
+                data += data[: chance.randint(0, 20)]
+    return bytes(data)
 
 
-def with_length(chance: random.Random, octets: bytes) -> bytes:
+def with_length(chance: random.Random, data: bytes) -> bytes:
     """Often the right remaining length, so that what is behind it gets read."""
-    if len(octets) > 2 and chance.random() < 0.6:
-        return octets[:1] + bytes((min(len(octets) - 2, 127),)) + octets[2:]
-    return octets
+    if len(data) > 2 and chance.random() < 0.6:
+        return data[:1] + bytes((min(len(data) - 2, 127),)) + data[2:]
+    return data
 
 
 def server(version: Version) -> Connection:
@@ -93,11 +93,11 @@ def fresh(version: Version) -> Connection:
     return ServerConnection(packet_bytes_max=1 << 16)
 
 
-def feed(connection: Connection, octets: bytes, chance: random.Random) -> bool:
-    """Whether the connection took `octets`, in one or two pieces, without complaint."""
-    cut = chance.randint(0, len(octets))
+def feed(connection: Connection, data: bytes, chance: random.Random) -> bool:
+    """Whether the connection took `data`, in one or two pieces, without complaint."""
+    cut = chance.randint(0, len(data))
     try:
-        events = connection.receive_data(octets[:cut], 0.0) + connection.receive_data(octets[cut:], 0.0)
+        events = connection.receive_data(data[:cut], 0.0) + connection.receive_data(data[cut:], 0.0)
         for event in events:
             if isinstance(event, Publishes):
                 for _, topic, _, properties, _ in event.rows:
@@ -115,7 +115,7 @@ def feed(connection: Connection, octets: bytes, chance: random.Random) -> bool:
     return True
 
 
-def test_random_and_mutated_octets() -> None:
+def test_random_and_mutated_bytes() -> None:
     chance = random.Random(20_05)
     known = seeds()
     ends: list[Callable[[Version], Connection]] = [server, client, fresh]
@@ -124,10 +124,10 @@ def test_random_and_mutated_octets() -> None:
     for number in range(COUNT):
         version, packet = chance.choice(known)
         raw = chance.randbytes(chance.randint(1, 40)) if number % 4 == 0 else mutated(chance, packet)
-        octets = with_length(chance, raw)
+        data = with_length(chance, raw)
         at = chance.randrange(len(ends))
         connection = lives.pop((at, version), None) or ends[at](version)
-        took = feed(connection, octets, chance)
+        took = feed(connection, data, chance)
         taken += took
         if took and connection.state is State.OPEN and not connection._buffer:
             connection.data_to_send()

@@ -60,7 +60,7 @@ def test_no_text_lists_the_protocols() -> None:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_an_address_survives_its_text_and_its_octets(name: str) -> None:
+def test_an_address_survives_its_text_and_its_bytes(name: str) -> None:
     dialect = DIALECTS[name]
     scopes = dialect.scopes or (
         ("", "e", "Shop.Contracts:OrderCreated", "50%", "%3A") if dialect.scope_word else ("",)

@@ -77,18 +77,18 @@ class Amqp(Raw):
     def events(self) -> list[Event]:
         """What has been heard and not been asked for yet; waits until there is something."""
         while not self._events:
-            octets = self.sock.recv(65_536)
-            if not octets:
+            data = self.sock.recv(65_536)
+            if not data:
                 raise ConnectionError("the gateway has closed the connection")
-            self._events += self.machine.receive_data(octets, 0.0)
+            self._events += self.machine.receive_data(data, 0.0)
             self.flush()
         found, self._events = self._events, []
         return found
 
     def flush(self) -> None:
-        octets = self.machine.data_to_send()
-        if octets:
-            self.send(octets)
+        data = self.machine.data_to_send()
+        if data:
+            self.send(data)
 
     def next(self, kind: type[Kind]) -> Kind:
         """The next event of a kind; others in between are passed over."""
@@ -97,10 +97,10 @@ class Amqp(Raw):
                 event = self._events.pop(0)
                 if isinstance(event, kind):
                     return event
-            octets = self.sock.recv(65_536)
-            if not octets:
+            data = self.sock.recv(65_536)
+            if not data:
                 raise ConnectionError("the gateway has closed the connection")
-            self._events += self.machine.receive_data(octets, 0.0)
+            self._events += self.machine.receive_data(data, 0.0)
             self.flush()
 
     def call(self, method: m.Method, answer: type[Answer]) -> Answer:

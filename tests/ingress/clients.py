@@ -1,4 +1,4 @@
-"""Blocking clients for tests that need every octet in hand: an MQTT machine, or nothing, on a socket."""
+"""Blocking clients for tests that need every byte in hand: an MQTT machine, or nothing, on a socket."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Raw:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def send(self, octets: bytes) -> Self:
-        self.sock.sendall(octets)
+    def send(self, data: bytes) -> Self:
+        self.sock.sendall(data)
         return self
 
     def rest(self) -> bytes:
@@ -63,12 +63,12 @@ class Raw:
         found = b""
         while True:
             try:
-                octets = self.sock.recv(65_536)
+                data = self.sock.recv(65_536)
             except ConnectionResetError:
                 return found
-            if not octets:
+            if not data:
                 return found
-            found += octets
+            found += data
 
     def cut(self) -> None:
         """Vanish without a word."""
@@ -100,10 +100,10 @@ class Mqtt(Raw):
                     return event
                 if isinstance(event, Publishes):
                     self.heard.append(event)
-            octets = self.sock.recv(65_536)
-            if not octets:
+            data = self.sock.recv(65_536)
+            if not data:
                 raise ConnectionError("the gateway has closed the connection")
-            self._events += self.machine.receive_data(octets, 0.0)
+            self._events += self.machine.receive_data(data, 0.0)
 
     def closed(self) -> bool:
         """Wait until the gateway closes."""
@@ -154,9 +154,9 @@ class Mqtt(Raw):
         self.flush()
         before = self.machine.received[PacketType.PINGRESP]
         while self.machine.received[PacketType.PINGRESP] == before:
-            octets = self.sock.recv(65_536)
-            assert octets, "the gateway has closed the connection"
-            self._events += self.machine.receive_data(octets, 0.0)
+            data = self.sock.recv(65_536)
+            assert data, "the gateway has closed the connection"
+            self._events += self.machine.receive_data(data, 0.0)
 
     def events(self, kind: type[Kind]) -> list[Kind]:
         """Those of a kind that have come so far; they stay."""
@@ -192,16 +192,16 @@ def stats(gateway: Running, listener: str = "mqtt") -> ListenerStats:
     return gateway.gateway.listeners[listener].stats
 
 
-def octets_of(stats: ListenerStats) -> tuple[int, int]:
+def bytes_of(stats: ListenerStats) -> tuple[int, int]:
     """In and out, as they are counted."""
-    return stats.octets_in, stats.octets_out
+    return stats.bytes_in, stats.bytes_out
 
 
 def arrived(gateway: Running, listener: str) -> int:
-    """Octets that a listener has read, those included of clients that may yet come to be another's."""
+    """Bytes that a listener has read, those included of clients that may yet come to be another's."""
     there = gateway.gateway.listeners[listener]
-    waiting = [len(one.octets) for one in list(there.connections) if isinstance(one, PendingConnection)]
-    return there.stats.octets_in + sum(waiting)
+    waiting = [len(one.data) for one in list(there.connections) if isinstance(one, PendingConnection)]
+    return there.stats.bytes_in + sum(waiting)
 
 
 def eventually(condition: Callable[..., object], seconds: float = PATIENCE_SECS) -> None:

@@ -284,7 +284,7 @@ def nested(depth: int) -> bytes:
 
 
 def test_headers_are_nested_to_a_limit(gateway: Running) -> None:
-    """Tables at the limit arrive octet for octet; beyond it they cost the connection, as malformed."""
+    """Tables at the limit arrive byte for byte; beyond it they cost the connection, as malformed."""
     deepest = nested(NESTING_MAX)
     table = b"\x01tF" + deepest[2:]  # what stands behind the flags, as a field of one more table
     deeper = deepest[:2] + len(table).to_bytes(4, "big") + table
@@ -383,7 +383,7 @@ def test_what_is_set_aside_expires_and_is_purged(gateway: Running) -> None:
         held = gateway.gateway.host.queues["q"]
         gateway.until(lambda: held.drop_expired() == 0.0 and len(held) == 1)
         assert client.call(m.QueuePurge("q"), m.QueuePurgeOk).message_count == 1
-        assert gateway.ask(lambda: (len(held), held.octets, held.unacknowledged)) == (0, 0, 0)
+        assert gateway.ask(lambda: (len(held), held.byte_count, held.unacknowledged)) == (0, 0, 0)
         wide(client, b"5")
         small.cut()
         gateway.until(lambda: not held.consumers)
@@ -417,12 +417,12 @@ def test_channels_are_independent(gateway: Running) -> None:
 def answers(client: Amqp, *said: bytes) -> list[str]:
     """The methods that answer frames of channel 1 which were sent in one segment, up to what ends it."""
     client.send(b"".join(said))
-    octets, at = b"", 0
+    data, at = b"", 0
     names: list[str] = []
     while not names or names[-1] not in ("channel.close", "channel.close-ok", "connection.close"):
-        frame = decode_frame(octets, at, 131_072)
+        frame = decode_frame(data, at, 131_072)
         if frame is None:
-            octets += client.sock.recv(65_536)
+            data += client.sock.recv(65_536)
             continue
         kind, _, payload, at = frame
         if kind == FRAME_METHOD:

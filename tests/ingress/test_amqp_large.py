@@ -58,7 +58,7 @@ def confirming(connection: pika.BlockingConnection) -> BlockingChannel:
 
 
 def used(gateway: Running) -> int:
-    """Octets on disk."""
+    """Bytes on disk."""
     return gateway.ask(lambda: gateway.gateway.bodies.spool.used)
 
 

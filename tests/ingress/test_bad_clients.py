@@ -41,7 +41,7 @@ MQTT_FAULTS = [
     ),
     ("a large CONNECT", b"\x10\xff\xff\xff\x7f\0\4MQTT\4", b"", "packet_too_large"),
     ("a large CONNECT of MQTT 5", b"\x10\xff\xff\xff\x7f\0\4MQTT\5", b"\x20\3\0\x95\0", "packet_too_large"),
-    ("five octets of length", CONNECT + b"\x30\xff\xff\xff\xff\xff", CONNACK, "malformed_packet"),
+    ("five bytes of length", CONNECT + b"\x30\xff\xff\xff\xff\xff", CONNACK, "malformed_packet"),
     ("a packet over the limit", CONNECT_5 + b"\x30\xff\xff\xff\x7f", None, "packet_too_large"),
     ("one that is no PUBLISH", CONNECT + b"\x82\xff\xff\xff\x7f", CONNACK, "packet_too_large"),
     (
@@ -149,10 +149,10 @@ def stalls(writer: Raw, publish: Callable[[], None], count: int = 400) -> bool:
 
 
 def held_for(gateway: Running, client_id: str) -> int:
-    """Octets that wait in a session and behind its connection."""
+    """Bytes that wait in a session and behind its connection."""
     session = gateway.gateway.mqtt.sessions[client_id]
     assert isinstance(session.outlet, MqttConnection)
-    return session._octets + session.outlet.stream.queued
+    return session._byte_count + session.outlet.stream.queued
 
 
 def test_an_amqp_consumer_that_never_reads_costs_bounded_memory_and_nobody_else() -> None:
@@ -171,9 +171,9 @@ def test_an_amqp_consumer_that_never_reads_costs_bounded_memory_and_nobody_else(
 
 
 def waiting_in(gateway: Running, queue: str) -> int:
-    """Octets that wait in a queue and behind all connections of the listener."""
+    """Bytes that wait in a queue and behind all connections of the listener."""
     behind = sum(connection.stream.queued for connection in gateway.gateway.listeners["amqp091"].connections)
-    return gateway.gateway.host.queues[queue].octets + behind
+    return gateway.gateway.host.queues[queue].byte_count + behind
 
 
 def test_garbage_on_a_tls_listener_is_ended_and_tls_clients_go_on(tmp_path: Path) -> None:

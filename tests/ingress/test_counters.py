@@ -49,11 +49,11 @@ def _tamper_subscribed(objects: list[Any]) -> None:
 
 
 TAMPERS: Final[dict[str, Tamper]] = {
-    "octets of queue 'jobs'": _add("octets", Queue, _jobs),
+    "bytes of queue 'jobs'": _add("byte_count", Queue, _jobs),
     "handed out of queue 'jobs'": _add("unacknowledged", Queue, _jobs),
     "sent on channel 1": _add("outstanding", AmqpChannel),
-    "octets that a connection holds": _add("octets", Outstanding),
-    "octets of session 'away'": _add("_octets", Session),
+    "bytes that a connection holds": _add("byte_count", Outstanding),
+    "bytes of session 'away'": _add("byte_count", Session),
     "subscriptions by user": _tamper_subscribed,
     "steps of topic filters": lambda objects: _first(objects, MqttNamespace).steps.add("ann", 1),
     "number of": _add("count", UserShares),

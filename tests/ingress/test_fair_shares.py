@@ -349,7 +349,7 @@ USUAL: Final = User(password_hash=HASH)
 
 
 def numbers(rate: Rate) -> tuple[int, int]:
-    return rate.octets_per_sec, rate.messages_per_sec
+    return rate.bytes_per_sec, rate.messages_per_sec
 
 
 def enter(gateway: Running, protocol: str, user: str) -> Raw:
@@ -374,8 +374,8 @@ def enter(gateway: Running, protocol: str, user: str) -> Raw:
 def test_a_users_rates_take_the_place_of_the_listeners(
     protocol: str, listener: tuple[int, int], expected: dict[str, tuple[int, int] | None]
 ) -> None:
-    octets, messages = listener
-    limits = Limits(receive_bytes_per_sec_max=octets, receive_messages_per_sec_max=messages)
+    byte_count, messages = listener
+    limits = Limits(receive_bytes_per_sec_max=byte_count, receive_messages_per_sec_max=messages)
     users = {"slow": SLOW, "fast": FAST, "usual": USUAL}
     with running(settings_of(users=users, limits=limits)) as gateway:
 
@@ -461,8 +461,8 @@ def test_what_is_held_in_memory_is_somebodys_in_every_protocol() -> None:
 
         def held() -> dict[str, int]:
             found: dict[str, int] = {}
-            for _, octets, user, _ in gateway.gateway._claims():
-                found[user] = found.get(user, 0) + octets // 100_000
+            for _, byte_count, user, _ in gateway.gateway._claims():
+                found[user] = found.get(user, 0) + byte_count // 100_000
             return {user: count for user, count in found.items() if count}
 
         lasting(gateway, "away", 60)
@@ -554,7 +554,7 @@ def test_what_waits_of_a_held_client_is_in_its_share(protocol: str, end: str, tm
             return {one.sender.user: one.stream.reading for one in found}
 
         def claimed() -> int:
-            return sum([octets for _, octets, user, _ in gateway.gateway._claims() if user == "eve"])
+            return sum([byte_count for _, byte_count, user, _ in gateway.gateway._claims() if user == "eve"])
 
         def use(part: float) -> None:
             memory = gateway.gateway.memory
@@ -588,7 +588,7 @@ def test_commands_that_wait_weigh_what_they_carry(tmp_path: Path) -> None:
     with running(given) as gateway:
 
         def weight(protocol: str) -> int:
-            return sum([one.waiting.octets for one in gateway.gateway.listeners[protocol].connections])
+            return sum([one.waiting.byte_count for one in gateway.gateway.listeners[protocol].connections])
 
         with enter(gateway, "mqtt", "eve") as mqtt, enter(gateway, "amqp091", "eve") as amqp:
             declare_full(gateway, "mqtt", mqtt)
@@ -657,7 +657,7 @@ def test_an_open_transaction_is_in_the_share_of_its_user(protocol: str, end: str
     ):
 
         def claimed() -> int:
-            return sum([octets for _, octets, user, _ in gateway.gateway._claims() if user == "eve"])
+            return sum([byte_count for _, byte_count, user, _ in gateway.gateway._claims() if user == "eve"])
 
         memory, shares = gateway.gateway.memory, gateway.gateway.memory_shares
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.storage import PIECE_OCTETS_MAX
+from gateway.broker.storage import PIECE_BYTES_MAX
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Got
@@ -15,7 +15,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.interop.gateway_fixture import running, settings_of
 
 PERSISTENT = b"\x10\x00\x02"  # flags of basic properties with the delivery mode alone, and the mode
-BODY = bytes(PIECE_OCTETS_MAX // 40)
+BODY = bytes(PIECE_BYTES_MAX // 40)
 COUNT = 130  # more than two pieces, of which one is read while the other one waits
 
 

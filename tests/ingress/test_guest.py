@@ -66,7 +66,7 @@ def test_what_it_does_not_say_it_does_not_have() -> None:
     one.blocked("the disk is full")
     one.told_of_memory(True)
     assert (one.virtual_host, one.channel_count, one.leaves_a_will) == ("", 0, False)
-    assert (one.begun, one.outstanding_octets) == (0, 0)
+    assert (one.begun, one.outstanding_bytes) == (0, 0)
     assert (one.stream.why, one.farewells) == ("", [])
 
 

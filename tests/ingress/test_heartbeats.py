@@ -28,9 +28,9 @@ def test_they_come_within_an_interval(protocol: str, monkeypatch: pytest.MonkeyP
             heard = time.monotonic()
             gaps: list[float] = []
             while len(gaps) < BEATS:
-                octets = client.sock.recv(1_000)
+                data = client.sock.recv(1_000)
                 gaps.append(time.monotonic() - heard)
                 heard += gaps[-1]
-                assert octets == beat
+                assert data == beat
                 client.send(beat)
     assert max(gaps[1:]) < INTERVAL_SECS, gaps  # the first tick may be a whole one

@@ -9,7 +9,7 @@ import pytest
 from gateway.model.spooled import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
-from gateway.transport.stream import LARGE_READ_OCTETS, READ_OCTETS
+from gateway.transport.stream import LARGE_READ_BYTES, READ_BYTES
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import Raw, connect
 from tests.interop.gateway_fixture import Running
@@ -33,16 +33,16 @@ def amqp(gateway: Running) -> tuple[Raw, bytes]:
 def test_more_is_read_at_a_time_while_a_large_message_comes(
     gateway: Running, listener: str, begin: Callable[[Running], tuple[Raw, bytes]]
 ) -> None:
-    client, octets = begin(gateway)
+    client, data = begin(gateway)
 
     def reads(count: int) -> Callable[[], bool]:
         """So much is read at a time."""
         connections = gateway.gateway.listeners[listener].connections
-        return lambda: {one.stream.read_octets for one in connections} == {count}
+        return lambda: {one.stream.read_bytes for one in connections} == {count}
 
     with client:
-        gateway.until(reads(READ_OCTETS))
-        client.send(octets[:20_000])
-        gateway.until(reads(LARGE_READ_OCTETS))
-        client.send(octets[20_000:])
-        gateway.until(reads(READ_OCTETS))
+        gateway.until(reads(READ_BYTES))
+        client.send(data[:20_000])
+        gateway.until(reads(LARGE_READ_BYTES))
+        client.send(data[20_000:])
+        gateway.until(reads(READ_BYTES))

@@ -1,6 +1,6 @@
-"""The little-endian dialect over a socket: no client of it survives, so its octets are written out here.
+"""The little-endian dialect over a socket: no client of it survives, so its bytes are written out here.
 
-16-bit words (keep-alive, packet identifiers) have their low octet first, string lengths do not.
+16-bit words (keep-alive, packet identifiers) have their low byte first, string lengths do not.
 """
 
 from __future__ import annotations
@@ -95,22 +95,22 @@ def test_a_script(gateway: Running, name: str) -> None:
                 assert packets(exactly(client, len(wanted))) == packets(wanted)
 
 
-def packets(octets: bytes) -> list[bytes]:
+def packets(data: bytes) -> list[bytes]:
     """Sorted: what is delivered and what is acknowledged may come in either order."""
     found = []
-    while octets:
-        size = 2 + octets[1]
-        found.append(octets[:size])
-        octets = octets[size:]
+    while data:
+        size = 2 + data[1]
+        found.append(data[:size])
+        data = data[size:]
     return sorted(found)
 
 
 def exactly(client: Raw, count: int) -> bytes:
     found = b""
     while len(found) < count:
-        octets = client.sock.recv(count - len(found))
-        assert octets, f"closed after {found.hex(' ')}"
-        found += octets
+        data = client.sock.recv(count - len(found))
+        assert data, f"closed after {found.hex(' ')}"
+        found += data
     return found
 
 

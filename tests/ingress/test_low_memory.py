@@ -32,12 +32,12 @@ BLOCKED_SECS = 0.2  # how long nothing is said by a gateway that would have answ
 class Watched(Running):
     """A gateway whose memory is as the test says."""
 
-    def use(self, octets: int) -> None:
+    def use(self, byte_count: int) -> None:
         memory = self.gateway.memory
 
         def read() -> None:
             memory.mark = MARK
-            memory._resident = lambda: octets
+            memory._resident = lambda: byte_count
             memory._trim = None
             memory.look()
             self.gateway.writes.flush()

@@ -1,4 +1,4 @@
-"""What a client takes and does not acknowledge, or sends and does not commit, is bounded, in octets too."""
+"""What a client takes and does not acknowledge, or sends and does not commit, is bounded, in bytes too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.ingress.outstanding import Outstanding
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.model.message import MESSAGE_BYTES
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import ChannelClosed, Got
 from gateway.protocols.amqpfast import commands as fast
@@ -20,8 +20,8 @@ from tests.interop.gateway_fixture import Running, running, settings_of
 
 BODY = bytes(1_000)
 LARGE = bytes(700_000)  # a queue hands out no two of them together
-LARGE_MAX = 3 * (len(LARGE) + MESSAGE_OCTETS)
-WEIGHT = len(BODY) + MESSAGE_OCTETS + 2  # the flags of no properties
+LARGE_MAX = 3 * (len(LARGE) + MESSAGE_BYTES)
+WEIGHT = len(BODY) + MESSAGE_BYTES + 2  # the flags of no properties
 
 
 class Starved:
@@ -38,23 +38,23 @@ class Starved:
 def test_whoever_was_refused_goes_on_when_half_is_acknowledged() -> None:
     stream: Any = Starved()
     outstanding = Outstanding(stream, 100)
-    outstanding.octets += 99
+    outstanding.byte_count += 99
     assert not outstanding.full
     outstanding.settled(99)
     assert stream.times == 0  # nobody waits
-    outstanding.octets += 300
+    outstanding.byte_count += 300
     assert outstanding.full
     outstanding.settled(249)
     assert stream.times == 0
     outstanding.settled(1)
     outstanding.settled(50)
-    assert (stream.times, outstanding.octets, outstanding.full) == (1, 0, False)
+    assert (stream.times, outstanding.byte_count, outstanding.full) == (1, 0, False)
 
 
 def held(gateway: Running, listener: str) -> list[int]:
     """What the clients of a listener have not acknowledged."""
     connections: Any = gateway.gateway.listeners[listener].connections
-    return gateway.ask(lambda: [one.outstanding.octets for one in connections])
+    return gateway.ask(lambda: [one.outstanding.byte_count for one in connections])
 
 
 # AMQP 0-9-1.
@@ -81,7 +81,7 @@ def test_a_consumer_gets_no_more_than_it_may_hold_and_then_the_rest() -> None:
         eventually(lambda: held(gateway, "amqp091") == [0])
 
 
-def test_get_is_refused_beyond_the_octets_of_the_connection() -> None:
+def test_get_is_refused_beyond_the_bytes_of_the_connection() -> None:
     limits = Limits(unacknowledged_bytes_max=3 * WEIGHT)
     with running(settings_of(limits=limits)) as gateway, Amqp(gateway).open() as client:
         client.call(m.QueueDeclare("q"), m.QueueDeclareOk)
@@ -122,7 +122,7 @@ def test_get_is_refused_beyond_the_messages_of_the_channel() -> None:
     [
         (Limits(transaction_messages_max=3), b"", 3),
         (Limits(transaction_bytes_max=3 * WEIGHT), BODY, 3),
-        (Limits(transaction_bytes_max=3 * MESSAGE_OCTETS + 6), b"", 3),
+        (Limits(transaction_bytes_max=3 * MESSAGE_BYTES + 6), b"", 3),
     ],
 )
 def test_a_transaction_is_bounded(limits: Limits, body: bytes, count: int) -> None:
@@ -155,7 +155,7 @@ def test_what_is_acknowledged_in_a_transaction_counts_until_the_commit() -> None
 
 
 def test_a_fast_consumer_gets_no_more_than_it_may_hold_and_then_the_rest() -> None:
-    limits = Limits(unacknowledged_bytes_max=3 * (len(BODY) + MESSAGE_OCTETS))
+    limits = Limits(unacknowledged_bytes_max=3 * (len(BODY) + MESSAGE_BYTES))
     with running(settings_of(limits=limits)) as gateway, Fast(gateway).open() as client:
         handle = client.handle("q")
         client.consume(handle)
@@ -163,7 +163,7 @@ def test_a_fast_consumer_gets_no_more_than_it_may_hold_and_then_the_rest() -> No
             client.put(handle, BODY)  # one at a time
         assert len(client.rows(3)) == 3
         assert client.quiet()
-        assert held(gateway, "amqpfast")[0] >= 3 * (len(BODY) + MESSAGE_OCTETS)
+        assert held(gateway, "amqpfast")[0] >= 3 * (len(BODY) + MESSAGE_BYTES)
         client.ack(3)
         assert len(client.rows(3)) == 3
         client.ack(6)
@@ -195,7 +195,7 @@ def test_what_returns_to_its_queue_counts_no_longer(ending: str) -> None:
 
 
 def test_a_fast_transaction_counts_empty_messages() -> None:
-    limits = Limits(transaction_bytes_max=4 * MESSAGE_OCTETS)
+    limits = Limits(transaction_bytes_max=4 * MESSAGE_BYTES)
     with running(settings_of(limits=limits)) as gateway, Fast(gateway).open(transacted=True) as client:
         handle = client.handle("q")
         client.put(handle, b"", b"", b"")

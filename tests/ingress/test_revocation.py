@@ -161,11 +161,11 @@ def test_who_needs_no_certificate_is_let_in_without_one(authority: Authority) ->
 def test_a_file_that_is_no_list_is_refused_at_the_start(authority: Authority, content: str) -> None:
     """Above all a certificate, which would be trusted as an authority."""
     _, own = authority.sign("gateway")
-    octets = {
+    data = {
         "certificate": authority.file.read_bytes(),
         "certificate and list": authority.file.read_bytes() + authority.crl.read_bytes(),
     }.get(content, content.encode())
-    authority.crl.write_bytes(octets)
+    authority.crl.write_bytes(data)
     with pytest.raises(ConfigurationError, match="certificate"):
         server_context("mqtts", own, own, authority.file, crl_file=authority.crl)
 

@@ -65,7 +65,7 @@ def test_the_credit_of_a_channel_with_two_consumers_of_each_queue() -> None:
         assert in_turn(found)
 
 
-def test_the_octets_of_a_connection() -> None:
+def test_the_bytes_of_a_connection() -> None:
     limits = Limits(unacknowledged_bytes_max=4 * len(LARGE))
     with running(settings_of(limits=limits)) as gateway, Amqp(gateway).open() as client:
         filled(client, LARGE)

@@ -1,7 +1,7 @@
 """A Celery application for the tests; its broker comes from the environment, its results go back by AMQP.
 
 Whatever the broker, a worker's loop (kombu 5.7) may sleep for five seconds on acknowledgements: those that a
-timer caused, and a task with a countdown is one, are sent in the next turn, for which it waits until octets
+timer caused, and a task with a countdown is one, are sent in the next turn, for which it waits until bytes
 come or another timer is due. With RabbitMQ 3.10 that was seen in 19 of 50 runs, so it says nothing about the
 broker under test. A timer that is always due soon takes it away.
 """

@@ -108,7 +108,7 @@ def rabbitmq_script(name: str) -> str:
 
 
 def answers(port: int, request: bytes, expected: bytes) -> bool:
-    """Whether the peer on `port` answers `request` with octets that begin with `expected`."""
+    """Whether the peer on `port` answers `request` with data that begin with `expected`."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=2.0) as stream:
             stream.sendall(request)

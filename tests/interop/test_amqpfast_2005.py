@@ -16,11 +16,11 @@ from gateway.protocols.amqpfast.codec import decode_credentials
 from gateway.protocols.amqpfast.server import ServerConnection
 from tests.configured import make_link
 from tests.ingress.amqpfast.client import TOPIC, head
-from tests.ingress.amqpfast.large import MIB, Whole, octets
+from tests.ingress.amqpfast.large import MIB, Whole, data
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 
 PATIENCE_SECS = 30.0
-LARGE = octets(2 * MIB)
+LARGE = data(2 * MIB)
 MAPPING = """
 version: 1
 routes:
@@ -90,7 +90,7 @@ class Server2005(threading.Thread):
                 self.bodies.append(body)
                 machine.reply(handle, tag)
         elif isinstance(event, e.Fragment):
-            self._parts.append(bytes(event.octets))
+            self._parts.append(bytes(event.data))
             if event.last:
                 self.bodies.append(b"".join(self._parts))
                 self._parts.clear()

@@ -204,7 +204,7 @@ def joined(client: Fast) -> bytes:
     parts = []
     while True:
         fragment = client.next(Fragment)
-        parts.append(fragment.octets)
+        parts.append(fragment.data)
         if fragment.last:
             return b"".join(parts)
 

@@ -41,8 +41,8 @@ def test_a_broker_that_still_sends_meets_an_open_socket(ending: str) -> None:
                 one.until(lambda: link.up)
                 ENDINGS[ending](one)
                 goodbye = b""
-                while octets := broker.recv(4_096):
-                    goodbye += octets
+                while data := broker.recv(4_096):
+                    goodbye += data
                 assert goodbye[-2] == DISCONNECT or goodbye[-4] == DISCONNECT
                 for _ in range(20):
                     broker.sendall(PINGRESP)
@@ -61,8 +61,8 @@ def test_a_client_that_still_sends_when_the_gateway_stops_meets_an_open_socket()
         assert client.recv(4_096)[0] == 0x20
         one.ask(one.gateway.stop)
         goodbye = b""
-        while octets := client.recv(4_096):
-            goodbye += octets
+        while data := client.recv(4_096):
+            goodbye += data
         assert goodbye[0] == DISCONNECT
         assert goodbye[2] == 0x8B
         for _ in range(20):

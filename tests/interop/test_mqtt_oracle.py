@@ -200,9 +200,9 @@ def an_empty_client_identifier(v: Version, t: str) -> Script:
     return [("a", hello(v, "")), ("b", Connect("", v, False, properties={}))]
 
 
-def _fault(name: str, octets: bytes) -> None:
+def _fault(name: str, data: bytes) -> None:
     def faulty(v: Version, t: str) -> Script:
-        return [("a", hello(v, f"{t}a")), ("a", octets)]
+        return [("a", hello(v, f"{t}a")), ("a", data)]
 
     SCRIPTS[name] = faulty
 
@@ -214,15 +214,15 @@ _fault("SUBSCRIBE with wrong flags", b"\x80\x06\x00\x01\x00\x01a\x00")
 _fault("UNSUBSCRIBE with wrong flags", b"\xa0\x05\x00\x01\x00\x01a")
 _fault("PUBREL with wrong flags", b"\x60\x02\x00\x01")
 _fault("SUBSCRIBE without filters", b"\x82\x02\x00\x01")
-_fault("a remaining length of five octets", b"\x30\xff\xff\xff\xff\x01")
+_fault("a remaining length of five bytes", b"\x30\xff\xff\xff\xff\x01")
 _fault("packet type 0", b"\x00\x00")
 
 
 BEFORE: Final[dict[str, Callable[[Version, str], Script]]] = {}
 
 
-def before_connect(name: str, octets: bytes) -> None:
-    BEFORE[name] = lambda v, t: [("a", octets)]
+def before_connect(name: str, data: bytes) -> None:
+    BEFORE[name] = lambda v, t: [("a", data)]
 
 
 before_connect("PUBLISH before CONNECT", b"\x30\x04\x00\x01ax")
@@ -331,7 +331,7 @@ DIFFERENT: Final[dict[tuple[str, Version], Difference]] = {
     },
     ("a second CONNECT", V5): Difference([("a", "DISCONNECT", 0x82)], [], REASON),
     ("PUBREL with wrong flags", V5): Difference([("a", "DISCONNECT", 0x81)], [], REASON),
-    ("a remaining length of five octets", V5): Difference([("a", "DISCONNECT", 0x81)], [], REASON),
+    ("a remaining length of five bytes", V5): Difference([("a", "DISCONNECT", 0x81)], [], REASON),
     ("a wildcard in a topic", V5): Difference(
         [("a", "DISCONNECT", 0x90)], [("a", "DISCONNECT", 0x82)], "0x90 is the reason for it (5: 3.14.2.1)"
     ),

@@ -57,7 +57,7 @@ def linked(old: Running, folder: Path, **given: Any) -> Iterator[Running]:
 @pytest.mark.parametrize("version, byte_order", ORDERS)
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_link_speaks_it_in_both_directions(tmp_path: Path, version: str, byte_order: str, qos: int) -> None:
-    """More than 255 messages, so that both octets of an identifier count; and a reconnect in between."""
+    """More than 255 messages, so that both bytes of an identifier count; and a reconnect in between."""
     with (
         server(byte_order) as old,
         linked(old, tmp_path, version=version, byte_order=byte_order, qos=qos) as gateway,
@@ -89,14 +89,14 @@ class Recorder:
         with connection, self._listening:
             connection.settimeout(10)
             while True:
-                octets = connection.recv(4096)
-                if not octets:
+                data = connection.recv(4096)
+                if not data:
                     return
-                self.said += octets
-                if octets[0] >> 4 == PacketType.CONNECT:
+                self.said += data
+                if data[0] >> 4 == PacketType.CONNECT:
                     connection.sendall(bytes.fromhex("20020000"))
-                elif octets[0] >> 4 == PacketType.PUBLISH:
-                    connection.sendall(b"\x40\x02" + octets[6:8])  # the identifier as it came
+                elif data[0] >> 4 == PacketType.PUBLISH:
+                    connection.sendall(b"\x40\x02" + data[6:8])  # the identifier as it came
 
     def ended(self) -> bytes:
         self._thread.join(20)

@@ -88,8 +88,8 @@ class Side:
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         url = f"http://{LOOPBACK}:{self._port}/api/{path}"
-        octets = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        found = httpx.request(method, url, content=octets, auth=self._auth, timeout=20)
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        found = httpx.request(method, url, content=data, auth=self._auth, timeout=20)
         return found.status_code, found.json() if found.content else None
 
 

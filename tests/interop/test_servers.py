@@ -61,11 +61,11 @@ def test_rabbitmq_takes_what_amqp_publish_sends(rabbitmq: RabbitMQ) -> None:
 def test_a_stopped_broker_leaves_no_process(tmp_path: Path) -> None:
     with Mosquitto(tmp_path) as broker:
         assert broker.running
-    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _octets(path)]
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _data(path)]
     assert found == []
 
 
-def _octets(path: Path) -> bytes:
+def _data(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:  # the process ended while we looked

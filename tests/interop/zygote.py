@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn, TextIO
 import trio
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-REQUEST_OCTETS_MAX: Final = 1_048_576
+REQUEST_BYTES_MAX: Final = 1_048_576
 IMPORTED: Final = (
     *("gateway.app.process", "gateway.cli.run", "gateway.cli.welcome", "gateway.telemetry.logs"),
     "tests.idle",
@@ -131,7 +131,7 @@ def serve(descriptor: int) -> None:
             os.read(woken, 4096)
             _reap(running)
         if asked.fileno() in ready:
-            request, files, _, _ = socket.recv_fds(asked, REQUEST_OCTETS_MAX, 3)
+            request, files, _, _ = socket.recv_fds(asked, REQUEST_BYTES_MAX, 3)
             if not request:
                 return
             stdout, stderr, exits = files

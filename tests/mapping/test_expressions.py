@@ -15,8 +15,8 @@ from gateway.mapping.conditions import (
 )
 from gateway.mapping.expressions import (
     DEPTH_MAX,
-    EXPRESSION_OCTETS_MAX,
-    PATTERN_OCTETS_MAX,
+    EXPRESSION_BYTES_MAX,
+    PATTERN_BYTES_MAX,
     STEPS_MAX,
     Expression,
     NotUnderstood,
@@ -85,7 +85,7 @@ def test_what_goes_through_the_same_again_costs_more(text: str, least: float) ->
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("'a'" + " + 'a'" * 1_000 + " == body", "octets"),
+        ("'a'" + " + 'a'" * 1_000 + " == body", "bytes"),
         ("(" * (DEPTH_MAX + 1) + "1" + ")" * (DEPTH_MAX + 1) + " == 1", "nested deeper"),
         ("[" * (DEPTH_MAX + 1) + "1" + "]" * (DEPTH_MAX + 1) + " == 1", "nested deeper"),
         ("true ? 1 : " * (DEPTH_MAX + 1) + "1", "nested deeper"),
@@ -104,14 +104,14 @@ def test_what_goes_through_the_same_again_costs_more(text: str, least: float) ->
         (r"body.matches(r'[\w\d]{100}')", "too many steps"),
         (r"body.matches('\x5cw{100}')", "octal"),
         ("body.matches('(?ix)a{ 1000 }')", "verbose"),
-        ("body.matches('" + "a" * PATTERN_OCTETS_MAX + "')", "a pattern has at most"),
+        ("body.matches('" + "a" * PATTERN_BYTES_MAX + "')", "a pattern has at most"),
     ],
 )
 def test_what_is_too_dear_for_any_message_is_refused(text: str, reason: str) -> None:
-    if "octets" not in reason:
-        assert len(text) <= EXPRESSION_OCTETS_MAX
+    if "bytes" not in reason:
+        assert len(text) <= EXPRESSION_BYTES_MAX
     else:
-        text += " || true" * (EXPRESSION_OCTETS_MAX // 8)
+        text += " || true" * (EXPRESSION_BYTES_MAX // 8)
     with pytest.raises(MappingError) as caught:
         Condition(text, ())
     assert reason in str(caught.value)
@@ -121,13 +121,13 @@ def test_what_is_too_dear_for_any_message_is_refused(text: str, reason: str) -> 
 def test_the_longest_chains_are_read_and_evaluated(sign: str) -> None:
     """Neither this parser nor the library's comes to the end of its stack."""
     if sign == "!":
-        text = sign * (EXPRESSION_OCTETS_MAX - 4) + "body"
+        text = sign * (EXPRESSION_BYTES_MAX - 4) + "body"
     elif sign[0] in ".[":
-        text = "body" + sign * ((EXPRESSION_OCTETS_MAX - 4) // len(sign))
+        text = "body" + sign * ((EXPRESSION_BYTES_MAX - 4) // len(sign))
     elif sign == "+":
         text = "1" + "+1" * 400  # more are refused: each copies what was before
     else:
-        text = "1" + f"{sign}1" * ((EXPRESSION_OCTETS_MAX - 1) // (len(sign) + 1))
+        text = "1" + f"{sign}1" * ((EXPRESSION_BYTES_MAX - 1) // (len(sign) + 1))
     counts = Counts()
     assert Condition(text, ()).holds(Message(topic_address("a"), b"0"), {}, counts) in (True, False)
 

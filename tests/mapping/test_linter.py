@@ -160,7 +160,7 @@ def test_findings(routes: list[str], expected: list[tuple[str, str, int]]) -> No
 def test_a_long_topic_is_a_note() -> None:
     found = lint([mapping(up())], ENDPOINTS)
     assert [(one.severity, one.code) for one in found] == [(Severity.NOTE, "long_key")]
-    assert "more than 255 octets" in found[0].text
+    assert "more than 255 bytes" in found[0].text
 
 
 def test_findings_name_the_other_route() -> None:

@@ -143,7 +143,7 @@ def test_files(tmp_path: Path) -> None:
         (None, "none.yaml", "cannot be read: No such file"),
         (None, "*.none", "no file matches"),
         (b"\xff\xfe\xff", "x.yaml", "the file is UTF-16: save it as UTF-8"),
-        (b"#" * 4_194_305, "x.yaml", "more than 4194304 octets"),
+        (b"#" * 4_194_305, "x.yaml", "more than 4194304 bytes"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, content: bytes | None, name: str, reason: str) -> None:

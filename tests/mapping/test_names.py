@@ -150,11 +150,11 @@ def test_plain_text_under_the_other_policies() -> None:
         (lambda: DIALECTS["mqtt"].address("", ""), "not a topic name"),
         (lambda: DIALECTS["mqtt"].address("", "a/+"), "not a topic name"),
         (lambda: DIALECTS["mqtt"].address("", "a\0"), "not a topic name"),
-        (lambda: DIALECTS["mqtt"].address("", "é" * 32_768), "65536 octets"),
-        (lambda: DIALECTS["amqp091"].address("", "é" * 128), "256 octets"),
-        (lambda: DIALECTS["amqp091"].address("e" * 256, "k"), "256 octets"),
+        (lambda: DIALECTS["mqtt"].address("", "é" * 32_768), "65536 bytes"),
+        (lambda: DIALECTS["amqp091"].address("", "é" * 128), "256 bytes"),
+        (lambda: DIALECTS["amqp091"].address("e" * 256, "k"), "256 bytes"),
         (lambda: DIALECTS["amqpfast"].address("topic", ""), "not a destination"),
-        (lambda: DIALECTS["amqpfast"].address("topic", "a" * 256), "256 octets"),
+        (lambda: DIALECTS["amqpfast"].address("topic", "a" * 256), "256 bytes"),
     ],
 )
 def test_names_that_no_broker_may_see(make: Callable[[], object], reason: str) -> None:

@@ -20,7 +20,7 @@ from gateway.mapping.routes import (
     SenderRoute,
 )
 from gateway.model.address import Address
-from gateway.model.message import MESSAGE_OCTETS, Message, Sender
+from gateway.model.message import MESSAGE_BYTES, Message, Sender
 from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import (
     NO_PROPERTIES,
@@ -93,8 +93,8 @@ def test_targets(route: str, endpoint: str, address: str, produced: str) -> None
 @pytest.mark.parametrize(
     "route, endpoint, address, text",
     [
-        (up(), "mqtt", topic_address("k" * 256), "256 octets"),
-        (up(), "mqtt", topic_address("." * 100), "300 octets"),
+        (up(), "mqtt", topic_address("k" * 256), "256 bytes"),
+        (up(), "mqtt", topic_address("." * 100), "300 bytes"),
         (up(", escape: reject"), "mqtt", topic_address("a.b"), "escape: reject"),
         (down(", escape: keep"), "amqp", amqp_address("e", "a#"), "not a topic name"),
         (down(), "amqp", amqp_address("e", ""), "not a topic name"),
@@ -238,7 +238,7 @@ def test_message_ids_are_given_to_messages_that_have_none() -> None:
     assert isinstance(named, Message)
     assert [one.properties.message_id for one in (first, second, named)] == ["1", "2", "own"]
     assert plain_headers(first.properties.headers) == {"a": "b"}
-    assert first.octets == len(first.body) + first.property_set.octets + MESSAGE_OCTETS
+    assert first.byte_count == len(first.body) + first.property_set.byte_count + MESSAGE_BYTES
     plain = router(up(", message_id: add"))
     outcome = refused(plain, "mqtt", Message(topic_address("a"), b"", malformed()))
     assert (outcome.reason, plain.routes[0].failed) == (Reason.MALFORMED, 1)
@@ -445,7 +445,7 @@ def test_an_optional_route_without_its_endpoint_is_left_out() -> None:
         (up(to="queue: 'a}'"), "a brace that belongs to no name"),
         (up(to="exchange: '{nope}'"), "routes[0].to.exchange: '{nope}': unknown name"),
         (up(to=f"queue: {'q' * 256}"), "routes[0].to.queue: 'qqq"),
-        (up(to=f"queue: '{'q' * 256}.{{all...}}'"), "its own text has 256 octets"),
+        (up(to=f"queue: '{'q' * 256}.{{all...}}'"), "its own text has 256 bytes"),
         (down(to="topic: a/+"), "routes[0].to.topic: 'a/+' is not a topic name"),
         (up(", headers: {h: '{nope}'}"), "routes[0].headers.h: '{nope}': unknown name"),
         (up(f", headers: {{h: {2**63}}}"), "routes[0].headers.h: 9223372036854775808 has more than 64 bits"),

@@ -1,4 +1,4 @@
-"""Octets in parts of any size are the same octets, and small parts take hardly more memory than that."""
+"""Bytes in parts of any size are the same bytes, and small parts take hardly more memory than that."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.gathered import PART_OCTETS_MIN, Gathered
+from gateway.model.gathered import PART_BYTES_MIN, Gathered
 
-SIZES = (0, 1, 7, PART_OCTETS_MIN - 1, PART_OCTETS_MIN, 3 * PART_OCTETS_MIN)
+SIZES = (0, 1, 7, PART_BYTES_MIN - 1, PART_BYTES_MIN, 3 * PART_BYTES_MIN)
 
 
 @given(st.lists(st.sampled_from(SIZES)), st.sampled_from(SIZES))
@@ -23,22 +23,22 @@ def test_what_was_put_in_comes_out(sizes: list[int], first: int) -> None:
         ends.append(ends[-1] + size)
     for begin, end in pairwise(ends):
         gathered.add(given_[begin:end])
-    assert gathered.octets == len(given_)
+    assert gathered.byte_count == len(given_)
     assert gathered.joined() == given_
-    assert (gathered.octets, gathered.joined()) == (0, b"")
+    assert (gathered.byte_count, gathered.joined()) == (0, b"")
 
 
-@pytest.mark.parametrize("sizes", [(1,), (1, PART_OCTETS_MIN), (PART_OCTETS_MIN - 1, PART_OCTETS_MIN)])
+@pytest.mark.parametrize("sizes", [(1,), (1, PART_BYTES_MIN), (PART_BYTES_MIN - 1, PART_BYTES_MIN)])
 def test_what_it_takes_is_not_much_more_than_what_it_holds(sizes: tuple[int, ...]) -> None:
     gathered = Gathered()
     for number in range(100_000 // len(sizes)):
         gathered.add(bytes(sizes[number % len(sizes)]))
     taken = sum(map(sys.getsizeof, gathered._parts)) + sys.getsizeof(gathered._parts)
-    assert taken < 1.2 * gathered.octets + 1_000
+    assert taken < 1.2 * gathered.byte_count + 1_000
 
 
 def test_a_whole_part_is_not_copied() -> None:
-    part = bytes(PART_OCTETS_MIN)
+    part = bytes(PART_BYTES_MIN)
     gathered = Gathered()
     gathered.add(part)
     assert gathered.joined() is part

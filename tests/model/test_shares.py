@@ -14,7 +14,7 @@ ADDED = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=
 
 
 def test_one_user_has_a_share_and_leaves_the_rest_to_others() -> None:
-    shares = UserShares("things", count_max=10, octets_max=100, user_share=0.8, share_option="limits.share")
+    shares = UserShares("things", count_max=10, bytes_max=100, user_share=0.8, share_option="limits.share")
     shares.add("a", 10, 8)
     assert "limits.share (8 things)" in shares.full_with("a", 0)
     assert not shares.full_with("b", 80, 2)
@@ -42,22 +42,22 @@ def test_a_share_leaves_a_place_to_others_if_there_are_two(total: int, most: int
 
 @given(ADDED, st.integers(0, 8), st.integers(0, 20))
 def test_no_user_pushes_out_what_one_with_less_has(
-    added: list[tuple[str, int]], count_max: int, octets_max: int
+    added: list[tuple[str, int]], count_max: int, bytes_max: int
 ) -> None:
-    entries: UserEntries[int] = UserEntries(UserShares("x", count_max=count_max, octets_max=octets_max))
+    entries: UserEntries[int] = UserEntries(UserShares("x", count_max=count_max, bytes_max=bytes_max))
     model: dict[int, tuple[str, int]] = {}
-    for key, (user, octets) in enumerate(added):
-        entries.add(key, user, octets)
-        model[key] = user, octets
+    for key, (user, byte_count) in enumerate(added):
+        entries.add(key, user, byte_count)
+        model[key] = user, byte_count
         while (gone := entries.crowded_out(user)) is not None:
             counts = Counter(name for name, _ in model.values())
             loser = model[gone][0]
             assert gone == min(key for key, (name, _) in model.items() if name == loser), "its oldest"
-            if len(model) > count_max and sum(has for _, has in model.values()) <= octets_max:
+            if len(model) > count_max and sum(has for _, has in model.values()) <= bytes_max:
                 assert loser == user or counts[loser] == max(counts.values())
                 assert counts[loser] * len(counts) >= len(model)
             entries.discard(gone)
             del model[gone]
         assert list(entries) == list(model)
         assert len(model) <= count_max
-        assert entries.shares.total == sum(has for _, has in model.values()) <= octets_max
+        assert entries.shares.total == sum(has for _, has in model.values()) <= bytes_max

@@ -49,13 +49,13 @@ def files(to: Path) -> list[str]:
     return sorted(str(path.relative_to(to)) for path in to.rglob("*.parquet"))
 
 
-def filed(to: Path, journal: Path, file_octets: int = 1 << 27) -> list[Filed]:
+def filed(to: Path, journal: Path, file_bytes: int = 1 << 27) -> list[Filed]:
     """What tasks write, without Spark."""
     table = JournalTable(options_of({"path": str(journal)}, stream=False), NAMES)
     return [
         file
         for part in table.partitions()
-        for file in write(Archive(place_of(str(to))), "0", table.read_coded(part), file_octets)
+        for file in write(Archive(place_of(str(to))), "0", table.read_coded(part), file_bytes)
     ]
 
 
@@ -128,8 +128,8 @@ def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Pat
     assert job.read_archive(spark, str(to)).select("sequence").distinct().count() == 200
 
 
-def file(day: str, route: str, number: int, octets: int) -> Filed:
-    return Filed(f"{folder_of(day, route)}/{number}.parquet", day, route, 1, octets)
+def file(day: str, route: str, number: int, byte_count: int) -> Filed:
+    return Filed(f"{folder_of(day, route)}/{number}.parquet", day, route, 1, byte_count)
 
 
 MERGES = [
@@ -146,22 +146,24 @@ MERGES = [
 
 @pytest.mark.parametrize("there, merged", MERGES)
 def test_what_is_worth_merging(there: list[tuple[str, int]], merged: list[int]) -> None:
-    manifest = Manifest(files=tuple(file(day, "r", n, octets) for n, (day, octets) in enumerate(there)))
+    manifest = Manifest(
+        files=tuple(file(day, "r", n, byte_count) for n, (day, byte_count) in enumerate(there))
+    )
     assert [len(one.files) for one in merges_of(manifest, 100)] == merged
 
 
 def test_what_follows_is_not_written_again_and_again() -> None:
     """A day of many runs: each of its rows is merged as often as sizes of eight go into the useful one."""
-    runs, octets, written_again = 512, 16, 0
+    runs, byte_count, written_again = 512, 16, 0
     manifest = Manifest()
     for number in range(runs):
-        manifest = manifest.changed(gained=[file("2023-11-14", "r", number, octets)])
+        manifest = manifest.changed(gained=[file("2023-11-14", "r", number, byte_count)])
         for one in merges_of(manifest, 1 << 20):
-            size = sum(old.octets for old in one.files)
+            size = sum(old.byte_count for old in one.files)
             merged = Filed(f"{one.name}.parquet", "2023-11-14", "r", 1, size)
             manifest = manifest.changed(gained=[merged], lost=one.files)
             written_again += size
-    assert 0 < written_again <= 3 * runs * octets
+    assert 0 < written_again <= 3 * runs * byte_count
     assert len(manifest.files) < 3 * SMALL_MAX
 
 
@@ -290,7 +292,7 @@ def test_two_overlapping_runs_leave_each_row_once(
     folder, to = tmp_path / "j", str(tmp_path / "a")
     written(folder, 5)
     for first in range(5, 5 * SMALL_MAX, 5):  # small files, which the run merges
-        job.run(spark, str(folder), to, file_octets=1)
+        job.run(spark, str(folder), to, file_bytes=1)
         written(folder, 5, first=first)
     count = 5 * SMALL_MAX
     saves = 0
@@ -467,9 +469,9 @@ def test_files_end_at_a_useful_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gateway.pipeline.archive.writing.GROUP_ROWS", 50)
     monkeypatch.setattr("gateway.pipeline.journal.reading.CODED_ROWS", 10)
     written(tmp_path / "j", 400, block_rows=10)
-    made = filed(tmp_path / "a", tmp_path / "j", file_octets=1)
+    made = filed(tmp_path / "a", tmp_path / "j", file_bytes=1)
     assert [(one.route, one.rows) for one in made] == [("", 50)] * 4 + [("up", 50)] * 4
-    assert sum(one.octets for one in made) == sum(
+    assert sum(one.byte_count for one in made) == sum(
         p.stat().st_size for p in (tmp_path / "a").rglob("*.parquet")
     )
 
@@ -549,9 +551,9 @@ def test_damage_is_named_and_nothing_is_archived(
 ) -> None:
     folder = journal(30, block_rows=10)
     path = next(folder.glob("*.gwj"))
-    octets = bytearray(path.read_bytes())
-    octets[len(octets) // 2] ^= 1
-    path.write_bytes(octets)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
     for command in (("archive", "--to", str(tmp_path / "a")), ("rates", "--to", str(tmp_path / "r"))):
         ran = run("pipeline", *command, "--journal", str(folder))
         assert ran.code == 1

@@ -128,7 +128,7 @@ def test_rows_gaps_and_columns_are_the_same(quiet: Path) -> None:
     after = reader.extent("0")
     for name in ("first", "next", "rows", "missing", "first_us", "last_us", "low_us"):
         assert getattr(after, name) == getattr(extent, name), name
-    assert after.octets < extent.octets
+    assert after.byte_count < extent.byte_count
     assert [reader.missing("0", int(START * 1e6), to) for to in (None, int((START + 30) * 1e6))] == missing
     assert (reader.low_water("0", 100) or 0) <= (low or 0)
     assert list(reader.verify("0")) == [one for one in reader.rows("0") if isinstance(one, Gap)]
@@ -469,9 +469,9 @@ def test_a_conversion_ends_with_its_writer(quiet: Path) -> None:
 
 def test_damage_of_segments_is_left_where_it_is(quiet: Path) -> None:
     one = segments(quiet)[1].path
-    octets = bytearray(one.read_bytes())
-    octets[3_000] ^= 1
-    one.write_bytes(octets)
+    data = bytearray(one.read_bytes())
+    data[3_000] ^= 1
+    one.write_bytes(data)
     with pytest.raises(DamageError):
         close_segments(quiet, 0, 0, segments(quiet)[-1].first, quiet / "draft.tmp")
 
@@ -480,13 +480,13 @@ def test_damage_of_segments_is_left_where_it_is(quiet: Path) -> None:
 def test_a_damaged_file_is_told_or_passed_over(quiet: Path, where: str) -> None:
     """In a column, or in its end, which says where the columns are."""
     path = converted(quiet)
-    octets = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes())
     group = pq.read_metadata(path).row_group(0)
     columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
     found = columns.get(where)
     begin = 0 if found is None else min(filter(None, (found.dictionary_page_offset, found.data_page_offset)))
-    octets[-5 if found is None else begin + found.total_compressed_size - 2] ^= 0xFF
-    path.write_bytes(octets)
+    data[-5 if found is None else begin + found.total_compressed_size - 2] ^= 0xFF
+    path.write_bytes(data)
     with pytest.raises(DamageError, match=path.name):
         list(JournalReader(quiet).rows("0"))
     sound = JournalReader(quiet, skip=True)

@@ -1,7 +1,7 @@
 """Every row once, in Parquet, Delta Lake and archives, though the driver is killed with SIGKILL, and the
 journal is being written.
 
-The writer is the gateway's own; it writes a few octets at a time, so that a reader finds the end torn at any
+The writer is the gateway's own; it writes a few bytes at a time, so that a reader finds the end torn at any
 moment, and leaves a torn block behind whenever the driver dies, as a gateway that is killed does. KILLS says
 how often the driver is killed; each costs a start of Spark, so it is once in `make test`, over a stream into
 Parquet and an archive of it, and twenty times over both of both in `make kills`.
@@ -47,7 +47,7 @@ KILLS: Final = int(os.environ.get("KILLS", "1"))
 BOTH: Final = ("parquet", "delta")
 ALL: Final = "KILLS" in os.environ  # a kill costs minutes
 PROGRAM: Final = (sys.executable, "-m", "tests.pipeline.kill_driver")
-OCTETS_MAX: Final = 1_500  # written at a time
+BYTES_MAX: Final = 1_500  # written at a time
 ROWS_MAX: Final = 400_000  # so that the end can be reached
 
 
@@ -63,7 +63,7 @@ class LiveWriter(threading.Thread):
             options=Options(flush_interval_secs=0.02, segment_bytes=300_000, sync_interval_secs=0),
             clock=time.monotonic,
             tell=lambda _: None,
-            pwritev=_few_octets,
+            pwritev=_few_bytes,
         )
 
     def run(self) -> None:
@@ -85,8 +85,8 @@ class LiveWriter(threading.Thread):
             file.write(torn[: random.randrange(1, len(torn))])
 
 
-def _few_octets(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
-    return os.pwrite(file, bytes(b"".join(pieces)[:OCTETS_MAX]), offset)
+def _few_bytes(file: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
+    return os.pwrite(file, bytes(b"".join(pieces)[:BYTES_MAX]), offset)
 
 
 def finished(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -38,7 +38,7 @@ def table_of(journal: Path) -> JournalTable:
 
 
 def most(batches: Iterator[Any]) -> int:
-    """Octets of Arrow's that are held at most while batches pass by."""
+    """Bytes of Arrow's that are held at most while batches pass by."""
     before = peak = pa.total_allocated_bytes()
     for _ in batches:
         peak = max(peak, pa.total_allocated_bytes())
@@ -69,8 +69,8 @@ def test_what_is_counted_is_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rows a batch may have, octets end it."""
-    monkeypatch.setattr(reading, "BATCH_OCTETS", 50_000)
+    """However many rows a batch may have, bytes end it."""
+    monkeypatch.setattr(reading, "BATCH_BYTES", 50_000)
     table = table_of(written(tmp_path / "j", 2_000, block_rows=10))
     for read in (table.read, table.read_coded):
         batches = [batch for part in table.partitions() for batch in read(part)]

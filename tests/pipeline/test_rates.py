@@ -27,7 +27,7 @@ SECOND = "1 second"
 
 
 def expected(count: int) -> dict[tuple[int, str], tuple[int, int, int, int]]:
-    """(messages, octets, frames, rejected) by second and route, of the first `count` messages."""
+    """(messages, bytes, frames, rejected) by second and route, of the first `count` messages."""
     found: dict[tuple[int, str], tuple[int, int, int, int]] = {}
     for n in range(count):
         key = int((START * 1_000 + n) // 1_000), "up" if n % 2 else ""
@@ -41,7 +41,7 @@ def expected(count: int) -> dict[tuple[int, str], tuple[int, int, int, int]]:
 
 def told(rows: list[Any]) -> dict[tuple[int, str], tuple[int, int, int, int]]:
     return {
-        (int(row.begin.timestamp()), row.route): (row.messages, row.octets, row.frames, row.rejected)
+        (int(row.begin.timestamp()), row.route): (row.messages, row.body_bytes, row.frames, row.rejected)
         for row in rows
     }
 
@@ -115,7 +115,7 @@ def test_clients_outboxes_and_what_a_window_holds(spark: SparkSession, tmp_path:
     by_client = rates.rates(table, "1 hour", clients=True)
     found = by_client.groupBy("client").agg(F.sum("messages").alias("n")).collect()
     assert {row.client: row.n for row in found} == {"press-0": 4, "press-1": 4, "press-2": 3}
-    (row,) = by_client.where("octets > 300000").collect()
+    (row,) = by_client.where("body_bytes > 300000").collect()
     assert row.frames == 2 * (2 + 4) + (2 + 6), "two small ones of press-1, and one of three body frames"
 
 
@@ -149,7 +149,7 @@ def test_errors(run: Run, arguments: tuple[str, ...], text: str) -> None:
 def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:
     given: dict[str, Any] = {
         "client": "",
-        "octets": 10,
+        "body_bytes": 10,
         "frames": 2,
         "released": 0,
         "rejected": 1,

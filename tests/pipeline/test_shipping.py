@@ -70,7 +70,7 @@ def test_beside_a_gateway_that_goes_on(
     to = tmp_path / "store"
     ship(journal, place_of(str(to)))
     assert (first.name in names(to), second.name in names(to)) == (True, False)
-    complete = {one.path.name: one.octets for one in JournalReader(journal).segments("0")[:-1]}
+    complete = {one.path.name: one.byte_count for one in JournalReader(journal).segments("0")[:-1]}
     assert {path.name: path.stat().st_size for path in to.glob("*.gwj")} == complete
     assert whole
 
@@ -79,7 +79,7 @@ def test_two_runs_at_once_copy_each_file_whole(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is held in the middle of a file, and another one copies it meanwhile."""
-    monkeypatch.setattr(shipping, "COPY_OCTETS", 1_000)
+    monkeypatch.setattr(shipping, "COPY_BYTES", 1_000)
     to, passed = tmp_path / "store", []
     opened = Path.open
 
@@ -94,11 +94,11 @@ def test_two_runs_at_once_copy_each_file_whole(
             self._file.close()
 
         def read(self, count: int) -> bytes:
-            octets: bytes = self._file.read(count)
+            data: bytes = self._file.read(count)
             if not passed:
                 passed.append(None)
                 ship(journal, place_of(str(to)))
-            return octets
+            return data
 
     def held(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
         file = opened(path, mode, *given, **more)

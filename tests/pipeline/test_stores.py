@@ -248,7 +248,7 @@ def test_what_readers_may_still_be_at_stays(spark: SparkSession, tmp_path: Path)
     folder, to = tmp_path / "j", tmp_path / "a"
     for first in range(0, 80, 10):
         written(folder, 10, first=first)
-        job.run(spark, str(folder), str(to), file_octets=1)
+        job.run(spark, str(folder), str(to), file_bytes=1)
     planned = job.read_archive(spark, str(to))
     before = Archive(place_of(str(to))).manifest()
     assert len(before.files) == 16

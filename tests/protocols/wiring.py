@@ -14,7 +14,7 @@ EventT = TypeVar("EventT")
 
 
 class Wiring(ABC, Generic[ServerT, ClientT, EventT]):
-    """Both sides; `move` carries octets to and fro until neither has more to say."""
+    """Both sides; `move` carries bytes to and fro until neither has more to say."""
 
     def __init__(self, server: ServerT, client: ClientT) -> None:
         self.server = server
@@ -27,7 +27,7 @@ class Wiring(ABC, Generic[ServerT, ClientT, EventT]):
     def _answer(self, event: EventT) -> bool:
         """What the application says to it; True: now its side goes on with what it has heard already."""
 
-    def move(self, split: Callable[[bytes], list[bytes]] = lambda octets: [octets]) -> None:
+    def move(self, split: Callable[[bytes], list[bytes]] = lambda data: [data]) -> None:
         server: Any = self.server
         client: Any = self.client
         for _ in range(MOVES_MAX):
@@ -41,8 +41,8 @@ class Wiring(ABC, Generic[ServerT, ClientT, EventT]):
                 return
         raise AssertionError("they never stop talking")
 
-    def _feed(self, side: Any, octets: bytes) -> list[EventT]:
-        events: list[EventT] = side.receive_data(octets, self.now)
+    def _feed(self, side: Any, data: bytes) -> list[EventT]:
+        events: list[EventT] = side.receive_data(data, self.now)
         while getattr(side, "unread", False):
             events += side.receive_data(b"", self.now)
         for event in events:

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gateway import documents
-from gateway.documents import DOCUMENT_OCTETS_MAX, Complaint, Document, complaints, parse, read, suggestion
+from gateway.documents import DOCUMENT_BYTES_MAX, Complaint, Document, complaints, parse, read, suggestion
 from gateway.errors import ConfigurationError
 
 TEXT = "a:\n  b: [1, {c: x}]\n'1': &one {d: y}\ne: *one\nf:\n"
@@ -81,15 +81,15 @@ def test_a_few_lines_of_aliases_that_mean_billions() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets, reason",
+    "data, reason",
     [
         (b"a: \xff", "1: not UTF-8 at byte 3: save the file as UTF-8"),
-        (b"#" * (DOCUMENT_OCTETS_MAX + 1), f" more than {DOCUMENT_OCTETS_MAX} octets"),
+        (b"#" * (DOCUMENT_BYTES_MAX + 1), f" more than {DOCUMENT_BYTES_MAX} bytes"),
     ],
 )
-def test_octets_that_are_no_text(tmp_path: Path, octets: bytes, reason: str) -> None:
+def test_bytes_that_are_no_text(tmp_path: Path, data: bytes, reason: str) -> None:
     file = tmp_path / "f.yaml"
-    file.write_bytes(octets)
+    file.write_bytes(data)
     with pytest.raises(ConfigurationError) as caught:
         read(file)
     assert str(caught.value) == f"{file}:{reason}"

@@ -48,9 +48,9 @@ class Load:
         except BaseException as error:
             self.failure = error
 
-    def _publish(self, client: Amqp, queue: str, octets: bytes) -> None:
+    def _publish(self, client: Amqp, queue: str, data: bytes) -> None:
         began = time.monotonic()
-        client.publish("", queue, octets, properties=PERSISTENT)
+        client.publish("", queue, data, properties=PERSISTENT)
         client.next(Confirms)
         self.slowest = max(self.slowest, time.monotonic() - began)
 

@@ -195,9 +195,9 @@ class AmqpClient:
         self._flush()
 
     def _flush(self) -> None:
-        octets = self._machine.data_to_send()
-        if octets and self.wire is not None:
-            self.wire.send(octets)
+        data = self._machine.data_to_send()
+        if data and self.wire is not None:
+            self.wire.send(data)
 
     # What happens to it.
 
@@ -206,10 +206,10 @@ class AmqpClient:
         wire, site = self.wire, self._site
         if wire is None:
             return
-        octets = wire.receive()
-        if octets:
+        data = wire.receive()
+        if data:
             try:
-                events = self._machine.receive_data(octets, 0.0)
+                events = self._machine.receive_data(data, 0.0)
             except RemoteProtocolError as error:
                 site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
                 self.give_up()
@@ -306,16 +306,16 @@ class AmqpClient:
     def _delivered(self, event: Deliveries) -> None:
         site = self._site
         for channel, consumer, tag, redelivered, _, _, body in event.contents:
-            octets = bytes(body)
-            site.trace(self.name, "gets", octets[:12], redelivered)
+            data = bytes(body)
+            site.trace(self.name, "gets", data[:12], redelivered)
             if channel == COMMITS:
-                self._take_job(tag, octets, redelivered)
+                self._take_job(tag, data, redelivered)
             else:
                 queue = self.queues[int(consumer[2:])]
                 site.ledger.receive(
-                    queue, octets, f"{self.name} {self._connections}", qos=-1, is_repeat=redelivered
+                    queue, data, f"{self.name} {self._connections}", qos=-1, is_repeat=redelivered
                 )
-                self._unacknowledged.append((tag, queue, octets))
+                self._unacknowledged.append((tag, queue, data))
 
     def _take_job(self, tag: int, body: bytes, redelivered: bool) -> None:
         assert self.jobs is not None

@@ -207,9 +207,9 @@ class MqttClient:
         self._flush()
 
     def _flush(self) -> None:
-        octets = self._machine.data_to_send()
-        if octets and self.wire is not None:
-            self.wire.send(octets)
+        data = self._machine.data_to_send()
+        if data and self.wire is not None:
+            self.wire.send(data)
 
     # What happens to it.
 
@@ -218,10 +218,10 @@ class MqttClient:
         wire, site = self.wire, self._site
         if wire is None:
             return
-        octets = wire.receive()
-        if octets:
+        data = wire.receive()
+        if data:
             try:
-                events = self._machine.receive_data(octets, 0.0)
+                events = self._machine.receive_data(data, 0.0)
             except RemoteProtocolError as error:
                 site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
                 self.give_up()
@@ -298,12 +298,12 @@ class MqttClient:
         site = self._site
         for flags, topic, packet_id, _, body in publishes.rows:
             qos = flags >> 1 & 3
-            octets = bytes(body)
-            site.trace(self.name, "gets", octets[:12], qos, packet_id, flags >> 3)
+            data = bytes(body)
+            site.trace(self.name, "gets", data[:12], qos, packet_id, flags >> 3)
             if qos == 2 and packet_id in self._once:
                 self._unacknowledged.append((PacketType.PUBREC, packet_id))
                 continue
-            self._note(topic.decode(), octets, qos, is_repeat=flags & 8 > 0)
+            self._note(topic.decode(), data, qos, is_repeat=flags & 8 > 0)
             if qos == 1:
                 self._unacknowledged.append((PacketType.PUBACK, packet_id))
             elif qos == 2:

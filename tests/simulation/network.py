@@ -59,18 +59,18 @@ class Wire:
 
     # The client's end.
 
-    def send(self, octets: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes of the client, which vanish on a connection that has ended."""
         if not (self.client_has_ended or self.is_reset or self.gateway_has_ended):
-            self.sent += octets
+            self.sent += data
 
     def receive(self) -> bytes:
         """Return what the client reads now."""
         if self.stalled or self.is_half_open or self.is_reset:
             return b""
-        octets = bytes(self.written[: self.portion(len(self.written))])
-        del self.written[: len(octets)]
-        return octets
+        data = bytes(self.written[: self.portion(len(self.written))])
+        del self.written[: len(data)]
+        return data
 
     @property
     def has_ended(self) -> bool:
@@ -115,12 +115,12 @@ class VirtualSocket:
             if wire.client_has_ended and not wire.is_half_open:
                 return b""
             raise BlockingIOError
-        octets = bytes(wire.sent[: wire.portion(min(size, len(wire.sent)))])
+        data = bytes(wire.sent[: wire.portion(min(size, len(wire.sent)))])
         if not flags & socket.MSG_PEEK:
-            del wire.sent[: len(octets)]
-        return octets
+            del wire.sent[: len(data)]
+        return data
 
-    def send(self, octets: bytes | memoryview, flags: int = 0) -> int:
+    def send(self, data: bytes | memoryview, flags: int = 0) -> int:
         """Accept some of the bytes. Raises BlockingIOError or BrokenPipeError."""
         wire = self.wire
         if wire.is_reset or wire.client_has_ended:
@@ -128,7 +128,7 @@ class VirtualSocket:
         room = SEND_BUFFER_BYTES - len(wire.written)
         if room <= 0:
             raise BlockingIOError
-        accepted = octets[: wire.portion(min(room, len(octets)))]
+        accepted = data[: wire.portion(min(room, len(data)))]
         if not wire.is_half_open or wire.written:
             wire.written += accepted
         return len(accepted)

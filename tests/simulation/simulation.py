@@ -487,15 +487,15 @@ class Simulation:
 
     async def _until_quiet(self) -> None:
         """Go on with all clients connected, until nothing has happened for a while."""
-        quiet = octets = 0
+        quiet = byte_count = 0
         for _ in range(SETTLE_TURNS_MAX):
             count = len(self.lines)
             for one in self._clients:
                 if one.wire is None:
                     one.connect()
             await self._fair_turn()
-            before, octets = octets, sum(len(one.wire.written) for one in self._clients if one.wire)
-            quiet = quiet + 1 if len(self.lines) == count and octets == before else 0
+            before, byte_count = byte_count, sum(len(one.wire.written) for one in self._clients if one.wire)
+            quiet = quiet + 1 if len(self.lines) == count and byte_count == before else 0
             if quiet >= QUIET_TURNS:
                 break
         self.trace("quiet")

@@ -94,7 +94,7 @@ def test_pages_of_many(shared: PostgreSQLWorld, topic_filter: str) -> None:
 
 
 @pytest.mark.parametrize("topic_filter", ["r/#", "r/+", "+/+", "#"])
-def test_a_page_ends_with_its_octets(one: Replica, topic_filter: str) -> None:
+def test_a_page_ends_with_its_bytes(one: Replica, topic_filter: str) -> None:
     """And a message that is larger than a page has one of its own."""
     sizes = {"r/a": 10, "r/b": 10, "r/c": 500, "r/d": 90, "r/e": 20}
     for topic, size in sizes.items():
@@ -102,7 +102,7 @@ def test_a_page_ends_with_its_octets(one: Replica, topic_filter: str) -> None:
     pages: list[list[str]] = []
     after, is_last = "", False
     while not is_last:
-        query = MatchRetained(topic_filter, after, octets=100)
+        query = MatchRetained(topic_filter, after, byte_count=100)
         found = one.ask(query)
         pages.append(topics_of(found))
         after, is_last = found[-1].topic if found else "", query.is_last(found)

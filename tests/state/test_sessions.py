@@ -44,7 +44,7 @@ from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
 
 OTHER = SessionKey("mqtt", 'device \u20ac {"\\,\'$1" \n')
 WEEK = 604_800.0
-OCTETS = 5
+BYTES = 5
 
 
 def opens(
@@ -68,7 +68,7 @@ def opens(
             f"queue-{replica.name}",
             will,
             only_own,
-            OCTETS,
+            BYTES,
         )
     )
 
@@ -433,7 +433,7 @@ def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, worl
     epoch = opens(one).epoch
     one.do(ChangeSession(KEY, epoch, {"a": b"", "b": b""}, weight=Weight(2, 50)))
     opens(one, key=OTHER, user="another")
-    mine, others = UserSessions(1, 2, 50), UserSessions(1, 0, OCTETS)
+    mine, others = UserSessions(1, 2, 50), UserSessions(1, 0, BYTES)
     assert one.ask(WeighSessions("one")) == SessionCounts(2, {})
     assert two.ask(WeighSessions("one")) == SessionCounts(2, {})
     assert two.ask(WeighSessions("two")) == SessionCounts(2, {"user": mine, "another": others})
@@ -443,11 +443,11 @@ def test_what_each_user_has_elsewhere_is_summed(one: Replica, two: Replica, worl
     assert found.earlier == Earlier("user", Weight(2, 50), False)
     assert two.ask(WeighSessions("two")) == SessionCounts(2, {"another": others})
     assert opens(two, clean=True).earlier == Earlier("user", Weight(2, 50), True)
-    assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": UserSessions(1, 0, OCTETS)})
+    assert one.ask(WeighSessions("one")) == SessionCounts(2, {"user": UserSessions(1, 0, BYTES)})
     world.advance(61)
     one.do(JoinReplica("three", "three", "host:1883", "1"))
     one.do(Reap(60.0))  # both replicas are dead: nobody has the sessions, and they count
-    assert one.ask(WeighSessions("one")).elsewhere == {"user": UserSessions(1, 0, OCTETS), "another": others}
+    assert one.ask(WeighSessions("one")).elsewhere == {"user": UserSessions(1, 0, BYTES), "another": others}
 
 
 def test_shared_filters_are_listed_page_by_page(one: Replica) -> None:

@@ -114,7 +114,7 @@ class StompConnection(Guest):
         return self
 
     @property
-    def outstanding_octets(self) -> int:
+    def outstanding_bytes(self) -> int:
         return sum(
             len(message.body) for one in self._subscriptions.values() for _, message in one.taken.values()
         )

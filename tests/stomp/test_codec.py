@@ -17,9 +17,9 @@ FRAMES = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000])
 def test_the_split_never_changes_what_is_said(size: int) -> None:
-    octets = b"".join(map(encode_frame, FRAMES)) + b"\n"
+    data = b"".join(map(encode_frame, FRAMES)) + b"\n"
     decoder = Decoder(1_000)
-    found = [frame for at in range(0, len(octets), size) for frame in decoder.receive(octets[at : at + size])]
+    found = [frame for at in range(0, len(data), size) for frame in decoder.receive(data[at : at + size])]
     assert found == FRAMES
 
 
@@ -29,7 +29,7 @@ def test_lines_may_end_as_in_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"SEND\nno header\n\n\0",
         b"SEND\na:\\x\n\n\0",
@@ -41,12 +41,12 @@ def test_lines_may_end_as_in_windows() -> None:
         b"x" * 70_000,
     ],
 )
-def test_what_is_no_frame(octets: bytes) -> None:
+def test_what_is_no_frame(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        Decoder(1_000).receive(octets)
+        Decoder(1_000).receive(data)
 
 
 def test_properties() -> None:
     made = Properties(content_type="text/plain", headers=(("unit", string("°C")),))
-    octets = encode_frame(Frame("SEND", headers_of(made)))[len("SEND\n") : -len("\n\n\0")]
-    assert decode_properties(octets) == made
+    data = encode_frame(Frame("SEND", headers_of(made)))[len("SEND\n") : -len("\n\n\0")]
+    assert decode_properties(data) == made

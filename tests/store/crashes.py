@@ -90,8 +90,8 @@ def _bodies(copy: sqlite3.Connection) -> Iterator[bytes]:
     for _, body in _stored(copy, None):
         yield body
     for query in ("SELECT value FROM things WHERE message = 1", "SELECT message FROM dead_letters"):
-        for (octets,) in copy.execute(query):
-            yield reader.decode_one(octets).body
+        for (data,) in copy.execute(query):
+            yield reader.decode_one(data).body
 
 
 def _stored(copy: sqlite3.Connection, kind: str | None) -> Iterator[tuple[str, bytes]]:
@@ -102,11 +102,11 @@ def _stored(copy: sqlite3.Connection, kind: str | None) -> Iterator[tuple[str, b
         "SELECT rows.id, logs.kind, logs.name, rows.tag, rows.messages"
         " FROM rows JOIN logs ON logs.id = rows.log"
     ).fetchall()
-    for id, of, name, tag, octets in rows:
+    for id, of, name, tag, data in rows:
         if tag == TRANSIENT or (of != kind if kind else of == INCOMING):
             continue
-        assert octets, "rows in the heap are not looked into: use small bodies"
+        assert data, "rows in the heap are not looked into: use small bodies"
         bits = int.from_bytes(settled.get(id, b""), "little")
-        for offset, message in zip(*reader.decode(octets), strict=True):
+        for offset, message in zip(*reader.decode(data), strict=True):
             if not bits >> offset & 1:
                 yield name, message.body

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from gateway import is_compiled
-from gateway.broker.deduplication import ID_OCTETS_MAX, KIND
+from gateway.broker.deduplication import ID_BYTES_MAX, KIND
 from gateway.broker.mqtt.received_ids import DurableReceivedIds
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -147,7 +147,7 @@ def _is_of(message: Message, key: Key) -> bool:
     found = message.properties.message_id
     if found is None or isinstance(key, str):
         return False
-    return len(found) > ID_OCTETS_MAX or key.endswith(found.encode(errors="replace"))
+    return len(found) > ID_BYTES_MAX or key.endswith(found.encode(errors="replace"))
 
 
 @contextmanager

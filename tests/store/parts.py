@@ -87,7 +87,7 @@ class Opened:
 
     def read_from(self, log: Log, position: int, count: int) -> list[tuple[int, bytes]]:
         found: list[list[Stored]] = []
-        self.store.read_from(log, position, found.append, messages_max=count, octets_max=1 << 30)
+        self.store.read_from(log, position, found.append, messages_max=count, bytes_max=1 << 30)
         self.store.flush()
         self.loop.run_until(lambda: found)
         return [(at, message.body) for at, message, _ in found[0]]
@@ -117,7 +117,7 @@ class Opened:
 
 def opened(folder: Path, **options: Any) -> Store:
     """A store without its thread."""
-    return Store(folder, **{"probe_secs": 0.01, "reserve_octets": 65_536, **options})
+    return Store(folder, **{"probe_secs": 0.01, "reserve_bytes": 65_536, **options})
 
 
 def messages(*bodies: bytes) -> list[Message]:
@@ -136,7 +136,7 @@ def accepted(outcome: Outcome) -> None:
 def content(store: Store, log: Log, first: int = 0) -> list[tuple[int, bytes]]:
     """Positions and bodies of what is stored from `first` on; before the store is started."""
     found: list[Stored] = []
-    store.read_from(log, first, found.extend, messages_max=1 << 30, octets_max=1 << 40)
+    store.read_from(log, first, found.extend, messages_max=1 << 30, bytes_max=1 << 40)
     return [(position, message.body) for position, message, _ in found]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.spool import SPOOLED_OCTETS_MIN, Spool
+from gateway.broker.spool import SPOOLED_BYTES_MIN, Spool
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store import backup as backing_up
@@ -115,9 +115,9 @@ def test_bodies_in_files_stay_until_the_backup_has_ended(
     folder = tmp_path / "data"
     with Opened(folder) as one:
         one.append(one.store.log("queue", "q"), 0, body(0))
-        spool = Spool(folder / "spool", octets_max=1 << 30, memory_octets_max=0, memory_total_max=0)
+        spool = Spool(folder / "spool", bytes_max=1 << 30, memory_bytes_max=0, memory_total_max=0)
         file = spool.draft()
-        file.write(bytes(SPOOLED_OCTETS_MIN))
+        file.write(bytes(SPOOLED_BYTES_MIN))
         name = file.name
         del file
 
@@ -128,7 +128,7 @@ def test_bodies_in_files_stay_until_the_backup_has_ended(
 
         between(monkeypatch, bury)
         back_up(folder, tmp_path / "copy")
-        assert (tmp_path / "copy" / "spool" / name).stat().st_size == SPOOLED_OCTETS_MIN
+        assert (tmp_path / "copy" / "spool" / name).stat().st_size == SPOOLED_BYTES_MIN
         spool.bury()
         assert not (folder / "spool" / name).exists()
         assert spool.used == 0
@@ -169,7 +169,7 @@ def test_everything_is_copied_under_load(tmp_path: Path) -> None:
         positions = [position for position, _ in found]
         assert positions == list(range(positions[0], positions[-1] + 1))
         assert 1 <= len(positions) <= 8
-        assert all(octets[:8] == b"%08d" % position for position, octets in found)
+        assert all(data[:8] == b"%08d" % position for position, data in found)
 
 
 def test_other_things_are_in_the_copy(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.broker.parts import Space, Taker, connected, mqtt, publish
 from tests.store.journal.samples import until
 from tests.store.parts import Opened, log_of, messages, numbered, opened
 
-LARGE = 2 * storage.PIECE_OCTETS_MAX
+LARGE = 2 * storage.PIECE_BYTES_MAX
 SMALL = 200_000
 
 
@@ -48,9 +48,9 @@ def cut(folder: Path) -> None:
 def change(folder: Path, at: int) -> None:
     with (folder / "gateway.heap").open("r+b") as heap:
         heap.seek(at)
-        octets = heap.read(1)
+        data = heap.read(1)
         heap.seek(at)
-        heap.write(bytes((octets[0] ^ 0x55,)))
+        heap.write(bytes((data[0] ^ 0x55,)))
 
 
 def places(folder: Path) -> list[tuple[int, int]]:
@@ -62,12 +62,12 @@ HARMS = [flip_body, flip_head, cut]
 Harm = Callable[[Path], None]
 
 
-def filled(folder: Path, octets: int = LARGE, *, before: int = 0, behind: int = 50) -> None:
+def filled(folder: Path, byte_count: int = LARGE, *, before: int = 0, behind: int = 50) -> None:
     with Opened(folder) as one:
         log = one.store.log("queue", "q")
         for number in range(before):
             one.append(log, number, b"%d" % number)
-        one.append(log, before, b"large".ljust(octets))
+        one.append(log, before, b"large".ljust(byte_count))
         for number in range(before + 1, before + 1 + behind):
             one.append(log, number, b"%d" % number)
 
@@ -81,16 +81,16 @@ def letters_of(one: Opened) -> list[DeadLetter]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("octets", [LARGE, SMALL])
+@pytest.mark.parametrize("byte_count", [LARGE, SMALL])
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_queue_delivers_what_is_behind_a_damaged_row(
-    tmp_path: Path, harm: Harm, octets: int, before: int
+    tmp_path: Path, harm: Harm, byte_count: int, before: int
 ) -> None:
-    filled(tmp_path, octets, before=before)
+    filled(tmp_path, byte_count, before=before)
     harm(tmp_path)
     with Opened(tmp_path) as one:
         queue = Queue("q")
-        QueueStorage(queue, one.store, log_of(one.store), memory_messages_max=100, memory_octets_max=1 << 20)
+        QueueStorage(queue, one.store, log_of(one.store), memory_messages_max=100, memory_bytes_max=1 << 20)
         taker = Taker()
         queue.add(taker)
         expected = [*numbered(0, before), *numbered(before + 1, before + 51)]
@@ -188,9 +188,9 @@ def test_a_damaged_letter_hides_no_other(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("octets", [LARGE, SMALL])
-def test_a_large_row_without_a_place_stops_the_start_with_advice(tmp_path: Path, octets: int) -> None:
-    filled(tmp_path, octets)
+@pytest.mark.parametrize("byte_count", [LARGE, SMALL])
+def test_a_large_row_without_a_place_stops_the_start_with_advice(tmp_path: Path, byte_count: int) -> None:
+    filled(tmp_path, byte_count)
     with closing(sqlite3.connect(tmp_path / "gateway.db")) as database:
         database.execute("DELETE FROM places")
         database.commit()

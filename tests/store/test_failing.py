@@ -247,7 +247,7 @@ def test_a_bug_in_the_thread_refuses_and_never_hangs(tmp_path: Path, monkeypatch
         one.loop.run_until(lambda: told)
         refused(told[0], "a bug")
         assert "a bug" in one.store.failure
-        assert (one.store.figures.pending, one.store.figures.pending_octets) == (0, 0)
+        assert (one.store.figures.pending, one.store.figures.pending_bytes) == (0, 0)
 
 
 class SmallDisk:
@@ -286,21 +286,21 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 RESERVE = 524_288
 
 
-@pytest.mark.parametrize("count, octets", [(50, 1000), (1, 20_000), (1, 100), (1, 400_000)])
+@pytest.mark.parametrize("count, byte_count", [(50, 1000), (1, 20_000), (1, 100), (1, 400_000)])
 def test_a_full_disk_refuses_and_recovers_by_consuming(
-    small_disk: SmallDisk, count: int, octets: int
+    small_disk: SmallDisk, count: int, byte_count: int
 ) -> None:
     """Appends of `count` bodies, each a row of its own, for no position follows on the last one."""
     folder = small_disk.folder / "data"
-    with Opened(folder, reserve_octets=RESERVE) as one:
+    with Opened(folder, reserve_bytes=RESERVE) as one:
         log = one.store.log("queue", "q")
         one.commit()
         taken: list[range] = []
         while True:
             first = len(taken) * (count + 1)
             told: list[Outcome] = []
-            for _ in range(100 if octets < 1000 else 1):
-                one.store.append(log, first, messages(*[b"x" * octets] * count), told.append)
+            for _ in range(100 if byte_count < 1000 else 1):
+                one.store.append(log, first, messages(*[b"x" * byte_count] * count), told.append)
                 taken.append(range(first, first + count))
                 first += count + 1
             one.commit()
@@ -319,14 +319,14 @@ def test_a_full_disk_refuses_and_recovers_by_consuming(
             one.until_healthy(True)
         one.until_healthy(True)
         assert one.append(log, first, b"there is space again") is ACCEPTED
-    again = opened(folder, reserve_octets=RESERVE)
+    again = opened(folder, reserve_bytes=RESERVE)
     assert content(again, log_of(again)) == [(first, b"there is space again")]
     again.close()
 
 
 def test_a_disk_that_others_fill_loses_nothing(small_disk: SmallDisk) -> None:
     folder = small_disk.folder / "data"
-    with Opened(folder, reserve_octets=RESERVE) as one:
+    with Opened(folder, reserve_bytes=RESERVE) as one:
         log = one.store.log("queue", "q")
         one.append(log, 0, *numbered(0, 100))
         small_disk.fill()
@@ -340,7 +340,7 @@ def test_a_disk_that_others_fill_loses_nothing(small_disk: SmallDisk) -> None:
         small_disk.ballast.unlink()
         one.until_healthy(True)
         assert one.append(log, last, b"more") is ACCEPTED
-    again = opened(folder, reserve_octets=RESERVE)
+    again = opened(folder, reserve_bytes=RESERVE)
     assert [at for at, _ in content(again, log_of(again))] == list(range(50, last + 1))
     assert dict(again.things("kind")) == {"key": b"value"}
     again.close()
@@ -348,11 +348,11 @@ def test_a_disk_that_others_fill_loses_nothing(small_disk: SmallDisk) -> None:
 
 def test_a_gateway_starts_on_a_full_disk_and_lets_it_be_consumed(small_disk: SmallDisk) -> None:
     folder = small_disk.folder / "data"
-    with Opened(folder, reserve_octets=RESERVE) as one:
+    with Opened(folder, reserve_bytes=RESERVE) as one:
         log = one.store.log("queue", "q")
         one.append(log, 0, *numbered(0, 100))
     small_disk.fill()
-    with Opened(folder, reserve_octets=RESERVE) as one:
+    with Opened(folder, reserve_bytes=RESERVE) as one:
         log = log_of(one.store)
         assert not one.store.healthy
         refused(one.append(log, 100, b"no"))
@@ -362,6 +362,6 @@ def test_a_gateway_starts_on_a_full_disk_and_lets_it_be_consumed(small_disk: Sma
         os.unlink(small_disk.ballast)
         one.loop.run_until(lambda: one.health == [True])
         assert one.append(log, 100, b"yes") is ACCEPTED
-    again = opened(folder, reserve_octets=RESERVE)
+    again = opened(folder, reserve_bytes=RESERVE)
     assert content(again, log_of(again)) == [(100, b"yes")]
     again.close()

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED
-from gateway.store.heap import BLOCK, KEPT_OCTETS, Heap, Place
+from gateway.store.heap import BLOCK, KEPT_BYTES, Heap, Place
 from gateway.store.repair import check, repair
 from tests.store.parts import Opened, content, log_of, opened
 
@@ -27,16 +27,16 @@ def size(folder: Path) -> int:
 
 
 def of(row: int) -> bytes:
-    """What a row has: as many octets as only it has."""
+    """What a row has: as many bytes as only it has."""
     return bytes([row % 251]) * (row * 7_919 % 30_000 + 1)
 
 
 def act(heap: Heap, rows: list[int], rng: random.Random, row: int) -> None:
     chance = rng.random()
     if chance < 0.5:
-        octets = of(row)
-        cut = rng.randrange(len(octets))
-        heap.write(row, [octets[:cut], octets[cut:]])
+        data = of(row)
+        cut = rng.randrange(len(data))
+        heap.write(row, [data[:cut], data[cut:]])
         rows.append(row)
     elif chance < 0.9 and rows:
         heap.free(rows.pop(rng.randrange(len(rows))))
@@ -57,7 +57,7 @@ def test_any_history(tmp_path: Path, seed: int) -> None:
         if rng.random() < 0.05:
             heap.shorten(0)
             last = max(heap.places.values(), default=Place(0, 0))
-            assert last.at + last.octets <= size(tmp_path) <= last.end
+            assert last.at + last.byte_count <= size(tmp_path) <= last.end
         if rng.random() < 0.05:  # as after a restart
             places = heap.places
             heap.close()
@@ -94,7 +94,7 @@ def test_a_row_of_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_rows_in_one_place_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="two rows are said to be at octet 4096"):
+    with pytest.raises(StoreError, match="two rows are said to be at byte 4096"):
         Heap(tmp_path, {1: Place(0, 5_000), 2: Place(4_096, 100)})
 
 
@@ -117,13 +117,13 @@ def test_large_messages_do_not_swell_the_database(tmp_path: Path) -> None:
 
 def test_space_comes_back_in_the_middle_of_a_long_life(tmp_path: Path) -> None:
     """Rows that stay move to the front, so that the disk gets back what is behind them."""
-    count = 2 * KEPT_OCTETS // 1_000_000
+    count = 2 * KEPT_BYTES // 1_000_000
     kept = [number for number in range(count) if number % 10 == 9]
     with Opened(tmp_path) as one:
         log = one.store.log("queue", "q")
         for number in range(count):
             one.append(log, number, b"%d" % number + bytes(1_000_000))
-        assert one.store.figures.file_octets > count * 1_000_000
+        assert one.store.figures.file_bytes > count * 1_000_000
     before = size(tmp_path)
     store = opened(tmp_path)
     store.settle(log_of(store), [number for number in range(count) if number % 10 != 9])
@@ -136,7 +136,7 @@ def test_space_comes_back_in_the_middle_of_a_long_life(tmp_path: Path) -> None:
         (at, at) for at in kept
     ]
     store.close()
-    assert size(tmp_path) < KEPT_OCTETS
+    assert size(tmp_path) < KEPT_BYTES
     store = opened(tmp_path)
     assert [at for at, _ in content(store, log_of(store))] == kept
     store.close()
@@ -245,7 +245,7 @@ def test_places_that_cannot_be_are_told(tmp_path: Path) -> None:
     filled(tmp_path)
     with closing(sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)) as connection:
         connection.execute("UPDATE places SET at = 4096 WHERE row = 3")
-    with pytest.raises(StoreError, match="two rows are said to be at octet 4096.*gateway store check"):
+    with pytest.raises(StoreError, match="two rows are said to be at byte 4096.*gateway store check"):
         opened(tmp_path)
     assert check(tmp_path).logs["queue", "q"].messages == 1
     repair(tmp_path)

@@ -1,4 +1,4 @@
-"""Messages and properties as octets: round trips of every field, damage, and what is shared."""
+"""Messages and properties as bytes: round trips of every field, damage, and what is shared."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_every_type_of_a_value_has_a_row() -> None:
 
 @pytest.mark.parametrize("properties", PROPERTIES, ids=repr)
 def test_properties_survive(properties: Properties) -> None:
-    octets = encode_properties(properties)
-    octets.decode("ascii")
-    again = decode_properties(octets)
+    data = encode_properties(properties)
+    data.decode("ascii")
+    again = decode_properties(data)
     assert again == properties
     assert [value.type for _, value in again.headers] == [value.type for _, value in properties.headers]
 
 
 def test_a_number_that_is_none_survives() -> None:
-    octets = encode_properties(Properties(headers=(("h", Value(V.DOUBLE, float("nan"))),)))
-    assert isnan(decode_properties(octets).headers[0][1].value)
+    data = encode_properties(Properties(headers=(("h", Value(V.DOUBLE, float("nan"))),)))
+    assert isnan(decode_properties(data).headers[0][1].value)
 
 
 ADDRESSES: Final[tuple[Address, ...]] = (
@@ -159,15 +159,15 @@ def test_the_longest_run() -> None:
     assert [message.address for message in found] == [message.address for message in run]
 
 
-def test_equal_octets_are_one_object() -> None:
+def test_equal_bytes_are_one_object() -> None:
     reader = MessageReader()
-    octets = [
+    data = [
         encode_message(
             Message(topic_address("a"), b"", PropertySet("mqtt", b"\x01\x01"), sender=Sender("m", "c"))
         )
         for _ in range(2)
     ]
-    one, other = map(reader.decode_one, octets)
+    one, other = map(reader.decode_one, data)
     assert one.address is other.address
     assert one.property_set is other.property_set
     assert one.property_set is publish_essentials(b"\x01\x01")
@@ -175,47 +175,47 @@ def test_equal_octets_are_one_object() -> None:
     assert reader.decode_one(encode_message(Message(topic_address("a"), b""))).property_set is NO_PROPERTIES
 
 
-def test_an_octet_changed_anywhere_is_damage() -> None:
-    octets = encode_messages([Message(one, b"body", SETS[1]) for one in ADDRESSES[:3]])
+def test_an_byte_changed_anywhere_is_damage() -> None:
+    data = encode_messages([Message(one, b"body", SETS[1]) for one in ADDRESSES[:3]])
     reader = MessageReader()
-    for at in range(len(octets)):
-        damaged = bytearray(octets)
+    for at in range(len(data)):
+        damaged = bytearray(data)
         damaged[at] ^= 0x10
         with pytest.raises(StoreError, match="checksum"):
             reader.decode(bytes(damaged))
 
 
-def test_octets_cut_short_are_damage() -> None:
-    octets = encode_message(Message(ADDRESSES[0], b"body"))
-    for length in range(len(octets)):
+def test_bytes_cut_short_are_damage() -> None:
+    data = encode_message(Message(ADDRESSES[0], b"body"))
+    for length in range(len(data)):
         with pytest.raises(StoreError):
-            MessageReader().decode(octets[:length])
+            MessageReader().decode(data[:length])
 
 
 def test_a_form_of_a_newer_gateway_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("gateway.store.messages.VERSION", 3)
-        octets = encode_message(Message(ADDRESSES[0], b""))
+        data = encode_message(Message(ADDRESSES[0], b""))
     with pytest.raises(StoreError, match="have form 3, this gateway reads 1 and 2"):
-        MessageReader().decode(octets)
+        MessageReader().decode(data)
 
 
 def test_a_protocol_that_nobody_reads_is_an_error() -> None:
-    octets = encode_message(Message(ADDRESSES[0], b"", PropertySet("spoken-once", b"\x01")))
+    data = encode_message(Message(ADDRESSES[0], b"", PropertySet("spoken-once", b"\x01")))
     with pytest.raises(StoreError, match="spoken-once"):
-        MessageReader().decode(octets)
+        MessageReader().decode(data)
 
 
 def test_a_body_in_a_file_is_stored_by_its_name() -> None:
     file = NamedFile("f.body")
     message = Message(ADDRESSES[0], Spooled(file, 5_000_000_000), durable=True)
-    octets = encode_message(message)
-    assert len(octets) < 200
+    data = encode_message(message)
+    assert len(data) < 200
     reader = MessageReader()
     with pytest.raises(StoreError, match=r"f\.body"):
-        reader.decode_one(octets)
+        reader.decode_one(data)
     reader.make_body = lambda name, size: Spooled(NamedFile(name), size)
-    found = reader.decode_one(octets)
+    found = reader.decode_one(data)
     assert found.body == message.body
     assert len(found.body) == 5_000_000_000
     assert found.durable

@@ -208,15 +208,15 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
     store.close()
 
 
-def overwrite(path: Path, start: int, octets: bytes) -> None:
+def overwrite(path: Path, start: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(start)
-        file.write(octets)
+        file.write(data)
 
 
-def cut(path: Path, octets: int) -> None:
+def cut(path: Path, byte_count: int) -> None:
     with path.open("r+b") as file:
-        file.truncate(octets)
+        file.truncate(byte_count)
 
 
 DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
@@ -270,7 +270,7 @@ def test_any_damaged_page_is_found_after_a_crash_or_does_no_harm(tmp_path: Path)
 def test_a_large_file_is_checked_without_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.database.CHECK_OCTETS_MAX", 10_000)
+    monkeypatch.setattr("gateway.store.database.CHECK_BYTES_MAX", 10_000)
     filled(tmp_path)
     unclean(tmp_path)
     store = opened(tmp_path)

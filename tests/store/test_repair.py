@@ -49,10 +49,10 @@ def shrunk(folder: Path, *, clean: bool = True) -> Path:
     return path
 
 
-def spoil(path: Path, page: int, octets: bytes = GARBAGE) -> None:
+def spoil(path: Path, page: int, data: bytes = GARBAGE) -> None:
     with path.open("r+b") as file:
         file.seek(page * PAGE)
-        file.write(octets)
+        file.write(data)
 
 
 def pages_of(path: Path) -> int:
@@ -166,7 +166,7 @@ def test_a_missing_log_after_a_kill_is_said(damaged: Path) -> None:
 
 def with_log(folder: Path) -> Path:
     """As a killed gateway leaves it: the last commits stand in the log."""
-    with Opened(folder / "killed", reserve_octets=8_388_608) as one:  # so that the log may grow
+    with Opened(folder / "killed", reserve_bytes=8_388_608) as one:  # so that the log may grow
         log = one.store.log("queue", "q")
         for first in range(0, 100, 10):
             one.append(log, first, *numbered(first, first + 10))
@@ -276,7 +276,7 @@ def test_nothing_of_a_disk_that_is_full_is_moved(damaged: Path, monkeypatch: pyt
 
 
 class Body:
-    """The octets of a large body, in a file that only the store knows of."""
+    """The bytes of a large body, in a file that only the store knows of."""
 
     name = "large.body"
     checked = b""
@@ -291,7 +291,7 @@ class Body:
         """It is the test's."""
 
 
-@pytest.mark.parametrize("there, said", [(None, "is gone"), (999, "has 999 octets, not 2000000")])
+@pytest.mark.parametrize("there, said", [(None, "is gone"), (999, "has 999 bytes, not 2000000")])
 def test_a_message_whose_body_is_missing_is_lost(tmp_path: Path, there: int | None, said: str) -> None:
     with Opened(tmp_path) as one:
         log = one.store.log("fast queue", "q")

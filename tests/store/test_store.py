@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.database import Stored
-from gateway.store.group import RUN_MESSAGES_MAX, RUN_OCTETS_MAX, Group
+from gateway.store.group import RUN_BYTES_MAX, RUN_MESSAGES_MAX, Group
 from gateway.store.index import TRANSIENT, Log
 from gateway.store.letters import DeadLetter
 from tests.store.parts import TOPIC, Disk, Opened, accepted, content, log_of, messages, numbered, opened
@@ -24,9 +24,9 @@ def test_messages_are_there_after_a_restart(tmp_path: Path) -> None:
     again = opened(tmp_path)
     log = log_of(again)
     assert (log.kind, log.name) == ("queue", "q")
-    assert [(row.first, row.count, row.octets, row.settled, row.live) for row in again.rows(log)] == [
-        (7, 2, 2 * (1 + MESSAGE_OCTETS), None, 2),
-        (9, 1, 1 + MESSAGE_OCTETS, None, 1),
+    assert [(row.first, row.count, row.byte_count, row.settled, row.live) for row in again.rows(log)] == [
+        (7, 2, 2 * (1 + MESSAGE_BYTES), None, 2),
+        (9, 1, 1 + MESSAGE_BYTES, None, 1),
     ]
     assert content(again, log) == [(7, b"a"), (8, b"b"), (9, b"c")]
     again.close()
@@ -45,7 +45,7 @@ def test_appends_of_one_commit_are_one_row(tmp_path: Path) -> None:
     again.close()
 
 
-MIB, EMPTY = RUN_OCTETS_MAX, MESSAGE_OCTETS
+MIB, EMPTY = RUN_BYTES_MAX, MESSAGE_BYTES
 LIMITS = [
     # what messages weigh (the lightest are empty), counts of the rows
     ([1] * RUN_MESSAGES_MAX, [RUN_MESSAGES_MAX]),
@@ -232,7 +232,7 @@ def test_tags_come_back_and_keep_messages_apart(tmp_path: Path) -> None:
     log = log_of(again)
     assert [row.count for row in again.rows(log)] == [2, 2, 1]
     found: list[Stored] = []
-    again.read_from(log, 1, found.extend, messages_max=3, octets_max=10_000)
+    again.read_from(log, 1, found.extend, messages_max=3, bytes_max=10_000)
     assert [(at, tag) for at, _, tag in found] == [(1, b""), (2, b"red"), (3, b"red")]
     again.close()
 
@@ -267,7 +267,7 @@ def test_the_extent_of_a_log(tmp_path: Path) -> None:
         one.commit()
     again = opened(tmp_path)
     log = log_of(again)
-    assert again.extent(log) == (5, 11, 2, 6 + 3 * MESSAGE_OCTETS)
+    assert again.extent(log) == (5, 11, 2, 6 + 3 * MESSAGE_BYTES)
     again.settle(log, range(11))
     again.close()
     third = opened(tmp_path)
@@ -276,19 +276,19 @@ def test_the_extent_of_a_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages_max, octets_max, positions",
+    "messages_max, bytes_max, positions",
     [(1, 100, 2), (2, 100, 2), (3, 100, 4), (100, 3, 4), (100, 1, 2), (9, 9, 6)],
 )
-def test_reading_is_bounded_by_messages_and_octets(
-    tmp_path: Path, messages_max: int, octets_max: int, positions: int
+def test_reading_is_bounded_by_messages_and_bytes(
+    tmp_path: Path, messages_max: int, bytes_max: int, positions: int
 ) -> None:
     with Opened(tmp_path) as one:
         log = one.store.log("queue", "q")
         for first in (0, 2, 4):
             one.append(log, first, b"a", b"b")
         found: list[list[Stored]] = []
-        most = octets_max * (1 + MESSAGE_OCTETS)
-        one.store.read_from(log, 0, found.append, messages_max=messages_max, octets_max=most)
+        most = bytes_max * (1 + MESSAGE_BYTES)
+        one.store.read_from(log, 0, found.append, messages_max=messages_max, bytes_max=most)
         one.store.flush()
         one.loop.run_until(lambda: found)
         assert [at for at, _, _ in found[0]] == list(range(positions))
@@ -296,7 +296,7 @@ def test_reading_is_bounded_by_messages_and_octets(
 
 def test_a_store_is_congested_while_too_much_waits_for_the_disk(tmp_path: Path) -> None:
     disk = Disk()
-    with Opened(tmp_path, factory=disk.factory(), pending_octets_max=10 + MESSAGE_OCTETS) as one:
+    with Opened(tmp_path, factory=disk.factory(), pending_bytes_max=10 + MESSAGE_BYTES) as one:
         log = one.store.log("queue", "q")
         disk.gate.clear()
         told: list[Outcome] = []
@@ -308,7 +308,7 @@ def test_a_store_is_congested_while_too_much_waits_for_the_disk(tmp_path: Path) 
         disk.gate.set()
         one.loop.run_until(lambda: len(told) == 2)
         assert [*seen, one.store.congested] == [False, True, False]
-        assert (one.store.figures.pending, one.store.figures.pending_octets) == (0, 0)
+        assert (one.store.figures.pending, one.store.figures.pending_bytes) == (0, 0)
 
 
 def test_appends_out_of_order_are_stored_in_order(tmp_path: Path) -> None:

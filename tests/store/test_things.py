@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
@@ -17,7 +17,7 @@ def test_values_survive(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put("kind", "b", b"old")
     store.put("kind", "b", b"new")
-    store.put("kind", b"b", b"octets")
+    store.put("kind", b"b", b"bytes")
     store.put("kind", "a", Message(TOPIC, b"retained", retain=True))
     store.put("kind", "c", b"gone")
     store.put("other", "", b"")
@@ -29,7 +29,7 @@ def test_values_survive(tmp_path: Path) -> None:
     assert first == "a"
     assert isinstance(message, Message)
     assert (message.address, message.body, message.retain) == (TOPIC, b"retained", True)
-    assert rest == [("b", b"new"), (b"b", b"octets")]
+    assert rest == [("b", b"new"), (b"b", b"bytes")]
     assert list(again.things("other")) == [("", b"")]
     assert list(again.things("none")) == []
     again.delete("kind", "b")
@@ -83,7 +83,7 @@ def test_a_key_that_is_no_text_is_the_callers_error(tmp_path: Path) -> None:
 REFUSED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody \ud800")
 
 
-LETTERS_OCTETS = 100 + 5 * MESSAGE_OCTETS
+LETTERS_BYTES = 100 + 5 * MESSAGE_BYTES
 
 
 def letters(store: Store, bodies: str) -> None:
@@ -93,11 +93,11 @@ def letters(store: Store, bodies: str) -> None:
 
 
 def test_dead_letters(tmp_path: Path) -> None:
-    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
+    store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
     store.add_letters(messages(b"a", b"b"), "route", REFUSED)
     store.add_letters(messages(b"c"), "", REFUSED)
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
+    store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
     letters(store, "cba")
     found: list[list[DeadLetter]] = []
     store.find_letters([2, 9, 1], found.append)
@@ -110,17 +110,17 @@ def test_dead_letters(tmp_path: Path) -> None:
     store.delete_letters([4])
     store.delete_letters([4, 77])
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
+    store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
     letters(store, "fecb")
-    assert (store.letters_count, store.letters_octets) == (4, 4 * (1 + MESSAGE_OCTETS))
-    store.add_letters(messages(b"x" * (97 + MESSAGE_OCTETS)), "route", REFUSED)
+    assert (store.letters_count, store.letters_bytes) == (4, 4 * (1 + MESSAGE_BYTES))
+    store.add_letters(messages(b"x" * (97 + MESSAGE_BYTES)), "route", REFUSED)
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
-    letters(store, "x" * (97 + MESSAGE_OCTETS) + "fec")
+    store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
+    letters(store, "x" * (97 + MESSAGE_BYTES) + "fec")
     store.add_letters(messages(b"y"), "route", REFUSED)
     store.delete_letters()
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
+    store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
     letters(store, "")
     store.close()
 

@@ -49,7 +49,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 def stored(folder: Path, wall: float) -> None:
     """Store a message, a record and a dead letter that live for an hour, and a message without an end."""
-    store = Store(folder, reserve_octets=0)
+    store = Store(folder, reserve_bytes=0)
     address = topic_address("a")
     message = Message(address, b"x", expires=wall + HOUR_SECS)
     store.append(store.log("queue", "q"), 0, [message, Message(address, b"y")], lambda outcome: None)
@@ -60,14 +60,14 @@ def stored(folder: Path, wall: float) -> None:
 
 def left(folder: Path, wall: float) -> set[float]:
     """Return the rest of each life that is stored, in whole seconds."""
-    store = Store(folder, reserve_octets=0)
+    store = Store(folder, reserve_bytes=0)
     found: list[Message] = []
     store.read_from(
         store.log("queue", "q"),
         0,
         lambda read: found.extend(message for _, message, _ in read),
         messages_max=10,
-        octets_max=1_000,
+        bytes_max=1_000,
     )
     assert found.pop().expires == NEVER  # it was stored without an end
     found += [value for _, value in store.things("retained") if isinstance(value, Message)]
@@ -104,17 +104,17 @@ def test_what_is_stored_after_a_step_lives_as_long_as_what_was_stored_before(
 ) -> None:
     stored(tmp_path / "a", clocks.wall)
     clocks.wall += step
-    store = Store(tmp_path / "a", reserve_octets=0)
+    store = Store(tmp_path / "a", reserve_bytes=0)
     message = Message(topic_address("b"), b"z", expires=clocks.wall + 100.0)
     store.append(store.log("queue", "r"), 0, [message], lambda outcome: None)
     store.close()
     clocks.wall -= step  # set right again
-    store = Store(tmp_path / "a", reserve_octets=0)
+    store = Store(tmp_path / "a", reserve_bytes=0)
     found: list[Message] = []
     store.read_from(
         *(store.log("queue", "r"), 0, lambda read: found.extend(one for _, one, _ in read)),
         messages_max=10,
-        octets_max=1_000,
+        bytes_max=1_000,
     )
     store.close()
     assert round(found[0].expires - clocks.wall) == 100
@@ -143,7 +143,7 @@ def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path, clocks: Clock
 
 
 def test_a_time_is_recorded_once_a_second(tmp_path: Path, clocks: Clocks) -> None:
-    store = Store(tmp_path, reserve_octets=0)
+    store = Store(tmp_path, reserve_bytes=0)
     committed = threading.Event()
     connection = connect(tmp_path)
 

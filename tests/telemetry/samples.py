@@ -46,7 +46,7 @@ class Waiting:
     link: str = "erp"
     route: str = "telemetry"
     messages: int = 9
-    octets: int = 900
+    byte_count: int = 900
     oldest_secs: float = 1.5
 
 
@@ -66,7 +66,7 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     listener.accepted += 1
     listener.opened(machine)
     listener.held = 3
-    listener.octets_in, listener.octets_out = 100, 30
+    listener.bytes_in, listener.bytes_out = 100, 30
     listener.spoke(machine, "5.0")
     listener.messages_in += 5
     listener.accepted_messages += 4
@@ -80,5 +80,5 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     link.connects = 3
     link.failures.add("refused", 2)
     link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}))
-    link.octets_in, link.octets_out = 7, 8
+    link.bytes_in, link.bytes_out = 7, 8
     return metrics

@@ -9,7 +9,7 @@ from gateway.transport.stream import Stream
 
 
 class FakeSocket(socket.socket):
-    """A socket that takes a given number of octets at each write, and plays back what it is to read."""
+    """A socket that takes a given number of bytes at each write, and plays back what it is to read."""
 
     def __init__(self, *takes: int | OSError, reads: tuple[bytes | OSError, ...] = ()) -> None:
         super().__init__()

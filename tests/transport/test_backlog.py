@@ -18,7 +18,7 @@ BODY = bytes(range(256)) * 4096
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[SpoolFile]:
-    spool = Spool(tmp_path / "spool", octets_max=1 << 30, memory_octets_max=0, memory_total_max=0)
+    spool = Spool(tmp_path / "spool", bytes_max=1 << 30, memory_bytes_max=0, memory_total_max=0)
     made = spool.draft()
     made.write(BODY)
     yield made
@@ -48,8 +48,8 @@ def test_all_of_it_comes_through_a_socket_that_takes_little(file: SpoolFile, buf
         backlog = Backlog()
         backlog.add(pieces)
         wanted, found, written = joined(pieces), bytearray(), 0
-        assert backlog.octets == len(wanted)
-        while backlog.octets:
+        assert backlog.byte_count == len(wanted)
+        while backlog.byte_count:
             written += backlog.write(ours)
             while len(found) < written:
                 found += theirs.recv(written - len(found))
@@ -60,7 +60,7 @@ def test_many_small_pieces_are_few(file: SpoolFile) -> None:
     backlog = Backlog()
     for _ in range(100_000):
         backlog.add([b"ack."])
-    assert backlog.octets == 400_000
+    assert backlog.byte_count == 400_000
     assert len(backlog._pieces) < 10
 
 

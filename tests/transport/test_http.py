@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transport.http import HEAD_OCTETS_MAX, Refusal, Request, parse_request, response
+from gateway.transport.http import HEAD_BYTES_MAX, Refusal, Request, parse_request, response
 
 GET = b"GET /a/b?c=d HTTP/1.1\r\nHost: h\r\nX-One: 1\r\nx-one:  2, 3 \r\n\r\n"
 
@@ -20,20 +20,20 @@ def test_a_request_is_read_when_its_head_is_whole() -> None:
 
 
 def test_the_head_has_a_limit_however_it_comes() -> None:
-    fill = HEAD_OCTETS_MAX - len(b"GET / HTTP/1.1\r\nHost: h\r\nX: \r\n\r\n")
+    fill = HEAD_BYTES_MAX - len(b"GET / HTTP/1.1\r\nHost: h\r\nX: \r\n\r\n")
     fits = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * fill + b"\r\n\r\n"
-    assert len(fits) == HEAD_OCTETS_MAX
+    assert len(fits) == HEAD_BYTES_MAX
     assert parse_request(fits) is not None
     longer = fits.replace(b"X: ", b"X: xx")
-    assert parse_request(longer[:HEAD_OCTETS_MAX]) is None
-    for octets in (longer[: HEAD_OCTETS_MAX + 1], longer, longer + b"rest"):
+    assert parse_request(longer[:HEAD_BYTES_MAX]) is None
+    for data in (longer[: HEAD_BYTES_MAX + 1], longer, longer + b"rest"):
         with pytest.raises(Refusal) as refusal:
-            parse_request(octets)
+            parse_request(data)
         assert refusal.value.status == 431
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"\x10\x0c",
         b"get / HTTP/1.1\r\n\r\n",
@@ -45,9 +45,9 @@ def test_the_head_has_a_limit_however_it_comes() -> None:
         b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_a_bad_request(octets: bytes) -> None:
+def test_what_is_no_http_is_a_bad_request(data: bytes) -> None:
     with pytest.raises(Refusal) as refusal:
-        parse_request(octets)
+        parse_request(data)
     assert refusal.value.status == 400
     assert refusal.value.response.startswith(b"HTTP/1.1 400 Bad Request\r\n")
 

@@ -80,7 +80,7 @@ def test_last_words_that_come_after_the_end_close_their_stream(bench: Bench) -> 
 
 
 def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller_module, "TURN_OCTETS_MAX", 10)
+    monkeypatch.setattr(poller_module, "TURN_BYTES_MAX", 10)
     for _ in range(4):
         bench.connect(Speaker()).sendall(b"123456")
     bench.poller.poll(1.0)

@@ -1,4 +1,4 @@
-"""The PROXY protocol: each row is read whole, octet by octet and with what follows; faults are told early."""
+"""The PROXY protocol: each row is read whole, byte by byte and with what follows; faults are told early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.transport.proxy_protocol import SIGNATURE, TAIL_OCTETS_MAX, ProxyHeader, parse_header
+from gateway.transport.proxy_protocol import SIGNATURE, TAIL_BYTES_MAX, ProxyHeader, parse_header
 
 FOUR = bytes((192, 0, 2, 1, 198, 51, 100, 2)) + struct.pack("!HH", 51_000, 1883)
 SIX = bytes.fromhex("20010db8" + "00" * 11 + "01") + bytes(16) + struct.pack("!HH", 51_000, 1883)
@@ -31,7 +31,7 @@ HEADERS = {
     "v2 TCP over IPv6": (binary(0x21, 0x21, SIX), "2001:db8::1", 51_000),
     "v2 with TLVs": (binary(0x21, 0x11, FOUR + b"\x02\x00\x04host\x04\x00\x01\x00"), "192.0.2.1", 51_000),
     "v2 with all that fits": (
-        binary(0x21, 0x11, FOUR + bytes(TAIL_OCTETS_MAX - len(FOUR))),
+        binary(0x21, 0x11, FOUR + bytes(TAIL_BYTES_MAX - len(FOUR))),
         "192.0.2.1",
         51_000,
     ),
@@ -42,13 +42,13 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("octets, address, port", HEADERS.values(), ids=HEADERS)
-def test_a_header_is_read_however_it_is_split(octets: bytes, address: str, port: int) -> None:
-    expected = ProxyHeader(address, port, len(octets))
-    assert parse_header(octets) == expected
-    assert parse_header(octets + b"\x10\x0c\x00\x04MQTT") == expected
-    for size in range(1, len(octets)):
-        assert parse_header(octets[:size]) is None
+@pytest.mark.parametrize("data, address, port", HEADERS.values(), ids=HEADERS)
+def test_a_header_is_read_however_it_is_split(data: bytes, address: str, port: int) -> None:
+    expected = ProxyHeader(address, port, len(data))
+    assert parse_header(data) == expected
+    assert parse_header(data + b"\x10\x0c\x00\x04MQTT") == expected
+    for size in range(1, len(data)):
+        assert parse_header(data[:size]) is None
 
 
 FAULTS = {
@@ -76,28 +76,28 @@ FAULTS = {
     "v2 unknown family": (binary(0x21, 0x41, FOUR), 16),
     "v2 too short for IPv4": (binary(0x21, 0x11, FOUR[:-1]), 16),
     "v2 too short for IPv6": (binary(0x21, 0x21, SIX[:-1]), 16),
-    "v2 too large": (binary(0x21, 0x11, FOUR, TAIL_OCTETS_MAX + 1), 16),
+    "v2 too large": (binary(0x21, 0x11, FOUR, TAIL_BYTES_MAX + 1), 16),
     "v2 local, too large": (binary(0x20, 0x00, b"", 0xFFFF), 16),
 }
 
 
-@pytest.mark.parametrize("octets, told_at", FAULTS.values(), ids=FAULTS)
-def test_what_is_no_header_is_refused_as_soon_as_that_can_be_said(octets: bytes, told_at: int | None) -> None:
-    told_at = told_at or len(octets)
+@pytest.mark.parametrize("data, told_at", FAULTS.values(), ids=FAULTS)
+def test_what_is_no_header_is_refused_as_soon_as_that_can_be_said(data: bytes, told_at: int | None) -> None:
+    told_at = told_at or len(data)
     for size in range(1, told_at):
-        assert parse_header(octets[:size]) is None
-    for size in {told_at, len(octets)}:
+        assert parse_header(data[:size]) is None
+    for size in {told_at, len(data)}:
         with pytest.raises(RemoteProtocolError, match="no header of the PROXY protocol"):
-            parse_header(octets[:size])
+            parse_header(data[:size])
 
 
 @given(
     st.sampled_from([b"", b"PROXY ", b"PROXY TCP4 ", SIGNATURE, SIGNATURE + b"\x21"]), st.binary(max_size=300)
 )
 def test_whatever_comes_is_a_header_or_none_or_not_yet_one(beginning: bytes, rest: bytes) -> None:
-    octets = beginning + rest
+    data = beginning + rest
     try:
-        found = parse_header(octets) if octets else None
+        found = parse_header(data) if data else None
     except RemoteProtocolError:
         return
-    assert found is not None or len(octets) < 16 + TAIL_OCTETS_MAX
+    assert found is not None or len(data) < 16 + TAIL_BYTES_MAX

@@ -8,10 +8,10 @@ from gateway.model.message import Sender
 from gateway.model.spooled import Piece, joined
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import (
-    BACKLOG_OCTETS_HIGH,
+    BACKLOG_BYTES_HIGH,
+    LAYERED_BYTES,
     LAYERED_MAX,
-    LAYERED_OCTETS,
-    Octets,
+    Bytes,
     Stream,
     WriteSet,
 )
@@ -30,7 +30,7 @@ class Bench:
         self.owner = Speaker()
         self.stream = Stream(self.sock, "peer", self.watch, self.writes, backlog_max=backlog_max)
         self.stream.owner = self.owner
-        self.counts = Octets()
+        self.counts = Bytes()
         self.stream.count_with(self.counts)
 
     def say(self, data: bytes) -> None:
@@ -48,7 +48,7 @@ def test_what_the_peer_says_is_written_once_per_wake_up() -> None:
     bench.writes.flush()
     bench.writes.flush()
     assert bench.sock.written == b"one two"
-    assert bench.counts.octets_out == 7
+    assert bench.counts.bytes_out == 7
     assert bench.watch.seen == []
 
 
@@ -70,7 +70,7 @@ def test_what_the_socket_does_not_take_waits_for_it_in_order() -> None:
 
 def test_a_congested_stream_tells_its_peer_when_it_has_drained() -> None:
     bench = Bench(1)
-    bench.stream.queued = BACKLOG_OCTETS_HIGH - 1
+    bench.stream.queued = BACKLOG_BYTES_HIGH - 1
     before = bench.stream.congested
     bench.stream.queued += 1
     assert (before, bench.stream.congested) == (False, True)
@@ -85,7 +85,7 @@ def test_a_congested_stream_tells_its_peer_when_it_has_drained() -> None:
 
 def test_congestion_that_one_write_cures_is_told_too() -> None:
     bench = Bench()
-    bench.stream.queued = BACKLOG_OCTETS_HIGH
+    bench.stream.queued = BACKLOG_BYTES_HIGH
     assert bench.stream.congested
     bench.say(b"all of it")
     assert bench.stream.writing
@@ -138,11 +138,11 @@ def test_a_release_after_the_end_reads_nothing() -> None:
     assert not bench.stream.reading
 
 
-def test_octets_reach_the_peer() -> None:
+def test_bytes_reach_the_peer() -> None:
     bench = Bench(reads=(b"hello", b"world"))
     assert [bench.stream.read(1.0), bench.stream.read(1.0), bench.stream.read(1.0)] == [5, 5, 0]
     assert bench.owner.heard == b"helloworld"
-    assert bench.counts.octets_in == 10
+    assert bench.counts.bytes_in == 10
 
 
 @pytest.mark.parametrize(
@@ -279,13 +279,13 @@ class InPieces(Speaker):
 def test_what_is_large_passes_a_layer_as_the_socket_takes_it(takes: tuple[int, ...]) -> None:
     """In order with what is said meanwhile; it is not all read at once, nor in one turn."""
     bench = Bench(*takes)
-    parts: list[Piece] = [bytes([at % 256]) * LAYERED_OCTETS for at in range(3 * LAYERED_MAX)]
+    parts: list[Piece] = [bytes([at % 256]) * LAYERED_BYTES for at in range(3 * LAYERED_MAX)]
     bench.owner = bench.stream.owner = InPieces(parts.copy())
     bench.stream.layer = Marking()
     bench.stream.mark()
     bench.writes.flush()
-    assert 0 < bench.stream.queued <= len(parts) * LAYERED_OCTETS
-    assert len(bench.sock.written) <= LAYERED_MAX * (LAYERED_OCTETS + 1)
+    assert 0 < bench.stream.queued <= len(parts) * LAYERED_BYTES
+    assert len(bench.sock.written) <= LAYERED_MAX * (LAYERED_BYTES + 1)
     bench.say(b"behind")
     turns = 0
     while bench.stream.writing:

@@ -50,16 +50,16 @@ def pair(files: Files, *, trusted: bool = True) -> tuple[TlsFilter, TlsFilter]:
 
 
 def talk(client: TlsFilter, server: TlsFilter, piece: int = 1 << 20) -> tuple[bytes, bytes]:
-    """Carry octets to and fro, `piece` at a time, until neither has any; what client and server heard."""
+    """Carry bytes to and fro, `piece` at a time, until neither has any; what client and server heard."""
     heard = {id(client): b"", id(server): b""}
     moved = True
     while moved:
         moved = False
         for one, other in ((client, server), (server, client)):
-            octets = one.send(b"")
-            for at in range(0, len(octets), piece):
+            data = one.send(b"")
+            for at in range(0, len(data), piece):
                 moved = True
-                heard[id(other)] += other.receive(octets[at : at + piece])
+                heard[id(other)] += other.receive(data[at : at + piece])
     return heard[id(client)], heard[id(server)]
 
 
@@ -78,8 +78,8 @@ def test_how_the_stream_is_split_changes_nothing(files: Files, piece: int, bodie
     client, server = pair(files)
     talk(client, server, piece)
     for body in bodies:
-        octets = client.send(body)
-        heard = b"".join(server.receive(octets[at : at + piece]) for at in range(0, len(octets), piece))
+        data = client.send(body)
+        heard = b"".join(server.receive(data[at : at + piece]) for at in range(0, len(data), piece))
         assert heard == body
 
 
@@ -106,14 +106,14 @@ def test_the_farewell_is_understood_and_nothing_follows_it(files: Files) -> None
 
 
 @pytest.mark.parametrize(
-    "octets", [b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03"]
+    "data", [b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03"]
 )
-def test_a_peer_that_speaks_no_tls(files: Files, octets: bytes) -> None:
+def test_a_peer_that_speaks_no_tls(files: Files, data: bytes) -> None:
     _, server = pair(files)
-    if octets == b"\x16\x03":
-        assert server.receive(octets) == b""
-        octets = b"\x01\xff\xff\xff"
-    assert server.receive(octets) == b""
+    if data == b"\x16\x03":
+        assert server.receive(data) == b""
+        data = b"\x01\xff\xff\xff"
+    assert server.receive(data) == b""
     assert server.ended is not None
     assert server.ended.broke == "tls"
     server.send(b"never")

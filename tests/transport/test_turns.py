@@ -16,7 +16,7 @@ from tests.transport.ends import Speaker
 
 
 class Worker(Speaker):
-    """An owner that needs `cost` seconds for each octet, does `share` octets a turn, and says so."""
+    """An owner that needs `cost` seconds for each byte, does `share` bytes a turn, and says so."""
 
     def __init__(self, bench: Bench, cost: float = 0.0, share: int = 1 << 30) -> None:
         super().__init__()
@@ -223,13 +223,13 @@ async def test_what_is_left_needs_nothing_from_outside_to_go_on(bench: Bench, nu
 
 
 @pytest.mark.parametrize(
-    ("octets", "messages", "wait"),
+    ("byte_count", "messages", "wait"),
     [(1_000, 0, 0.0), (1_500, 0, 0.5), (0, 30, 2.0), (3_000, 20, 2.0), (0, 0, 0.0)],
 )
-def test_a_rate_gives_a_second_at_once_and_then_makes_up(octets: int, messages: int, wait: float) -> None:
+def test_a_rate_gives_a_second_at_once_and_then_makes_up(byte_count: int, messages: int, wait: float) -> None:
     rate = Rate(1_000, 10, 5.0)
     rate.messages = messages
-    assert rate.charge(octets, 5.0) == pytest.approx(wait)
+    assert rate.charge(byte_count, 5.0) == pytest.approx(wait)
     assert rate.charge(0, 5.0 + wait) == pytest.approx(0.0)
 
 

@@ -56,7 +56,7 @@ def server(origins: Iterable[str] | None = None) -> WebSocketFilter:
         "/mqtt",
         subprotocols=MQTT.subprotocols,
         origins=None if origins is None else tuple(origins),
-        message_octets_max=MESSAGE_MAX,
+        message_bytes_max=MESSAGE_MAX,
     )
 
 
@@ -90,12 +90,12 @@ def test_the_upgrade_is_that_of_the_specification() -> None:
     assert one.ended is None
 
 
-def test_the_upgrade_may_come_octet_by_octet_and_frames_right_behind_it() -> None:
-    one, octets = server(), request()
-    for at in range(len(octets) - 1):
-        assert one.receive(octets[at : at + 1]) == b""
+def test_the_upgrade_may_come_byte_by_byte_and_frames_right_behind_it() -> None:
+    one, data = server(), request()
+    for at in range(len(data) - 1):
+        assert one.receive(data[at : at + 1]) == b""
         assert one.send(b"") == b""
-    assert one.receive(octets[-1:] + masked(0x82, b"early")) == b"early"
+    assert one.receive(data[-1:] + masked(0x82, b"early")) == b"early"
     assert one.send(b"").startswith(b"HTTP/1.1 101 ")
 
 
@@ -145,9 +145,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("octets, status", REFUSALS.values(), ids=REFUSALS)
-def test_a_request_that_is_none_is_refused_by_status(octets: bytes, status: int) -> None:
-    for pieces in ([octets], [octets[at : at + 1] for at in range(len(octets))]):
+@pytest.mark.parametrize("data, status", REFUSALS.values(), ids=REFUSALS)
+def test_a_request_that_is_none_is_refused_by_status(data: bytes, status: int) -> None:
+    for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
         one = server()
         assert b"".join(one.receive(piece) for piece in pieces) == b""
         assert one.ended is not None
@@ -192,9 +192,9 @@ def test_what_is_sent_is_one_binary_frame_per_flush() -> None:
     client = Client()
     assert client.filter.send(b"") == b""
     for body in (b"one", b"x" * 126, b"x" * 70_000):
-        octets = client.filter.send(body)
-        assert octets[0] == 0x82
-        client.ws.receive_data(octets)
+        data = client.filter.send(body)
+        assert data[0] == 0x82
+        client.ws.receive_data(data)
         assert b"".join(event.data for event in client.ws.events() if isinstance(event, BytesMessage)) == body
 
 
@@ -220,11 +220,11 @@ def test_packets_may_span_frames_and_frames_hold_many_packets() -> None:
 @given(bodies=st.lists(st.binary(max_size=300), max_size=4), pieces=st.lists(st.integers(1, 40), min_size=1))
 def test_how_the_stream_is_split_changes_nothing(bodies: list[bytes], pieces: list[int]) -> None:
     client = Client()
-    octets = b"".join(client.ws.send(BytesMessage(body)) for body in bodies)
+    data = b"".join(client.ws.send(BytesMessage(body)) for body in bodies)
     heard, at = b"", 0
-    while at < len(octets):
+    while at < len(data):
         for piece in pieces:
-            heard += client.filter.receive(octets[at : at + piece])
+            heard += client.filter.receive(data[at : at + piece])
             at += piece
     assert heard == b"".join(bodies)
     assert client.filter.ended is None
@@ -252,7 +252,7 @@ FAULTS = {
     "a ping in fragments": (masked(0x09, b"x"), 1002),
     "a continuation of nothing": (masked(0x80, b"x"), 1002),
     "a message within a message": (masked(0x02, b"x") + masked(0x82, b"x"), 1002),
-    "a length in more octets than it needs": (b"\x82\xfe\x00\x01" + bytes(4) + b"x", 1002),
+    "a length in more bytes than it needs": (b"\x82\xfe\x00\x01" + bytes(4) + b"x", 1002),
     "a close with half a code": (masked(0x88, b"\x03"), 1002),
     "a close with a code that is not sent": (masked(0x88, b"\x03\xed"), 1002),
     "a frame that is too large": (masked(0x82, bytes(MESSAGE_MAX + 1)), 1009),
@@ -261,9 +261,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("octets, code", FAULTS.values(), ids=FAULTS)
-def test_a_frame_that_breaks_a_rule_closes_with_its_code(octets: bytes, code: int) -> None:
-    for pieces in ([octets], [octets[at : at + 1] for at in range(len(octets))]):
+@pytest.mark.parametrize("data, code", FAULTS.values(), ids=FAULTS)
+def test_a_frame_that_breaks_a_rule_closes_with_its_code(data: bytes, code: int) -> None:
+    for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
         client = Client()
         assert client.say(BytesMessage(b"good")) == b"good"
         for piece in pieces:
@@ -278,7 +278,7 @@ def test_a_frame_that_breaks_a_rule_closes_with_its_code(octets: bytes, code: in
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=5))
-def test_no_octets_do_more_than_end_it(pieces: list[bytes]) -> None:
+def test_no_bytes_do_more_than_end_it(pieces: list[bytes]) -> None:
     fresh, client = server(), Client()
     for piece in pieces:
         for one in (fresh, client.filter):
@@ -294,10 +294,10 @@ HEADS = st.tuples(st.sampled_from([0x02, 0x80, 0x82, 0x89, 0x8A, 0x83, 0x88]), s
 
 @given(st.lists(HEADS, max_size=8), st.integers(1, 9))
 def test_no_order_of_frames_does_more_than_end_it(frames: list[tuple[int, bytes]], step: int) -> None:
-    octets = b"".join(masked(first, payload) for first, payload in frames)
+    data = b"".join(masked(first, payload) for first, payload in frames)
     whole, pieces = Client().filter, Client().filter
-    heard = b"".join(pieces.receive(octets[at : at + step]) for at in range(0, len(octets), step))
-    assert whole.receive(octets) == heard
+    heard = b"".join(pieces.receive(data[at : at + step]) for at in range(0, len(data), step))
+    assert whole.receive(data) == heard
     assert whole.ended == pieces.ended
     assert whole.send(b"") == pieces.send(b"")
 
@@ -310,8 +310,8 @@ def test_what_came_before_a_fault_is_heard() -> None:
 @pytest.mark.parametrize("code", [1000, 1001, 4000, None])
 def test_the_clients_close_is_answered_with_its_code(code: int | None) -> None:
     client = Client()
-    octets = client.ws.send(CloseConnection(code=code or 1005))
-    assert client.filter.receive(octets + b"garbage") == b""
+    data = client.ws.send(CloseConnection(code=code or 1005))
+    assert client.filter.receive(data + b"garbage") == b""
     assert client.filter.ended == Ending("closed by the peer")
     (close,) = client.hear()
     assert isinstance(close, CloseConnection)
@@ -337,10 +337,10 @@ def test_a_pong_that_nobody_asked_for_is_passed_over() -> None:
 @pytest.mark.parametrize("frame", [Ping(b"x"), BytesMessage(b"x"), BytesMessage(b"", message_finished=False)])
 def test_of_a_flood_of_frames_a_turn_takes_only_some_and_none_is_lost(frame: Event) -> None:
     client = Client()
-    octets = client.ws.send(frame) + masked(0x00, b"") * 999  # an empty continuation each
+    data = client.ws.send(frame) + masked(0x00, b"") * 999  # an empty continuation each
     if not isinstance(frame, BytesMessage) or frame.message_finished:
-        octets = client.ws.send(frame) * 1_000
-    heard = client.filter.receive(octets)
+        data = client.ws.send(frame) * 1_000
+    heard = client.filter.receive(data)
     turns = 1
     while client.filter.unread:
         heard += client.filter.receive(b"")

@@ -54,12 +54,12 @@ def test_what_is_said_before_the_upgrade_waits_for_it(server: Server) -> None:
     assert server.hear(b"later") == [BytesMessage(b"later")]
 
 
-def test_frames_may_come_right_behind_the_upgrade_or_octet_by_octet() -> None:
+def test_frames_may_come_right_behind_the_upgrade_or_byte_by_byte() -> None:
     one = Server()
     assert one.client.receive(one.answer + one.ws.send(BytesMessage(b"CONNACK"))) == b"CONNACK"
     one = Server()
-    octets = one.answer + one.ws.send(BytesMessage(b"CONNACK"))
-    assert b"".join(one.client.receive(octets[at : at + 1]) for at in range(len(octets))) == b"CONNACK"
+    data = one.answer + one.ws.send(BytesMessage(b"CONNACK"))
+    assert b"".join(one.client.receive(data[at : at + 1]) for at in range(len(data))) == b"CONNACK"
 
 
 def test_a_message_may_be_of_any_size(server: Server) -> None:
@@ -99,10 +99,10 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("octets, text", REFUSALS.values(), ids=REFUSALS)
-def test_an_answer_that_is_no_upgrade_ends_it(octets: bytes | None, text: str) -> None:
+@pytest.mark.parametrize("data, text", REFUSALS.values(), ids=REFUSALS)
+def test_an_answer_that_is_no_upgrade_ends_it(data: bytes | None, text: str) -> None:
     one = Server(subprotocol=None)
-    assert one.client.receive(one.answer if octets is None else octets) == b""
+    assert one.client.receive(one.answer if data is None else data) == b""
     assert one.client.ended is not None
     assert one.client.ended.refused == "websocket_upgrade"
     assert text in one.client.ended.text
@@ -112,7 +112,7 @@ def test_an_answer_that_is_no_upgrade_ends_it(octets: bytes | None, text: str) -
 def test_both_of_our_sides_understand_each_other() -> None:
     client, server = (
         WebSocketClient("h", "/mqtt", "mqtt"),
-        WebSocketFilter("/mqtt", subprotocols=["mqtt"], message_octets_max=MESSAGE_MAX),
+        WebSocketFilter("/mqtt", subprotocols=["mqtt"], message_bytes_max=MESSAGE_MAX),
     )
     assert server.receive(client.send(b"CONNECT")) == b""
     assert client.receive(server.send(b"")) == b""

@@ -1,13 +1,13 @@
 // Connections, sessions, limits, dead letters, the journal.
 import {html, useState} from "./vendor/htm.js";
 import {everything, get, post, useAsked} from "./api.js";
-import {Act, Dialog, Go, List, MessageShown, Table, moment, number, octets, period, said} from "./parts.js";
+import {Act, Dialog, Go, List, MessageShown, Table, moment, number, bytes, period, said} from "./parts.js";
 
 // A client of MQTT is known by its identifier, which it has again after it has reconnected; another one by its address.
 export const clientOf = row => row.protocol === "mqtt" && row.client ? {client: row.client, protocol: row.protocol} : {address: row.address, endpoint: row.endpoint};
 export const connectionColumns = again => [
   ["Client", row => html`<${Go} at="client" words=${clientOf(row)}>${row.client || row.address}<//>`, "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
-  ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
+  ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => bytes(row.bytes_in_per_sec), "number"], ["Out /s", row => bytes(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
   ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address, endpoint: row.endpoint}); await again(); return `${told.disconnected} disconnected`; }} />`]];
 
 export function Connections() {
@@ -25,7 +25,7 @@ export function Sessions() {
 }
 
 const share = row => row.limit ? Math.min(row.used / row.limit, 1) : 0;
-const sized = row => /bytes/.test(row.name) ? octets : number;
+const sized = row => /bytes/.test(row.name) ? bytes : number;
 const limitColumns = [
   ["Limit", row => row.name], ["Scope", row => row.of || "the gateway", "text"], ["Used", row => sized(row)(row.used), "number"], ["Maximum", row => row.limit ? sized(row)(row.limit) : "none", "number"],
   ["Share", row => html`<span class="bar ${share(row) > .8 ? "bad" : ""}"><span style=${{width: `${100 * share(row)}%`}}></span></span>`], ["", row => row.limit ? `${Math.round(100 * share(row))} %` : "", "number"]];
@@ -51,7 +51,7 @@ export function DeadLetters() {
 export function DeadLetterList(more) {
   const [shown, show] = useState(null);
   return html`<${List} path="dead-letters" caption="Dead letters, newest first" keyed=${row => row.id} empty="No dead letters." ...${more} columns=${again => [
-    ["Time", row => moment(row.time)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["Address", row => row.address, "text"], ["Reason", reasonOf, "text"], ["Size", row => octets(row.body_bytes), "number"],
+    ["Time", row => moment(row.time)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["Address", row => row.address, "text"], ["Reason", reasonOf, "text"], ["Size", row => bytes(row.body_bytes), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Show ${row.id}`} onClick=${async () => { try { show(await get(`dead-letters/${row.id}`)); } catch (error) { said(error.message); } }}>Show</button>
       <${Act} label="Redrive" name=${row.id} act=${async () => { const told = await post("dead-letters/redrive", {ids: [row.id]}); await again(); return redriven(told); }} />
       <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { await post("dead-letters/purge", {ids: [row.id]}); await again(); return "deleted"; }} /></span>`]]} />
@@ -63,5 +63,5 @@ export function Journal() {
   const [live, follow] = useState(true);
   return html`<h2>Journal</h2><section><${List} path="journal" key=${live} caption="Newest rows of the journal" empty="No rows." live=${live} filters=${[["route", "Route"]]} keyed=${row => `${row.shard} ${row.sequence}`} columns=${() => [
     ["Received", row => moment(row.received)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["From", row => `${row.source_endpoint} ${row.source_name ?? ""}`, "text"], ["To", row => row.target_endpoint ? `${row.target_endpoint} ${row.target_name ?? ""}` : "–", "text"],
-    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Size", row => octets(row.body_size), "number"]]}><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow</label><//></section>`;
+    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Size", row => bytes(row.body_size), "number"]]}><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow</label><//></section>`;
 }

@@ -1,7 +1,7 @@
 // Views of the embedded broker without queues, and of access: exchanges, bindings, retained topics, destinations, users, roles.
 import {html} from "./vendor/htm.js";
 import {post} from "./api.js";
-import {Act, Go, List, moment, number, octets} from "./parts.js";
+import {Act, Go, List, moment, number, bytes} from "./parts.js";
 
 const yes = value => value ? "yes" : "no";
 const shown = given => Object.keys(given).length ? JSON.stringify(given) : "–";
@@ -25,7 +25,7 @@ export function Exchanges() {
 export function Retained() {
   return html`<h2>Retained</h2><section><${List} path="retained" caption="Topics with a retained message" empty="No retained messages." keyed=${row => row.topic}
     filters=${[["topic", "Topic filter (+ and #)"], ["client", "Client (* is any text)"], ["user", "User"]]} columns=${again => [
-    ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Size", row => octets(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
+    ["Topic", row => row.topic, "text"], ["QoS", row => row.qos, "number"], ["Size", row => bytes(row.body_bytes), "number"], ["Client", row => row.client || "–"], ["User", row => row.user || "–"], ["Expires", row => row.expires ? moment(row.expires) : "never"],
     ["", row => html`<${Act} label="Clear" name=${row.topic} sure=${`Clear the retained message of ${row.topic}?`} act=${async () => { const told = await post("retained/remove", {topic: row.topic, exact: true}); await again(); return `${told.removed} cleared`; }} />`]]} /></section>`;
 }
 
@@ -34,7 +34,7 @@ export function Destinations() {
     <section><${List} path="destinations" caption="AMQP/Fast destinations" empty="No destinations." filters=${[["name", "Name (* is any text)"], ["virtual_host", "Virtual host"]]} keyed=${row => `${row.virtual_host} ${row.service} ${row.name}`} columns=${() => [
       ["Destination", row => row.name, "text"], ["Service", row => row.service], ["Virtual host", row => row.virtual_host], ["Temporary", row => yes(row.temporary)]]} /></section>
     <section><${List} path="transfers" caption="Resumable transfers" empty="No transfer waits to be continued." keyed=${row => `${row.virtual_host} ${row.client} ${row.heard}`} columns=${() => [
-      ["Client", row => row.client, "text"], ["Virtual host", row => row.virtual_host], ["Received", row => octets(row.received_bytes), "number"], ["Size", row => octets(row.body_bytes), "number"], ["Active", row => yes(row.under_way)], ["Last received", row => moment(row.heard)]]} /></section>`;
+      ["Client", row => row.client, "text"], ["Virtual host", row => row.virtual_host], ["Received", row => bytes(row.received_bytes), "number"], ["Size", row => bytes(row.body_bytes), "number"], ["Active", row => yes(row.under_way)], ["Last received", row => moment(row.heard)]]} /></section>`;
 }
 
 export function Users() {

@@ -1,7 +1,7 @@
 // Pages of single objects. Each has a row of a list, whose columns it shows, and what else belongs to the object.
 import {html, useEffect, useRef} from "./vendor/htm.js";
 import {everything, get, session, useAsked} from "./api.js";
-import {Facts, Go, List, Table, number, octets, period, wanted, worded} from "./parts.js";
+import {Facts, Go, List, Table, number, bytes, period, wanted, worded} from "./parts.js";
 import {clientOf, connectionColumns, DeadLetterList, LimitTable, sessionColumns} from "./broker.js";
 import {Bindings, exchangeColumns} from "./names.js";
 import {Chart, endpointColumns, Outboxes, routeColumns} from "./overview.js";
@@ -59,7 +59,7 @@ const FactsOf = ({columns, row, more = []}) => html`<${Facts} pairs=${[...column
 const limit = (used, most, shown = number) => `${shown(used)} of ${shown(most)}`;
 const endpoint = {
   path: "endpoints", columns: endpointColumns, title: row => row.name,
-  more: row => [["Address", row.place || "–"], ["Messages in", number(row.messages_in)], ["Messages out", number(row.messages_out)], ["Bytes in", octets(row.bytes_in)], ["Bytes out", octets(row.bytes_out)]],
+  more: row => [["Address", row.place || "–"], ["Messages in", number(row.messages_in)], ["Messages out", number(row.messages_out)], ["Bytes in", bytes(row.bytes_in)], ["Bytes out", bytes(row.bytes_out)]],
   history: row => html`<${Hour} kind=${row.kind} name=${row.name} charts=${[MESSAGES, ["Outcomes", [["settled", "settled", "--flow"], ["refused", "refused", "--bad"]]]]} />`,
 };
 
@@ -68,7 +68,7 @@ export const OBJECTS = {
   client: {
     noun: "Client", view: "connections", path: "connections", words: {rates: true}, columns: connectionColumns, title: row => row.client || row.address,
     missing: "This client is not connected.",
-    more: row => [["TLS", row.tls ? "yes" : "no"], ["Channels", row.channel_max ? limit(row.channels, row.channel_max) : null], ["Frame maximum", row.frame_max ? octets(row.frame_max) : null], ["Heartbeat", row.heartbeat_secs ? period(row.heartbeat_secs) : null]],
+    more: row => [["TLS", row.tls ? "yes" : "no"], ["Channels", row.channel_max ? limit(row.channels, row.channel_max) : null], ["Frame maximum", row.frame_max ? bytes(row.frame_max) : null], ["Heartbeat", row.heartbeat_secs ? period(row.heartbeat_secs) : null]],
     history: row => html`<${OwnHistory} row=${row} charts=${[["Bytes", "per second", [["in", one => one.bytes_in_per_sec, "--flow"], ["out", one => one.bytes_out_per_sec, "--good"]]],
       ["Messages in flight", "count", [["unsettled", one => one.unsettled, "--flow"], ["unacknowledged", one => one.unacknowledged, "--good"]]]]} />`,
     parts: row => row.protocol === "mqtt" ? null : html`<${Consumers} words=${{address: row.address}} without=${["Client", "User"]} empty="This client consumes no queue." />
@@ -77,7 +77,7 @@ export const OBJECTS = {
   },
   queue: {
     noun: "Queue", view: "queues", path: "queues", words: {exact: true}, columns: queueColumns, title: row => row.queue, missing: "There is no such queue.",
-    more: row => [["Limit of messages", limit(row.messages, row.messages_max)], ["Limit of size", limit(row.messages_bytes, row.messages_bytes_max, octets)], ["Belongs to a connection", row.temporary ? "yes" : "no"]],
+    more: row => [["Limit of messages", limit(row.messages, row.messages_max)], ["Limit of size", limit(row.messages_bytes, row.messages_bytes_max, bytes)], ["Belongs to a connection", row.temporary ? "yes" : "no"]],
     history: row => html`<${OwnHistory} row=${row} charts=${[["Messages waiting", "count", [["ready", one => one.messages, "--flow"], ["unacknowledged", one => one.unacknowledged, "--warn"]]],
       ["Messages", "per second", [["in", one => one.in_per_sec, "--flow"], ["out", one => one.out_per_sec, "--good"]]]]} />`,
     parts: row => html`<${Consumers} words=${{protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue}} without=${["Queue"]} empty=${row.messages ? "Nobody consumes this queue, so its messages wait." : "Nobody consumes this queue."} />

@@ -1,7 +1,7 @@
 // Overview: what happens now, the last hour, routes as a picture.
 import {html, useEffect, useRef} from "./vendor/htm.js";
 import {everything, get, post, useAsked} from "./api.js";
-import {Act, Go, List, Table, millis, moment, number, octets, period, red} from "./parts.js";
+import {Act, Go, List, Table, millis, moment, number, bytes, period, red} from "./parts.js";
 
 const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600, NEW_SECS = 120;
 
@@ -88,8 +88,8 @@ export function Overview({state}) {
 }
 
 export const Outboxes = ({rows}) => html`<${Table} caption=${`Outboxes: ${rows.length}`} rows=${rows} keyed=${row => row.route} empty="No outbox: messages that the target does not accept at once stay with their senders." columns=${[
-  ["Route", row => html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>`, "text"], ["Link", row => html`<${Go} at="link" words=${{name: row.link}}>${row.link}<//>`], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => number(row.messages), "number"], ["Size", row => octets(row.octets), "number"],
-  ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Maximum", row => `${number(row.messages_max)}, ${octets(row.octets_max)}${row.age_secs_max ? `, ${period(row.age_secs_max)}` : ""}; then ${row.policy}`, "text"],
+  ["Route", row => html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>`, "text"], ["Link", row => html`<${Go} at="link" words=${{name: row.link}}>${row.link}<//>`], ["Place", row => row.shared ? "cluster" : "store"], ["Messages", row => number(row.messages), "number"], ["Size", row => bytes(row.messages_bytes), "number"],
+  ["Oldest", row => row.messages && row.oldest_secs !== null ? period(row.oldest_secs) : "–", "number"], ["Maximum", row => `${number(row.messages_max)}, ${bytes(row.bytes_max)}${row.age_secs_max ? `, ${period(row.age_secs_max)}` : ""}; then ${row.policy}`, "text"],
   ["Dropped", row => row.dropped === null ? "–" : red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} />`;
 
 function Disks({disks: {store, journal}}) {

@@ -5,7 +5,7 @@ import {TEXTS} from "./words.js";
 
 export const number = n => n === null || n === undefined ? "–" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M" : n >= 1e4 ? (n / 1e3).toFixed(1) + " k"
   : n >= 100 || Number.isInteger(n) ? String(Math.round(n)) : n.toFixed(n < 1 ? 2 : 1);
-export const octets = n => n === null ? "–" : n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : Math.round(n) + " B";
+export const bytes = n => n === null ? "–" : n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : Math.round(n) + " B";
 export const millis = s => s === null ? "–" : "≤ " + number(s * 1000) + " ms";
 export const period = s => s === null ? "–" : s < 120 ? Math.round(s) + " s" : s < 7200 ? Math.round(s / 60) + " min" : (s / 3600).toFixed(1) + " h";
 export const moment = text => text ? text.slice(0, 19).replace("T", " ") + " UTC" : "–";
@@ -128,7 +128,7 @@ export function MessageShown({of}) {
   // Those of a dead letter are [name, type, value].
   const named = of.headers ? Object.entries(of.headers) : headers.map(([name, , value]) => [name, value]);
   return html`<${Facts} pairs=${[["Address", of.address], ["Client", sender.client], ["User", sender.user], ["Received by", sender.endpoint], ["Client address", sender.address], ["QoS", of.assurance], ["Durable", of.durable ? "yes" : "no"], ["Retain", of.retain ? "yes" : "no"],
-      ["Content type", of.content_type], ["Size", octets(of.body_bytes)]]} />
+      ["Content type", of.content_type], ["Size", bytes(of.body_bytes)]]} />
     ${[["Properties", Object.entries(properties)], ["Headers", named]].map(([title, pairs]) => html`<h4>${title}</h4>${pairs.length ? html`<${Facts} pairs=${worded(pairs)} />` : html`<p class="soft">None.</p>`}`)}
     <h4>Body</h4>${of.body_encoding === "withheld" ? html`<p class="soft">Your roles do not show bodies.</p>` : of.body === "" ? html`<p class="soft">Empty.</p>` : html`<${Body} of=${of} />`}`;
 }

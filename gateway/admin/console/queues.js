@@ -1,11 +1,11 @@
 // Queues: their messages, and operations on them.
 import {html, useState} from "./vendor/htm.js";
 import {get, may, post, session, useAsked} from "./api.js";
-import {Act, Dialog, Go, List, MessageShown, Table, number, octets, period} from "./parts.js";
+import {Act, Dialog, Go, List, MessageShown, Table, number, bytes, period} from "./parts.js";
 
 export const placeOf = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue});
 export const queueColumns = again => [
-  ["Queue", row => html`<${Go} at="queue" words=${placeOf(row)}>${row.queue}<//>`, "text"], ["Virtual host", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Size", row => octets(row.messages_bytes), "number"],
+  ["Queue", row => html`<${Go} at="queue" words=${placeOf(row)}>${row.queue}<//>`, "text"], ["Virtual host", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Size", row => bytes(row.messages_bytes), "number"],
   ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
   ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Arguments", row => Object.keys(row.arguments).length ? JSON.stringify(row.arguments) : "–", "text"], ["Idle", row => period(row.idle_secs), "number"],
   ["", row => html`<${Acts} row=${row} again=${again} />`]];
@@ -32,7 +32,7 @@ function Acts({row, again}) {
 }
 
 const cut = one => one.body_encoding === "withheld" ? "(withheld)" : one.body.length > 80 ? `${one.body.slice(0, 80)}…` : one.body;
-export const messageColumns = [["Address", one => one.address, "text"], ["From", one => one.sender.client || one.sender.user || one.sender.endpoint || "unknown", "text"], ["Size", one => octets(one.body_bytes), "number"], ["Body", one => html`<code>${cut(one)}</code>`, "text"]];
+export const messageColumns = [["Address", one => one.address, "text"], ["From", one => one.sender.client || one.sender.user || one.sender.endpoint || "unknown", "text"], ["Size", one => bytes(one.body_bytes), "number"], ["Body", one => html`<code>${cut(one)}</code>`, "text"]];
 
 function PublishTo({row}) {
   const {document: endpoints} = useAsked(() => get("endpoints", {count: 1000}), [], false);

@@ -26,13 +26,13 @@ from gateway.settings import Http
 from gateway.transport.first_bytes import misfit
 from gateway.transport.http import response
 
-READ_OCTETS: Final = 16_384
-FIRST_OCTETS: Final = 8  # They show the protocol.
+READ_BYTES: Final = 16_384
+FIRST_BYTES: Final = 8  # They show the protocol.
 # Minimum that a piece of a body counts, since each takes as much time as a long one.
-CHUNK_OCTETS_MIN: Final = 16
+CHUNK_BYTES_MIN: Final = 16
 UNREAD_PIECES_MAX: Final = 16  # Pieces of an unused body that are skipped to find its end.
 LINGER_SECS: Final = 1.0
-LINGER_OCTETS: Final = 1_048_576
+LINGER_BYTES: Final = 1_048_576
 PROBES: Final = frozenset((b"/livez", b"/livez/", b"/readyz", b"/readyz/", b"/health", b"/health/"))
 OVER: Final = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 DISCONNECT: Final[Message] = {"type": "http.disconnect"}
@@ -90,7 +90,7 @@ class HttpConnection:
         self._is_head = False
         self._refusal: Refusal | None = None
         self._gone = False
-        self._body_octets = 0
+        self._body_bytes = 0
         self._body_deadline = 0.0
 
     async def run(self) -> None:
@@ -137,7 +137,7 @@ class HttpConnection:
             if not isinstance(event, h11.Request):
                 return None
             self._check(event)
-            self._body_octets = 0
+            self._body_bytes = 0
             self._body_deadline = clock.now() + http.body_timeout_secs
             return event
         raise Refusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
@@ -176,20 +176,20 @@ class HttpConnection:
         try:
             if not self._begun:
                 await self._check_first_bytes()
-            octets = await self.stream.receive_some(READ_OCTETS)
+            data = await self.stream.receive_some(READ_BYTES)
         except (trio.BrokenResourceError, OSError) as error:
             raise Gone from error
         finally:
             self.waits_since = None
-        if not octets:
+        if not data:
             raise Gone
-        self._h11.receive_data(bytes(octets))
+        self._h11.receive_data(bytes(data))
 
     async def _check_first_bytes(self) -> None:
         """Raise Refusal, with a plain response, if only one of the client and the port uses TLS."""
-        octets = await self._socket.recv(FIRST_OCTETS, socket.MSG_PEEK)
+        data = await self._socket.recv(FIRST_BYTES, socket.MSG_PEEK)
         self._begun = True
-        found = misfit(octets, secure=self._secured) if octets else None
+        found = misfit(data, secure=self._secured) if data else None
         if found is not None:
             self.stream = trio.SocketStream(self._socket)
             raise Refusal(400, found.reason, found.text)
@@ -219,8 +219,8 @@ class HttpConnection:
     def _piece(self, event: object) -> Message:
         if not isinstance(event, h11.Data):
             return {"type": "http.request", "body": b"", "more_body": False}
-        self._body_octets += max(len(event.data), CHUNK_OCTETS_MIN)
-        if self._body_octets > max(self._http.body_bytes_max, CHUNK_OCTETS_MIN):
+        self._body_bytes += max(len(event.data), CHUNK_BYTES_MIN)
+        if self._body_bytes > max(self._http.body_bytes_max, CHUNK_BYTES_MIN):
             raise self._too_large()
         return {"type": "http.request", "body": bytes(event.data), "more_body": True}
 
@@ -280,17 +280,17 @@ class HttpConnection:
                 headers.append((b"Connection", b"close"))
             self._start = h11.Response(status_code=message["status"], headers=headers)
             return
-        octets = b""
+        data = b""
         if self._start is not None:
-            octets = self._h11.send(self._start) or b""
+            data = self._h11.send(self._start) or b""
             self._start = None
         body = message.get("body", b"")
         if body and not self._is_head:
-            octets += self._h11.send(h11.Data(data=body)) or b""
+            data += self._h11.send(h11.Data(data=body)) or b""
         if not message.get("more_body", False):
-            octets += self._h11.send(h11.EndOfMessage()) or b""
+            data += self._h11.send(h11.EndOfMessage()) or b""
         try:
-            await self._write(octets)
+            await self._write(data)
         except Gone:
             self._gone = True
 
@@ -306,11 +306,11 @@ class HttpConnection:
                 break
         return self._h11.their_state not in (h11.SEND_BODY, h11.ERROR)
 
-    async def _write(self, octets: bytes) -> None:
+    async def _write(self, data: bytes) -> None:
         self.waits_since = clock.now()
         try:
             with trio.fail_after(self._http.send_timeout_secs):
-                await self.stream.send_all(octets)
+                await self.stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise Gone from error
         except trio.TooSlowError as error:
@@ -343,8 +343,8 @@ class HttpConnection:
                 if isinstance(self.stream, trio.SocketStream):
                     await self.stream.send_eof()
                 self.waits_since = clock.now()
-                left = LINGER_OCTETS
-                while left > 0 and (octets := await self.stream.receive_some(READ_OCTETS)):
-                    left -= len(octets)
+                left = LINGER_BYTES
+                while left > 0 and (data := await self.stream.receive_some(READ_BYTES)):
+                    left -= len(data)
             except trio.BrokenResourceError:
                 pass

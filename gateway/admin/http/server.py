@@ -86,8 +86,8 @@ class HttpServer:
                 if self._tls is not None:
                     return  # No handshake has taken place, so there is no way to respond.
                 text = problem_of(503, "too many connections").decode()
-                octets = response(503, text, {"Retry-After": "1"}, kind=PROBLEM)
-                os.write(accepted.fileno(), octets)  # The buffer of a new socket is empty.
+                data = response(503, text, {"Retry-After": "1"}, kind=PROBLEM)
+                os.write(accepted.fileno(), data)  # The buffer of a new socket is empty.
             return
         plain = trio.SocketStream(accepted)
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain

@@ -28,7 +28,7 @@ INTEGERS: Final = frozenset(
 )
 EXPIRY_MS_MAX: Final = EXPIRATION_MS_MAX
 PRIORITY_MAX: Final = 255
-NAME_OCTETS_MAX: Final = 255
+NAME_BYTES_MAX: Final = 255
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 TYPES: Final = ("classic", "quorum")
 STRATEGIES: Final = ("at-most-once", "at-least-once")
@@ -63,7 +63,7 @@ class QueueArguments(NamedTuple):
     ttl_ms: int | None = None
     expires_ms: int | None = None
     length_max: int | None = None
-    octets_max: int | None = None
+    bytes_max: int | None = None
     overflow: str = "drop-head"
     dead_letter_exchange: str | None = None
     dead_letter_key: str | None = None
@@ -117,9 +117,7 @@ def _string(given: Value) -> Fault:
 def _name(given: Value) -> Fault:
     """Return why a value is not a name that fits a short string, or None if it is."""
     fault = _string(given)
-    return (
-        "longer than 255 octets" if fault is None and len(given.value.encode()) > NAME_OCTETS_MAX else fault
-    )
+    return "longer than 255 bytes" if fault is None and len(given.value.encode()) > NAME_BYTES_MAX else fault
 
 
 def _flag(given: Value) -> Fault:

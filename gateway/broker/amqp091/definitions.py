@@ -40,7 +40,7 @@ class Definitions(HostRecords):
     """Records of one virtual host."""
 
     def __init__(
-        self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_octets_max: int
+        self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_bytes_max: int
     ) -> None:
         """Read the counts of returned messages; see HostRecords for the arguments."""
         super().__init__(
@@ -49,7 +49,7 @@ class Definitions(HostRecords):
             bodies,
             untouched=UNTOUCHED,
             memory_messages_max=memory_messages_max,
-            memory_octets_max=memory_octets_max,
+            memory_bytes_max=memory_bytes_max,
         )
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
         for words, count in self._records(DELIVERIES):
@@ -118,7 +118,7 @@ class Definitions(HostRecords):
             log,
             self._bodies,
             memory_messages_max=NO_LIMIT,
-            memory_octets_max=NO_LIMIT,
+            memory_bytes_max=NO_LIMIT,
         )
 
     # Queues.

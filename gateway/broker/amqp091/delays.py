@@ -64,7 +64,7 @@ class Host(Protocol):
     """Interface of the virtual host for its delayed messages."""
 
     queue_messages_max: int
-    queue_octets_max: int
+    queue_bytes_max: int
     dead_lettering: DeadLettering
     alarms: Alarms
     full_queues: FullQueues
@@ -107,7 +107,7 @@ class DelayedMessages(PriorityQueue):
             _due_first,
             durable=durable,
             messages_max=host.queue_messages_max,
-            octets_max=host.queue_octets_max,
+            bytes_max=host.queue_bytes_max,
             full_queues=host.full_queues,
         )
         self.user = user
@@ -118,7 +118,7 @@ class DelayedMessages(PriorityQueue):
         self._route = route
         self._alarm: Alarm | None = None
         self._shares = host.full_queues.sender_shares()
-        self._shares.set_limits(self.messages_max, self.octets_max)
+        self._shares.set_limits(self.messages_max, self.bytes_max)
         self._restrained: dict[str, int] = {}  # bytes at which the exchange is full to these users
         self._sort()
 
@@ -143,8 +143,8 @@ class DelayedMessages(PriorityQueue):
 
     def claims(self) -> Iterator[tuple[SenderClaim, int, str]]:
         """Yield the claim of each user who sent waiting messages, with their bytes, and the user."""
-        for user, octets in self._shares.octets_by_user().items():
-            yield SenderClaim(self, user), octets, user
+        for user, byte_count in self._shares.bytes_by_user().items():
+            yield SenderClaim(self, user), byte_count, user
 
     def restrain_sender(self, user: str, on: bool) -> None:
         """Make the exchange full to a user who holds too much memory (`on`), or no longer.
@@ -152,7 +152,7 @@ class DelayedMessages(PriorityQueue):
         A repeated call has no effect.
         """
         if on and user not in self._restrained:
-            self._restrained[user] = lowered(self.octets_max, self._shares.of(user))
+            self._restrained[user] = lowered(self.bytes_max, self._shares.of(user))
         elif not on and self._restrained.pop(user, 0):
             self._pressure.relieve()
 
@@ -185,8 +185,8 @@ class DelayedMessages(PriorityQueue):
         """
         shares = self._shares
         count = shares.count + len(part.messages)
-        octets = shares.total + self.weigh(part.messages)
-        fits = count <= shares.user_count_max and octets <= shares.user_octets_max
+        byte_count = shares.total + self.weigh(part.messages)
+        fits = count <= shares.user_count_max and byte_count <= shares.user_bytes_max
         if fits and not self._restrained:
             return part
         may_hold = self.may_hold
@@ -195,13 +195,13 @@ class DelayedMessages(PriorityQueue):
         accepted: dict[str, tuple[int, int]] = {}
         for at, message in enumerate(part.messages):
             user = message.sender.user
-            mine, mine_octets = accepted.get(user, (0, 0))
-            mine, mine_octets = mine + 1, mine_octets + message.octets
-            excess = self._excess(user, mine, mine_octets)
+            mine, mine_bytes = accepted.get(user, (0, 0))
+            mine, mine_bytes = mine + 1, mine_bytes + message.byte_count
+            excess = self._excess(user, mine, mine_bytes)
             if excess > (2 if may_hold else 1):
                 refused.append(at)
                 continue
-            accepted[user] = mine, mine_octets
+            accepted[user] = mine, mine_bytes
             if excess > 1:
                 held.append(at)
         if held and not self.full:
@@ -216,17 +216,17 @@ class DelayedMessages(PriorityQueue):
             self._overflow(part.chosen(refused))
         return part.chosen([at for at in range(len(part.messages)) if at not in without])
 
-    def _excess(self, user: str, count: int, octets: int) -> float:
+    def _excess(self, user: str, count: int, byte_count: int) -> float:
         """Return the fraction of its limit that a user has with so many more messages and bytes.
 
         Above 1 the exchange is full to the user.
         """
         shares = self._shares
-        all_octets = shares.of(user) + octets
-        excess = all_octets / self._restrained.get(user, NO_LIMIT)
-        if shares.limit_of_user(user, octets, count):
+        all_bytes = shares.of(user) + byte_count
+        excess = all_bytes / self._restrained.get(user, NO_LIMIT)
+        if shares.limit_of_user(user, byte_count, count):
             by_count = (shares.count_of(user) + count) / shares.user_count_max
-            excess = max(excess, by_count, all_octets / shares.user_octets_max)
+            excess = max(excess, by_count, all_bytes / shares.user_bytes_max)
         return excess
 
     def admitted(self, messages: list[Message]) -> list[Message]:
@@ -235,7 +235,7 @@ class DelayedMessages(PriorityQueue):
         return [living(one, utc + delay_of(one.properties.headers) / 1000) for one in messages]
 
     def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
-        self._shares.add(message.sender.user, message.octets)
+        self._shares.add(message.sender.user, message.byte_count)
         super()._wait(position, message, redelivered=redelivered)
 
     def withdraw(self, first: int, count: int) -> list[Message]:
@@ -291,7 +291,7 @@ class DelayedMessages(PriorityQueue):
 
     def _expire(self, position: int, message: Message) -> None:
         user = message.sender.user
-        self._shares.remove(user, message.octets)
+        self._shares.remove(user, message.byte_count)
         self._dead_lettering.note_due(self, message, position)
         self._relieve(user)
 
@@ -300,9 +300,9 @@ class DelayedMessages(PriorityQueue):
         if not self._held.holds(user):
             return
         shares = self._shares
-        count, octets = shares.count_of(user), shares.of(user)
-        octets_max = min(shares.user_octets_max, self._restrained.get(user, NO_LIMIT))
-        is_low = count <= shares.user_count_max // 2 and octets <= octets_max // 2
+        count, byte_count = shares.count_of(user), shares.of(user)
+        bytes_max = min(shares.user_bytes_max, self._restrained.get(user, NO_LIMIT))
+        is_low = count <= shares.user_count_max // 2 and byte_count <= bytes_max // 2
         if not count or (is_low and not self.full):
             self._held.relieve_user(user)
 
@@ -347,7 +347,7 @@ class DelayedMessages(PriorityQueue):
         """
         if self.deleted:
             return False
-        self.octets += self.weigh((message,))
+        self.byte_count += self.weigh((message,))
         self._wait(position, message, redelivered=False)
         self._set_alarm(clock.utc() + RETRY_SECS)
         return True
@@ -386,13 +386,13 @@ def _with_rest(message: Message, utc: float) -> Message:
     due = utc + delay_of(message.properties.headers) / 1000
     left = max(message.expires - due, 0.0)
     try:
-        octets = encode_properties(living(message, utc + left), utc)
+        data = encode_properties(living(message, utc + left), utc)
     except ProtocolError:  # raised again when it is due, and then the message's outcome
         return message
     return Message(
         message.address,
         message.body,
-        content_properties(octets),
+        content_properties(data),
         message.assurance,
         message.durable,
         message.retain,

@@ -20,7 +20,7 @@ from gateway.documents import complaints
 from gateway.errors import ConfigurationError
 from gateway.settings.declare import DeclaredBinding, DeclaredExchange, DeclaredQueue
 
-EXPORT_OCTETS_MAX: Final = 64 * 1024 * 1024  # bytes; bindings_max with the longest names is less
+EXPORT_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes; bindings_max with the longest names is less
 KINDS: Final = (
     ("exchanges", DeclaredExchange),
     ("queues", DeclaredQueue),
@@ -72,13 +72,13 @@ def content_of(file: Path) -> dict[str, Any]:
     """Return the content of a file. Raises ConfigurationError if it is no export."""
     try:
         with file.open("rb") as stream:
-            octets = stream.read(EXPORT_OCTETS_MAX + 1)
+            data = stream.read(EXPORT_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot be read: {error.strerror}", file=str(file)) from error
-    if len(octets) > EXPORT_OCTETS_MAX:
-        raise ConfigurationError(f"more than {EXPORT_OCTETS_MAX} octets", file=str(file))
+    if len(data) > EXPORT_BYTES_MAX:
+        raise ConfigurationError(f"more than {EXPORT_BYTES_MAX} bytes", file=str(file))
     try:
-        content = orjson.loads(octets)
+        content = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         reason = f"not JSON: {error.msg}"
         raise ConfigurationError(reason, file=str(file), line=error.lineno, column=error.colno) from error

@@ -51,7 +51,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                     name,
                     bodies,
                     memory_messages_max=limits.queue_memory_messages_max,
-                    memory_octets_max=limits.queue_memory_bytes_max,
+                    memory_bytes_max=limits.queue_memory_bytes_max,
                 )
             self[name] = VirtualHost(
                 name,
@@ -61,7 +61,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 exchanges_max=limits.exchanges_max,
                 bindings_max=limits.bindings_max,
                 queue_messages_max=limits.queue_messages_max,
-                queue_octets_max=limits.queue_bytes_max,
+                queue_bytes_max=limits.queue_bytes_max,
                 definitions=definitions,
                 alarms=self.alarms,
                 lost=lost,
@@ -104,9 +104,9 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_queue_unconsumed_messages": lambda: sum(
                 len(queue) for queue in self.queues() if not queue.consumers
             ),
-            "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
+            "gateway_queue_bytes": lambda: sum(queue.byte_count for queue in self.queues()),
             "gateway_delayed_messages": lambda: sum(len(delayed) for delayed in self.delays()),
-            "gateway_delayed_bytes": lambda: sum(delayed.octets for delayed in self.delays()),
+            "gateway_delayed_bytes": lambda: sum(delayed.byte_count for delayed in self.delays()),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
             "gateway_bindings": lambda: sum(host.bindings for host in self.values()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),

@@ -16,7 +16,7 @@ from gateway.broker.amqp091.arguments import (
     ALIEN,
     ALTERNATE,
     DEAD_LETTER_EXCHANGE,
-    NAME_OCTETS_MAX,
+    NAME_BYTES_MAX,
     QUEUE_ARGUMENTS,
 )
 from gateway.broker.amqp091.exports import content_of
@@ -92,7 +92,7 @@ def _policy(given: dict[str, Any]) -> Policy:
             raise PolicyError(f"{key}: {fault}")
         arguments[name] = said
     alternate = given["definition"].get(ALTERNATE)
-    if not (alternate is None or (isinstance(alternate, str) and len(alternate.encode()) <= NAME_OCTETS_MAX)):
+    if not (alternate is None or (isinstance(alternate, str) and len(alternate.encode()) <= NAME_BYTES_MAX)):
         raise PolicyError(f"{ALTERNATE}: the name of an exchange is wanted")
     types = APPLIES_TO.get(given.get("apply-to", "all"), ())
     priority = int(given.get("priority", 0))

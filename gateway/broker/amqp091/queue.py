@@ -48,7 +48,7 @@ class Host(Protocol):
 
     name: str
     queue_messages_max: int
-    queue_octets_max: int
+    queue_bytes_max: int
     dead_lettering: DeadLettering
     alarms: Alarms
     policies: Sequence[Policy]
@@ -78,7 +78,7 @@ class AmqpQueue(Queue):
             name,
             durable=durable,
             messages_max=host.queue_messages_max,
-            octets_max=host.queue_octets_max,
+            bytes_max=host.queue_bytes_max,
             full_queues=host.full_queues,
             **more,
         )
@@ -93,9 +93,9 @@ class AmqpQueue(Queue):
         self.deliveries: Deliveries | None = None  # of a quorum queue
         self._host = host
         self._dead_lettering = host.dead_lettering
-        self._limited = options.length_max is not None or options.octets_max is not None
+        self._limited = options.length_max is not None or options.bytes_max is not None
         self._refuses = self._limited and options.overflow != "drop-head"
-        if options.octets_max is not None:
+        if options.bytes_max is not None:
             self.weigh = bodies_of  # `x-max-length-bytes` counts bodies
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
         # Messages from this position on are delivered to waiting consumers even if expired.
@@ -141,11 +141,11 @@ class AmqpQueue(Queue):
         """Return how many messages from `at` on fit, one after the other."""
         options = self.options
         most = BEYOND if options.length_max is None else options.length_max - len(self)
-        octets = BEYOND if options.octets_max is None else options.octets_max - self.octets
+        byte_count = BEYOND if options.bytes_max is None else options.bytes_max - self.byte_count
         count = 0
         while count < most and at + count < len(messages):
-            octets -= len(messages[at + count].body)
-            if octets < 0:
+            byte_count -= len(messages[at + count].body)
+            if byte_count < 0:
                 break
             count += 1
         return count
@@ -343,7 +343,7 @@ class AmqpQueue(Queue):
     def _drop_heads(self) -> None:
         options = self.options
         while (options.length_max is not None and len(self) > options.length_max) or (
-            options.octets_max is not None and self.octets > options.octets_max
+            options.bytes_max is not None and self.byte_count > options.bytes_max
         ):
             taken = self.take_aside(_any) or super().take()
             if taken is None:  # the rest is still being read
@@ -418,12 +418,12 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         if soonest and (not self._soonest or soonest < self._soonest):
             self._soonest = soonest
 
-    def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
+    def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Count delivered messages. What has expired behind them may be at the head now."""
         if self._is_behind:
             self._is_behind = False
             self._soonest = LONG_AGO
-        super()._taken(messages, octets)
+        super()._taken(messages, byte_count)
 
     def _next_expiry(self) -> float:
         return max(self._soonest, self._rests) if self._soonest else NEVER

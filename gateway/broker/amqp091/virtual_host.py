@@ -50,10 +50,10 @@ from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
 from gateway.broker.shares import (
     Shares,
+    argument_bytes,
     argument_count,
-    argument_octets,
     share_of,
-    text_octets,
+    text_bytes,
 )
 from gateway.model.address import Address
 from gateway.model.batch import Sink
@@ -87,7 +87,7 @@ class VirtualHost:
         queues_max: int = 50_000,
         queues_per_user_max: int = 0,
         queue_messages_max: int = 1_000_000,
-        queue_octets_max: int = 1 << 30,
+        queue_bytes_max: int = 1 << 30,
         exchanges_max: int = 1_000,
         bindings_max: int = 100_000,
         definitions: Definitions | None = None,
@@ -122,7 +122,7 @@ class VirtualHost:
         self._queues_per_user = share_of(queues_max, queues_per_user_max)
         self._users = Shares()  # of queues
         self.queue_messages_max = queue_messages_max
-        self.queue_octets_max = queue_octets_max
+        self.queue_bytes_max = queue_bytes_max
         self.exchanges_max = exchanges_max
         self.bindings_max = bindings_max
         self.queues: dict[str, AmqpQueue] = {}
@@ -322,7 +322,7 @@ class VirtualHost:
         self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
         if user is not None:
             self._check_room("exchanges_per_user_max", self._exchange_users[user], self._exchanges_per_user)
-            self._check_definition(user, what, arguments, text_octets(name) + argument_octets(own))
+            self._check_definition(user, what, arguments, text_bytes(name) + argument_bytes(own))
         self._check_disk(durable)
         found = Exchange(
             name,
@@ -384,14 +384,14 @@ class VirtualHost:
         self.exchanges[exchange.name] = exchange
         if exchange.user is not None:
             self._exchange_users.add(exchange.user)
-        self.shares.add(exchange.user, _exchange_octets(exchange))
+        self.shares.add(exchange.user, _exchange_bytes(exchange))
 
     def _remove(self, exchange: Exchange) -> list[Exchange]:
         """Remove the exchange. Return the exchanges to which it was bound, which may be unused now."""
         del self.exchanges[exchange.name]
         if exchange.user is not None:
             self._exchange_users.remove(exchange.user)
-        self.shares.remove(exchange.user, _exchange_octets(exchange))
+        self.shares.remove(exchange.user, _exchange_bytes(exchange))
         for destination in exchange.destinations:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
@@ -459,7 +459,7 @@ class VirtualHost:
         self.queues[queue.name] = queue
         if queue.user is not None:
             self._users.add(queue.user)
-        self.shares.add(queue.user, _queue_octets(queue))
+        self.shares.add(queue.user, _queue_bytes(queue))
 
     def declare_queue(
         self,
@@ -491,7 +491,7 @@ class VirtualHost:
         if user is not None:
             self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
             what = f"queue '{name}' in vhost '{self.name}'"
-            self._check_definition(user, what, arguments, text_octets(name) + argument_octets(arguments))
+            self._check_definition(user, what, arguments, text_bytes(name) + argument_bytes(arguments))
         self._check_disk(durable)
         if not name:
             name = generated or self.new_queue_name()
@@ -550,7 +550,7 @@ class VirtualHost:
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         if self.queues.pop(queue.name, None) is not None:
-            self.shares.remove(queue.user, _queue_octets(queue))
+            self.shares.remove(queue.user, _queue_bytes(queue))
             if queue.user is not None:
                 self._users.remove(queue.user)
         exchanges, queue.bound = list(queue.bound), {}
@@ -602,8 +602,8 @@ class VirtualHost:
         if user is not None:
             self._check_room("bindings_per_user_max", self._binding_users[user], self._bindings_per_user)
             what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
-            octets = text_octets(key) + argument_octets(arguments)
-            self._check_definition(user, what, arguments, octets)
+            byte_count = text_bytes(key) + argument_bytes(arguments)
+            self._check_definition(user, what, arguments, byte_count)
         before = self.steps.of(user)
         exchange.bind(destination, key, arguments, user)
         if user is not None and before < self.steps.of(user) > self.steps.user_max:
@@ -639,19 +639,19 @@ class VirtualHost:
         self.bindings += 1
         if user is not None:
             self._binding_users.add(user)
-        self.shares.add(user, text_octets(key) + argument_octets(arguments))
+        self.shares.add(user, text_bytes(key) + argument_bytes(arguments))
 
     def _uncount_binding(self, user: str | None, key: str, arguments: Headers) -> None:
         self.bindings -= 1
         if user is not None:
             self._binding_users.remove(user)
-        self.shares.remove(user, text_octets(key) + argument_octets(arguments))
+        self.shares.remove(user, text_bytes(key) + argument_bytes(arguments))
 
-    def _check_definition(self, user: str | None, what: str, arguments: Headers, octets: int) -> None:
+    def _check_definition(self, user: str | None, what: str, arguments: Headers, byte_count: int) -> None:
         """Raise Refused for a definition with too many arguments, or one that exceeds the user's share."""
         if argument_count(arguments) > self._arguments_max:
             raise failed(f"{what} has more than limits.arguments_max ({self._arguments_max}) arguments")
-        if limit := self.shares.full_with(user, octets):
+        if limit := self.shares.full_with(user, byte_count):
             raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 
     def _check_disk(self, durable: bool) -> None:
@@ -664,9 +664,9 @@ class VirtualHost:
             raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
 
 
-def _queue_octets(queue: AmqpQueue) -> int:
-    return text_octets(queue.name) + argument_octets(queue.arguments)
+def _queue_bytes(queue: AmqpQueue) -> int:
+    return text_bytes(queue.name) + argument_bytes(queue.arguments)
 
 
-def _exchange_octets(exchange: Exchange) -> int:
-    return text_octets(exchange.name) + argument_octets(exchange.arguments)
+def _exchange_bytes(exchange: Exchange) -> int:
+    return text_bytes(exchange.name) + argument_bytes(exchange.arguments)

@@ -41,7 +41,7 @@ class FastDefinitions(HostRecords):
         bodies: Bodies,
         *,
         memory_messages_max: int,
-        memory_octets_max: int,
+        memory_bytes_max: int,
     ) -> None:
         """Open the records of a virtual host. The parameters are those of HostRecords."""
         super().__init__(
@@ -50,7 +50,7 @@ class FastDefinitions(HostRecords):
             bodies,
             untouched=UNTOUCHED,
             memory_messages_max=memory_messages_max,
-            memory_octets_max=memory_octets_max,
+            memory_bytes_max=memory_bytes_max,
         )
 
     def add(self, kind: str, name: str, maker: str | None = None) -> None:

@@ -89,7 +89,7 @@ class FastHosts(dict[str, FastHost]):
                     name,
                     bodies,
                     memory_messages_max=limits.queue_memory_messages_max,
-                    memory_octets_max=limits.queue_memory_bytes_max,
+                    memory_bytes_max=limits.queue_memory_bytes_max,
                 )
             try:
                 self[name] = FastHost(
@@ -105,7 +105,7 @@ class FastHosts(dict[str, FastHost]):
                     queues_per_user_max=limits.queues_per_user_max,
                     durable_per_user_max=limits.sessions_per_user_max,
                     queue_messages_max=limits.queue_messages_max,
-                    queue_octets_max=limits.queue_bytes_max,
+                    queue_bytes_max=limits.queue_bytes_max,
                     definitions=definitions,
                     full_queues=full_queues,
                     definition_shares=quotas.definitions,
@@ -134,14 +134,14 @@ class FastHosts(dict[str, FastHost]):
             "gateway_queue_unconsumed_messages": lambda: sum(
                 len(queue) for queue in self.queues() if not queue.consumers
             ),
-            "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
+            "gateway_queue_bytes": lambda: sum(queue.byte_count for queue in self.queues()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
         }
         sums = {name: _sum(read, own[name]) if name in own else read for name, read in gauges.items()}
         return {
             **sums,
             "gateway_partial_transfers": lambda: len(self.partials),
-            "gateway_partial_transfers_bytes": lambda: self.partials.octets,
+            "gateway_partial_transfers_bytes": lambda: self.partials.byte_count,
         }
 
 

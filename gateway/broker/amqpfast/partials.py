@@ -76,7 +76,7 @@ class Partials:
         return len(self._known)
 
     @property
-    def octets(self) -> int:
+    def byte_count(self) -> int:
         """Bytes received of all transfers."""
         return sum(partial.file.size for partial in self._known.values())
 

@@ -47,7 +47,7 @@ class Undecided:
         self.undecided = 0
 
 
-def selection(mime_type: str, octets: bytes) -> Selects | None:
+def selection(mime_type: str, data: bytes) -> Selects | None:
     """Return the predicate of a selector, or None for an empty selector, which selects all messages.
 
     Equal selectors usually share one object, which `SelectionWork` evaluates once per message. Raises
@@ -55,12 +55,12 @@ def selection(mime_type: str, octets: bytes) -> Selects | None:
     language.
     """
     language = mime_type.lower() or JMS
-    if not octets:
+    if not data:
         return None
     if language not in (JMS, CEL):
         raise LanguageUnknown(f"selectors of type {mime_type!r} are not implemented")
     try:
-        text = octets.decode()
+        text = data.decode()
     except UnicodeDecodeError:
         raise SelectorRefused("the selector is not UTF-8") from None
     if not text.strip():
@@ -132,8 +132,8 @@ FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
 """Names in selectors that stand for fields of the message instead of headers."""
 
 
-def _text(octets: bytes | None) -> str | None:
-    return None if octets is None else octets.decode(errors="replace")
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace")
 
 
 class _SelectorValues:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.errors import GatewayError
 
-SELECTOR_OCTETS_MAX: Final = 4_096  # it is evaluated for each message
+SELECTOR_BYTES_MAX: Final = 4_096  # it is evaluated for each message
 DEPTH_MAX: Final = 40  # of parentheses and signs: parsing and evaluation are recursive
 DIGITS_MAX: Final = 18
 INTEGER_MAX: Final = (1 << 63) - 1  # without a limit, products would grow without end
@@ -103,8 +103,8 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
 
     Raises SelectorRefused if the text is not a valid selector.
     """
-    if len(text.encode()) > SELECTOR_OCTETS_MAX:
-        raise SelectorRefused(f"a selector has at most {SELECTOR_OCTETS_MAX} octets")
+    if len(text.encode()) > SELECTOR_BYTES_MAX:
+        raise SelectorRefused(f"a selector has at most {SELECTOR_BYTES_MAX} bytes")
     value = _Parser(text).parse()
 
     def selects(known: Known) -> bool:
@@ -260,7 +260,7 @@ class _Parser:
             found = value(asked)
             if not isinstance(found, str):
                 return None
-            return len(found) <= SELECTOR_OCTETS_MAX and found in texts
+            return len(found) <= SELECTOR_BYTES_MAX and found in texts
 
         return look
 

@@ -20,7 +20,7 @@ from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, Fast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
-from gateway.broker.shares import Shares, share_of, text_octets
+from gateway.broker.shares import Shares, share_of, text_bytes
 from gateway.errors import GatewayError
 from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
@@ -46,7 +46,7 @@ class QueueLimits(TypedDict):
     """Keyword arguments of queues and subscriptions that limit their content."""
 
     messages_max: int
-    octets_max: int
+    bytes_max: int
     full_queues: FullQueues
     work: SelectionWork
 
@@ -85,7 +85,7 @@ class FastHost:
         queues_per_user_max: int = 0,
         durable_per_user_max: int = 0,
         queue_messages_max: int = 1_000_000,
-        queue_octets_max: int = 1 << 30,
+        queue_bytes_max: int = 1 << 30,
         definitions: FastDefinitions | None = None,
         full_queues: FullQueues | None = None,
         definition_shares: UserShares | None = None,
@@ -115,7 +115,7 @@ class FastHost:
         self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
         self._queue_limits = QueueLimits(
             messages_max=queue_messages_max,
-            octets_max=queue_octets_max,
+            bytes_max=queue_bytes_max,
             full_queues=FullQueues() if full_queues is None else full_queues,
             work=work,
         )
@@ -291,11 +291,11 @@ class FastHost:
         if name.startswith(AMQPFAST.return_prefix):
             raise Refused(ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} would be a return address")
         if len(name.encode()) > SHORT_STRING_MAX:
-            text = f"dest-name: more than {SHORT_STRING_MAX} octets in all"
+            text = f"dest-name: more than {SHORT_STRING_MAX} bytes in all"
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
 
-    def _check_room(self, service: str, count: int, maker: str | None, octets: int) -> None:
-        """Check the limits of the host and of one user before a definition of `octets` bytes is added.
+    def _check_room(self, service: str, count: int, maker: str | None, byte_count: int) -> None:
+        """Check the limits of the host and of one user before a definition of `byte_count` bytes is added.
 
         Raises Refused with 506 at a limit.
         """
@@ -306,24 +306,24 @@ class FastHost:
             limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
-        if maker is not None and (reached := self.shares.full_with(maker, octets)):
+        if maker is not None and (reached := self.shares.full_with(maker, byte_count)):
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
     def _count(self, service: str, made: Named | Subscription) -> None:
         """Count a new destination or subscription for the user who created it."""
         if made.maker is not None:
             self._made[service].add(made.maker)
-            self.shares.add(made.maker, _defined_octets(made))
+            self.shares.add(made.maker, _defined_bytes(made))
 
     def _uncount(self, service: str, made: Named | Subscription) -> None:
         """Stop counting a deleted destination or subscription for its user."""
         if made.maker is not None:
             self._made[service].remove(made.maker)
-            self.shares.remove(made.maker, _defined_octets(made))
+            self.shares.remove(made.maker, _defined_bytes(made))
             made.maker = None
 
     def _add_queue(self, name: str, owner: str | None = None, maker: str | None = None) -> FastQueue:
-        self._check_room("queue", len(self.queues), maker, text_octets(name))
+        self._check_room("queue", len(self.queues), maker, text_bytes(name))
         queue = self._new_queue(name, owner, maker)
         if owner is None and self._definitions is not None:
             self._definitions.add(QUEUE, name, maker)
@@ -342,7 +342,7 @@ class FastHost:
         return Subscription(interest, key=key, maker=maker, **self._queue_limits)
 
     def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
-        self._check_room("topic", len(self.topics), maker, text_octets(name))
+        self._check_room("topic", len(self.topics), maker, text_bytes(name))
         topic = self.topics[name] = Topic(name, owner, maker)
         self._count("topic", topic)
         if owner is None and self._definitions is not None:
@@ -442,7 +442,7 @@ class FastHost:
                 raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             self.unsubscribe(before)
         if key is not None:
-            self._check_room("session", len(self.durable), maker, _interest_octets(interest, key))
+            self._check_room("session", len(self.durable), maker, _interest_bytes(interest, key))
         found = self._new_subscription(interest, key, maker)
         if key is not None:
             self.durable[key] = found
@@ -504,12 +504,12 @@ class FastHost:
         return [*self._prefixes, *(one for same in self._exact.values() for one in same)]
 
 
-def _interest_octets(interest: Interest, key: tuple[str, str]) -> int:
-    return text_octets(interest.name, interest.mime_type, *key) + 2 * len(interest.selector)
+def _interest_bytes(interest: Interest, key: tuple[str, str]) -> int:
+    return text_bytes(interest.name, interest.mime_type, *key) + 2 * len(interest.selector)
 
 
-def _defined_octets(made: Named | Subscription) -> int:
+def _defined_bytes(made: Named | Subscription) -> int:
     if isinstance(made, Subscription):
         assert made.key is not None
-        return _interest_octets(made.interest, made.key)
-    return text_octets(made.name)
+        return _interest_bytes(made.interest, made.key)
+    return text_bytes(made.name)

@@ -34,7 +34,7 @@ from gateway.store.store import Store
 
 CROSSED: Final = ">"
 MEMORY: Final = "m"  # prefix of the ids of dead letters in memory
-BODY_OCTETS_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are searched
 
 Forward = Callable[[list[Message], str, Outcome, WallTime], None]
@@ -107,7 +107,7 @@ class CommonLetters(Protocol):
 
 
 def _shares_of(what: str, letters: DeadLetters) -> UserShares:
-    return UserShares(what, count_max=letters.messages_max, octets_max=letters.octets_max)
+    return UserShares(what, count_max=letters.messages_max, bytes_max=letters.bytes_max)
 
 
 def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
@@ -119,17 +119,17 @@ def _held(message: Message) -> Message:
     """Return a message on disk as one in memory; with an empty body if that is too large or unreadable."""
     body = message.body
     assert isinstance(body, Spooled)
-    octets, why = b"", "larger than a dead letter may be"
-    if body.size <= BODY_OCTETS_MAX:
+    data, why = b"", "larger than a dead letter may be"
+    if body.size <= BODY_BYTES_MAX:
         try:
-            octets = body.octets()
+            data = body.data()
         except OSError as error:
             why = str(error)
-    if not octets:
+    if not data:
         log.warning(
             "dead letter body not stored", client=message.sender.client, body_bytes=body.size, why=why
         )
-    return message.holding(octets)
+    return message.holding(data)
 
 
 class DeadLetters:
@@ -145,7 +145,7 @@ class DeadLetters:
         self,
         *,
         messages_max: int = 10_000,
-        octets_max: int = 64 * 1024 * 1024,
+        bytes_max: int = 64 * 1024 * 1024,
         store: Store | None = None,
         forward: Forward | None = None,
         common: CommonLetters | None = None,
@@ -157,7 +157,7 @@ class DeadLetters:
         nor `common`), and of unwanted messages. The store has its own limits, and so has `common`.
         """
         self.messages_max = messages_max
-        self.octets_max = octets_max
+        self.bytes_max = bytes_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
         self.refused = 0  # messages that stayed with their source, because there was no space
         self._forward = forward
@@ -207,11 +207,11 @@ class DeadLetters:
         return self._common if is_awaited or self._store is None else None
 
     @property
-    def octets(self) -> int:
+    def byte_count(self) -> int:
         """Size of all dead letters in bytes."""
         common = 0 if self._common is None else self._common.shares.total
         held = self._wanted.shares.total + self._unwanted.shares.total
-        return held + common + (0 if self._store is None else self._store.letters_octets)
+        return held + common + (0 if self._store is None else self._store.letters_bytes)
 
     def add(
         self,
@@ -273,7 +273,7 @@ class DeadLetters:
             self._last += 1
             id, user = f"{MEMORY}{self._last}", message.sender.user
             self._letters[id] = Letter(id, message, route, outcome, utc, crossed)
-            entries.add(id, user, message.octets)
+            entries.add(id, user, message.byte_count)
             while (gone := entries.crowded_out(user)) is not None:
                 self._forget(gone)
 

@@ -32,8 +32,8 @@ from gateway.broker.mqtt.renumbered import RenumberedMessages
 from gateway.broker.mqtt.session import (
     CHECKED_PER_SECOND,
     PACKET_IDS,
+    ROWS_BYTES_MAX,
     ROWS_MAX,
-    ROWS_OCTETS_MAX,
     UNKEPT,
     Grant,
     LeftLog,
@@ -48,7 +48,7 @@ from gateway.broker.mqtt.session import (
     decode_grant,
 )
 from gateway.broker.pressure import hold_sources
-from gateway.broker.storage import PIECE_MESSAGES_MAX, PIECE_OCTETS_MAX, PagedLog
+from gateway.broker.storage import PIECE_BYTES_MAX, PIECE_MESSAGES_MAX, PagedLog
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -122,7 +122,7 @@ class DurableSession(Session):
         self.sent = extent.end if record.attached else min(record.sent, extent.end)
         if extent.count:
             self._on_disk().put(*extent)
-            self._octets = extent.octets
+            self._byte_count = extent.byte_count
             self._expect_expired()
         if record.attached or record.sent != self.sent:
             self._record(attached=False)
@@ -214,7 +214,7 @@ class DurableSession(Session):
             return
         messages = self._fitting(messages)
         self._wait([(message, grant, UNKEPT) for message in messages])
-        self._octets += weight_of(messages)
+        self._byte_count += weight_of(messages)
 
     def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
         """Give the messages positions, in memory or on disk alone, and write them.
@@ -226,29 +226,29 @@ class DurableSession(Session):
             return
         first = self.next
         count = len(messages)
-        octets = weight_of(messages)
+        byte_count = weight_of(messages)
         self.next += count
         alone = stored_first or self.outlet is None or bool(self._aside) or self._memory_full()
         if alone:
-            self._on_disk().put(first, self.next, count, octets)
+            self._on_disk().put(first, self.next, count, byte_count)
         else:
             self._wait([(message, grant, first + at) for at, message in enumerate(messages)])
-        self._octets += octets
-        written = partial(self._written, first, count, octets, alone, told)
+        self._byte_count += byte_count
+        written = partial(self._written, first, count, byte_count, alone, told)
         self._records.store.append(self.log, first, messages, written, tag=grant.encode())
 
     @property
     def in_memory(self) -> int:
         """Size in bytes of what waits or is in flight, without what is on disk alone."""
-        return self._octets if self._aside is None else self._octets - self._aside.octets
+        return self._byte_count if self._aside is None else self._byte_count - self._aside.byte_count
 
     def _lowered(self, limits: SessionLimits) -> SessionLimits:
         """Return the limits of a restrained session: new messages wait on disk alone."""
-        return replace(limits, memory_octets_max=0)
+        return replace(limits, memory_bytes_max=0)
 
     def _memory_full(self) -> bool:
         limits = self.limits
-        return super().__len__() >= limits.memory_messages_max or self.in_memory >= limits.memory_octets_max
+        return super().__len__() >= limits.memory_messages_max or self.in_memory >= limits.memory_bytes_max
 
     def _on_disk(self) -> PagedLog:
         if self._aside is None:
@@ -256,14 +256,14 @@ class DurableSession(Session):
         return self._aside
 
     def _written(
-        self, first: int, count: int, octets: int, alone: bool, told: Told, outcome: Outcome
+        self, first: int, count: int, byte_count: int, alone: bool, told: Told, outcome: Outcome
     ) -> None:
         """Report the outcome of the store, and drop the messages that it refused."""
         self._safe = first + count
         if outcome is not ACCEPTED:
             if alone:
-                self._on_disk().take_back(first, count, octets)
-                self._let_go(octets)
+                self._on_disk().take_back(first, count, byte_count)
+                self._let_go(byte_count)
             else:
                 self._withdraw(first, first + count)
         told(outcome)
@@ -307,7 +307,7 @@ class DurableSession(Session):
         self._records.store.read_from(
             *(self.log, position, partial(self._checked, stays)),
             messages_max=PIECE_MESSAGES_MAX,
-            octets_max=PIECE_OCTETS_MAX,
+            bytes_max=PIECE_BYTES_MAX,
         )
 
     def _checked(self, stays: int, found: list[Stored]) -> None:
@@ -322,19 +322,19 @@ class DurableSession(Session):
             return
         utc = clock.utc()
         positions: list[int] = []
-        octets = 0
+        byte_count = 0
         for position, message, _ in found:
             # The disk may still refuse one that is not safe.
             if message.expires and message.expires <= utc and position < self._safe:
                 positions.append(position)
-                octets += message.octets
+                byte_count += message.byte_count
             else:
                 self._note_expiry((message,))
         if positions:
             self.tally.expired += len(positions)
-            self._aside.take_back(positions[0], len(positions), octets)
+            self._aside.take_back(positions[0], len(positions), byte_count)
             self._records.store.settle(self.log, positions)
-            self._let_go(octets)
+            self._let_go(byte_count)
         self._check_from(found[-1][0] + 1, stays)
 
     def pump(self) -> None:
@@ -384,9 +384,9 @@ class DurableSession(Session):
             return self._rows_again()
         rows: list[Row] = []
         waiting = self._waiting
-        octets = gone = 0
+        byte_count = gone = 0
         self._stuck = False
-        while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+        while waiting and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, position = waiting[0]
             qos = packet_id = 0
             if position != UNKEPT:
@@ -405,11 +405,11 @@ class DurableSession(Session):
             waiting.popleft()
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.octets
+                gone += message.byte_count
                 if position != UNKEPT:
                     self._settled(position)
                 continue
-            octets += message.octets
+            byte_count += message.byte_count
             row = Row(message, grant, qos, packet_id, UNKEPT < position < self.sent)
             if qos:
                 self.credit -= 1
@@ -417,7 +417,7 @@ class DurableSession(Session):
                 self._positions[packet_id] = position
                 self.sent = max(self.sent, position + 1)
             else:
-                gone += message.octets
+                gone += message.byte_count
             rows.append(row)
         self._let_go(gone)
         if self._pace is not None:
@@ -491,7 +491,7 @@ class DurableSession(Session):
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.insert(bisect(self._waiting, position, key=_position), row)
-        self._octets += row[0].octets
+        self._byte_count += row[0].byte_count
         self.pump()
 
     def _position_of(self, packet_id: int) -> int:
@@ -501,7 +501,7 @@ class DurableSession(Session):
         """Forget a message in flight, which settles itself on disk."""
         del self.in_flight[packet_id]
         del self._positions[packet_id]
-        self._let_go(row.message.octets)
+        self._let_go(row.message.byte_count)
 
     def _was_sent_at_qos_2(self, message: Message, grant: Grant, position: int) -> bool:
         """Return True if the client may have this waiting message, which was sent before a restart."""
@@ -539,7 +539,7 @@ class DurableSession(Session):
         if row is None:
             return False
         position = self._positions.pop(packet_id)
-        self._let_go(row.message.octets)
+        self._let_go(row.message.byte_count)
         self.released[packet_id] = None
         self._records.put_released(self.client_id, packet_id, position)
         self._settled(position)
@@ -552,7 +552,7 @@ class DurableSession(Session):
             self._records.delete_released(self.client_id, packet_id)
         elif (row := self.in_flight.pop(packet_id, None)) is not None:
             self._settled(self._positions.pop(packet_id))
-            self._let_go(row.message.octets)
+            self._let_go(row.message.byte_count)
         else:
             return False
         self.credit += 1

@@ -28,7 +28,7 @@ from gateway.store.store import Store
 ENDED: Final = "ended"  # kind of their logs
 SENT: Final = re.compile(r" [0-9a-f]+<([0-9]+)\Z")  # end of a log's name: a unique number, and what was sent
 PIECE_MESSAGES_MAX: Final = 1_000
-PIECE_OCTETS_MAX: Final = 1_048_576
+PIECE_BYTES_MAX: Final = 1_048_576
 
 Hand = Callable[[str, Message, Told], bool | None]
 """Function that passes a message to a member of the group with this filter.
@@ -75,7 +75,7 @@ class EndedSessions:
             self._store.read_from(
                 *(self._logs[0], self._next, self._read),
                 messages_max=PIECE_MESSAGES_MAX,
-                octets_max=PIECE_OCTETS_MAX,
+                bytes_max=PIECE_BYTES_MAX,
             )
 
     def _read(self, found: list[Stored]) -> None:

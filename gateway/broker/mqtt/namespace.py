@@ -35,7 +35,7 @@ from gateway.broker.mqtt.session import (
 )
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
-from gateway.broker.shares import Shares, filter_octets, share_of, text_octets
+from gateway.broker.shares import Shares, filter_bytes, share_of, text_bytes
 from gateway.broker.topics import Trie
 from gateway.containment import contained
 from gateway.model.address import Address
@@ -502,7 +502,7 @@ class MqttNamespace:
             return "sessions_max" if full else "sessions_per_address_max"
         if len(self.sessions) >= total and not self._evict(None, None):
             return "sessions_max"
-        if self.definitions_full(user, text_octets(client_id)):
+        if self.definitions_full(user, text_bytes(client_id)):
             return "definitions_bytes_max"
         return ""
 
@@ -522,7 +522,7 @@ class MqttNamespace:
     def subscriptions_full(self, user: str, topic_filter: str) -> bool:
         """Return True if that user may not make this further subscription."""
         shares = self._shares
-        if self.definitions_full(user, filter_octets(topic_filter)):
+        if self.definitions_full(user, filter_bytes(topic_filter)):
             return True
         if self.steps.full_with(user, filter_steps(topic_filter)):
             return True
@@ -538,9 +538,9 @@ class MqttNamespace:
         """Number of subscriptions that count against the limit of all."""
         return self.subscriptions
 
-    def definitions_full(self, user: str, octets: int) -> bool:
-        """Return True if further `octets` of the user's definitions do not fit, and count a refusal."""
-        return bool(self.definition_shares.full_with(user, octets))
+    def definitions_full(self, user: str, byte_count: int) -> bool:
+        """Return True if further `byte_count` of the user's definitions do not fit, and count a refusal."""
+        return bool(self.definition_shares.full_with(user, byte_count))
 
     def _count_subscription(self, user: str, topic_filter: str, count: int) -> None:
         """Count a subscription for a user, with its size and matching steps; `count` is -1 to subtract it."""
@@ -549,25 +549,25 @@ class MqttNamespace:
             self._subscribed[user] = subscriptions
         else:
             del self._subscribed[user]
-        octets = filter_octets(topic_filter)
+        byte_count = filter_bytes(topic_filter)
         if count > 0:
-            self.definition_shares.add(user, octets)
+            self.definition_shares.add(user, byte_count)
         else:
-            self.definition_shares.remove(user, octets)
+            self.definition_shares.remove(user, byte_count)
         self.steps.add(user, count * filter_steps(topic_filter))
 
     def _count(self, session: Session) -> None:
         """Count the session for its user and address."""
         self._users.add(session.user)
         self._places.add(session.place)
-        self.definition_shares.add(session.user, text_octets(session.client_id))
+        self.definition_shares.add(session.user, text_bytes(session.client_id))
 
     def _forget_owner(self, session: Session) -> None:
         """Subtract the session from the counts of its user and address."""
         self._away.remove(session)
         self._users.remove(session.user)
         self._places.remove(session.place)
-        self.definition_shares.remove(session.user, text_octets(session.client_id))
+        self.definition_shares.remove(session.user, text_bytes(session.client_id))
 
     def _change_hands(self, session: Session, user: str, place: str) -> None:
         self._forget_owner(session)

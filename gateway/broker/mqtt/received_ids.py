@@ -122,7 +122,7 @@ class DurableReceivedIds(ReceivedIds):
         """Read the ids that an earlier process has written. Only valid before the store starts."""
         self._log = log
         self._next = self._store.extent(log).end
-        self._store.read_from(log, 0, self._found, messages_max=IDS_MAX, octets_max=1 << 30)
+        self._store.read_from(log, 0, self._found, messages_max=IDS_MAX, bytes_max=1 << 30)
 
     def _found(self, stored: list[tuple[int, Message, bytes]]) -> None:
         for position, message, _ in stored:

@@ -44,7 +44,7 @@ class Retained:
         self,
         *,
         messages_max: int = 100_000,
-        octets_max: int = 256 * 1024 * 1024,
+        bytes_max: int = 256 * 1024 * 1024,
         store: Store | None = None,
         shares: UserShares | None = None,
     ) -> None:
@@ -57,9 +57,9 @@ class Retained:
         self.shares = shares or UserShares(
             "retained messages",
             count_max=messages_max,
-            octets_max=octets_max,
+            bytes_max=bytes_max,
             count_option="limits.retained_messages_max",
-            octets_option="limits.retained_bytes_max",
+            bytes_option="limits.retained_bytes_max",
         )
         self.refused = 0
         self._messages: dict[str, Message] = {}
@@ -74,7 +74,7 @@ class Retained:
         return len(self._messages)
 
     @property
-    def octets(self) -> int:
+    def byte_count(self) -> int:
         """Size of all retained messages in bytes."""
         return self.shares.total
 
@@ -143,7 +143,7 @@ class Retained:
             self._drop(topic)
             return False
         if restoring:  # it was accepted, and a share may have been configured since
-            if self.shares.limit_of_all(message.octets):
+            if self.shares.limit_of_all(message.byte_count):
                 self.refused += 1
                 return None
         elif not self._fits(message):
@@ -153,10 +153,10 @@ class Retained:
                 return None
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, before.octets)
+            self.shares.remove(before.sender.user, before.byte_count)
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.shares.add(message.sender.user, message.octets)
+        self.shares.add(message.sender.user, message.byte_count)
         if message.expires:
             self._will_expire(message.expires, topic)
         return True
@@ -169,16 +169,16 @@ class Retained:
         check = self.shares.full_with if counted else self.shares.limit_of
         before = self._messages.get(message.address.name)
         if before is None:
-            return not check(message.sender.user, message.octets)
-        self.shares.remove(before.sender.user, before.octets)
-        full = check(message.sender.user, message.octets)
-        self.shares.add(before.sender.user, before.octets)
+            return not check(message.sender.user, message.byte_count)
+        self.shares.remove(before.sender.user, before.byte_count)
+        full = check(message.sender.user, message.byte_count)
+        self.shares.add(before.sender.user, before.byte_count)
         return not full
 
     def _drop(self, topic: str) -> None:
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.shares.remove(before.sender.user, before.octets)
+            self.shares.remove(before.sender.user, before.byte_count)
             self._tree.remove(topic.split("/"))
 
     # Expiry.

@@ -33,7 +33,7 @@ QOS: Final = 0x03
 RETAIN_AS_PUBLISHED: Final = 0x04
 RETAINED: Final = 0x08
 SHARED: Final = 0x10
-IDENTIFIER_OCTETS: Final = 4
+IDENTIFIER_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -114,40 +114,40 @@ class Grant:
         followed by the filter in UTF-8.
         """
         first = self.qos | self.retain_as_published * RETAIN_AS_PUBLISHED | self.retained * RETAINED
-        identifiers = [one.to_bytes(IDENTIFIER_OCTETS, "big") for one in self.identifiers]
+        identifiers = [one.to_bytes(IDENTIFIER_BYTES, "big") for one in self.identifiers]
         if self.shared:
-            identifiers = identifiers or [bytes(IDENTIFIER_OCTETS)]
+            identifiers = identifiers or [bytes(IDENTIFIER_BYTES)]
             return bytes((first | SHARED,)) + identifiers[0] + self.shared.encode()
         return bytes((first,)) + b"".join(identifiers)
 
 
-def is_shared(octets: bytes) -> bool:
+def is_shared(data: bytes) -> bool:
     """Return True if an encoded grant is of a shared subscription."""
-    return bool(octets[0] & SHARED)
+    return bool(data[0] & SHARED)
 
 
-def qos_of(message: Message, octets: bytes) -> int:
+def qos_of(message: Message, data: bytes) -> int:
     """Return the QoS at which a message is sent that is stored with this encoded grant."""
-    return min(message.assurance, octets[0] & QOS)
+    return min(message.assurance, data[0] & QOS)
 
 
-def shared_filter(octets: bytes) -> str:
+def shared_filter(data: bytes) -> str:
     """Return the filter of a shared subscription from an encoded grant; "" if it is not shared."""
-    return octets[1 + IDENTIFIER_OCTETS :].decode() if is_shared(octets) else ""
+    return data[1 + IDENTIFIER_BYTES :].decode() if is_shared(data) else ""
 
 
-def decode_grant(session: Session, octets: bytes) -> Grant:
+def decode_grant(session: Session, data: bytes) -> Grant:
     """Decode a grant. No-local is not restored: it was applied before the message was stored."""
-    first = octets[0]
+    first = data[0]
     as_published = bool(first & RETAIN_AS_PUBLISHED)
     shared = ""
     if first & SHARED:
-        shared = shared_filter(octets)
-        octets = octets[: 1 + IDENTIFIER_OCTETS]
+        shared = shared_filter(data)
+        data = data[: 1 + IDENTIFIER_BYTES]
     options = [
         SubscriptionOptions(first & QOS, retain_as_published=as_published, identifier=identifier)
-        for at in range(1, len(octets), IDENTIFIER_OCTETS)
-        if (identifier := int.from_bytes(octets[at : at + IDENTIFIER_OCTETS], "big"))
+        for at in range(1, len(data), IDENTIFIER_BYTES)
+        if (identifier := int.from_bytes(data[at : at + IDENTIFIER_BYTES], "big"))
     ]
     options = options or [SubscriptionOptions(first & QOS, retain_as_published=as_published)]
     return Grant(session, options, retained=bool(first & RETAINED), shared=shared)
@@ -199,7 +199,7 @@ WALKS_MAX: Final = 8  # walks through the retained messages, in one turn
 UNKEPT: Final = -1  # position of a message that is in memory only
 # Limits of what is written at once, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
-ROWS_OCTETS_MAX: Final = 1_048_576
+ROWS_BYTES_MAX: Final = 1_048_576
 LONG_AGO: Final = 1.0  # POSIX seconds
 CHECKED_PER_SECOND: Final = 10_000  # waiting messages of one session that are checked for expired ones
 PACED_MIN: Final = 2 * ROWS_MAX  # waiting messages; fewer are no delay
@@ -261,10 +261,10 @@ class SessionLimits:
     """Limits of one session."""
 
     messages_max: int = 100_000  # waiting; beyond it the newest is dropped and counted
-    octets_max: int = 256 * 1024 * 1024
+    bytes_max: int = 256 * 1024 * 1024
     in_flight_max: int = 256  # for a client without a Receive Maximum
     memory_messages_max: int = 100_000  # of a session on disk; more messages wait there alone
-    memory_octets_max: int = 64 * 1024 * 1024
+    memory_bytes_max: int = 64 * 1024 * 1024
     # At the limit the sources of a connected client are paused; otherwise the newest is dropped.
     holds: bool = True
     may_hold: MayHold = everybody_may_hold  # by user: may such a session pause sources, with `holds`
@@ -287,10 +287,10 @@ class Session:
     __slots__ = (
         "_again",
         "_allowed",
+        "_byte_count",
         "_grant",
         "_last_id",
         "_lossy",
-        "_octets",
         "_pace",
         "_rests_until",
         "_since",
@@ -344,8 +344,8 @@ class Session:
         self.moved = False  # something was sent since the last call of `stalled`
         self._since = 0.0  # monotonic
         self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
-        self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 octets, of each session
-        self._octets = 0  # that wait or are in flight
+        self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 bytes, of each session
+        self._byte_count = 0  # that wait or are in flight
         self._tight = False  # sources are held, it has stalled, or copies were dropped
         self._lossy = False  # copies were dropped since it last had room
         self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
@@ -371,12 +371,12 @@ class Session:
     @property
     def full(self) -> bool:
         """True if its sources should pause while the client is connected."""
-        return len(self) >= self.limits.messages_max or self._octets >= self.limits.octets_max
+        return len(self) >= self.limits.messages_max or self._byte_count >= self.limits.bytes_max
 
     @property
     def in_memory(self) -> int:
         """Size in bytes of what waits or is in flight, without what is on disk alone."""
-        return self._octets
+        return self._byte_count
 
     def restrain(self, on: bool) -> None:
         """Reduce the session's share of memory because its owner holds too much, or restore it.
@@ -392,7 +392,7 @@ class Session:
                 self._ease()
 
     def _lowered(self, limits: SessionLimits) -> SessionLimits:
-        return replace(limits, octets_max=lowered(limits.octets_max, self._octets))
+        return replace(limits, bytes_max=lowered(limits.bytes_max, self._byte_count))
 
     @property
     def room(self) -> int:
@@ -440,7 +440,7 @@ class Session:
             messages = owed
         messages = self._fitting(messages)
         self._wait([(message, grant, UNKEPT) for message in messages])
-        self._octets += weight_of(messages)
+        self._byte_count += weight_of(messages)
         if self.outlet is not None:
             self.pump()
 
@@ -484,8 +484,8 @@ class Session:
             self._plan_purge(len(messages))
         stretch = 1 if self.outlet is None or not self.patient else 2
         room = self.limits.messages_max * stretch - len(self)
-        if len(messages) > room or self._octets > self.limits.octets_max * stretch:
-            room = max(room, 0) if self._octets <= self.limits.octets_max * stretch else 0
+        if len(messages) > room or self._byte_count > self.limits.bytes_max * stretch:
+            room = max(room, 0) if self._byte_count <= self.limits.bytes_max * stretch else 0
             self.tally.queue_full += len(messages) - room
             messages = messages[:room]
             if not self._lossy:  # not again before half of what it holds has gone
@@ -503,7 +503,9 @@ class Session:
     def _plan_purge(self, coming: int = 0) -> None:
         """Set `purge_at`. `coming` is the number of messages that are about to wait."""
         limits = self.limits
-        half_full = 2 * (len(self) + coming) >= limits.messages_max or 2 * self._octets >= limits.octets_max
+        half_full = (
+            2 * (len(self) + coming) >= limits.messages_max or 2 * self._byte_count >= limits.bytes_max
+        )
         self.purge_at = max(self._soonest, self._rests_until) if half_full and self._soonest else NEVER
 
     def drop_expired(self) -> None:
@@ -514,19 +516,19 @@ class Session:
         utc = clock.utc()
         self._soonest = NEVER
         self._rests_until = utc + len(self) / CHECKED_PER_SECOND
-        octets = 0
+        byte_count = 0
         waiting, self._waiting = self._waiting or (), None
         for row in waiting:
             message, _, position = row
             if message.expires and message.expires <= utc:
                 self.tally.expired += 1
-                octets += message.octets
+                byte_count += message.byte_count
                 if position != UNKEPT:
                     self._settle_waiting(position)
             else:
                 self._note_expiry((message,))
                 self._wait((row,))
-        self._let_go(octets)
+        self._let_go(byte_count)
         self._plan_purge()
 
     @property
@@ -562,8 +564,8 @@ class Session:
         rows: list[Row] = []
         waiting = self._waiting
         in_flight = self.in_flight
-        octets = gone = 0
-        while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+        byte_count = gone = 0
+        while waiting and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, _ = waiting[0]
             qos = message.assurance
             if qos > grant.qos:
@@ -576,31 +578,31 @@ class Session:
             waiting.popleft()
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.octets
+                gone += message.byte_count
                 continue
-            octets += message.octets
+            byte_count += message.byte_count
             row = Row(message, grant, qos, packet_id, False)
             if qos:
                 self.credit -= 1
                 in_flight[packet_id] = row
             else:
-                gone += message.octets
+                gone += message.byte_count
             rows.append(row)
         self._let_go(gone)
         if self._pace is not None:
             self._paced(len(rows))
         return rows
 
-    def _let_go(self, octets: int) -> None:
+    def _let_go(self, byte_count: int) -> None:
         """Subtract bytes that are no longer held, and resume sources if possible."""
-        self._octets -= octets
+        self._byte_count -= byte_count
         if self._tight:
             self._ease()
 
     def _ease(self) -> None:
         """Resume paused sources if half of the limits is free."""
         limits = self.limits
-        if len(self) <= limits.messages_max // 2 and self._octets <= limits.octets_max // 2:
+        if len(self) <= limits.messages_max // 2 and self._byte_count <= limits.bytes_max // 2:
             self._tight = self._lossy = False
             self.patient = limits.holds
             self.pressure.relieve()
@@ -663,11 +665,11 @@ class Session:
     def _rows_again(self) -> list[Row]:
         """Return rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
         rows: list[Row] = []
-        octets = 0
-        while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+        byte_count = 0
+        while self._again and self.credit > 0 and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             row = self._again.pop()
             self.credit -= 1
-            octets += row.message.octets
+            byte_count += row.message.byte_count
             rows.append(row.said(before=True))
         return rows
 
@@ -732,7 +734,7 @@ class Session:
                 owed = grant.shared and grant.qos and message.assurance
                 owed = owed and not self._was_sent_at_qos_2(message, grant, position)
                 if owed and self._passed(message, grant, position, pass_on):
-                    self._let_go(message.octets)
+                    self._let_go(message.byte_count)
                 else:
                     left += bool(owed)
                     self._wait([(message, grant, position)])
@@ -800,7 +802,7 @@ class Session:
             return False
         self.released.pop(packet_id, None)
         self.credit += 1
-        self._octets -= row.message.octets
+        self._byte_count -= row.message.byte_count
         if self._tight:
             self._ease()
         return True

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 KIND: Final = "outbox"  # of the outbox's log in the store
 UNBOUNDED: Final = 1 << 62  # the limits of the outbox apply instead of the queue's
 # Bytes of one outbox: a window of large messages needs memory, too.
-IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
 EXPIRED_AT_ONCE: Final = 1_000  # messages that each tick checks at the head of the queue
@@ -73,7 +73,7 @@ class OutboxLimits(NamedTuple):
     """Limits of one outbox for messages, bytes and age (seconds, None: none), and the policy."""
 
     messages_max: int = 1_000_000
-    octets_max: int = 1 << 30
+    bytes_max: int = 1 << 30
     age_secs_max: float | None = None
     policy: Policy = "reject"
 
@@ -81,10 +81,10 @@ class OutboxLimits(NamedTuple):
         """Return these limits, replaced where the route's rule sets its own."""
         if rule is None:
             return self
-        octets = self.octets_max if rule.bytes_max is None else rule.bytes_max
+        byte_count = self.bytes_max if rule.bytes_max is None else rule.bytes_max
         return OutboxLimits(
             self.messages_max if rule.messages_max is None else rule.messages_max,
-            octets,
+            byte_count,
             self.age_secs_max if rule.age_secs_max is None else rule.age_secs_max,
             rule.policy or self.policy,
         )
@@ -102,7 +102,7 @@ class OutboxTarget(NamedTuple):
 class OutboxState(NamedTuple):
     """State of one outbox for the console and metrics.
 
-    `problem` is the reason why nothing is sent, "" if messages can be sent. `waiting` and `waiting_octets`
+    `problem` is the reason why nothing is sent, "" if messages can be sent. `waiting` and `waiting_bytes`
     (bytes) are the values that the limits apply to: messages that were not yet handed to the link.
 
     `shared` is True if the outbox is on a cluster of brokers. Then `in_flight` counts the messages of this
@@ -113,13 +113,13 @@ class OutboxState(NamedTuple):
     link: str
     route: str
     messages: int | None
-    octets: int | None
+    messages_bytes: int | None
     in_flight: int
     oldest_secs: float | None
     dropped: int | None
     problem: str
     waiting: int | None
-    waiting_octets: int | None
+    waiting_bytes: int | None
     limits: OutboxLimits
     shared: bool = False
 
@@ -145,7 +145,7 @@ class OutboxQueue(Queue):
     """
 
     def __init__(self, name: str, letters: DeadLetters, expired: Callable[[Message], None]) -> None:
-        super().__init__(name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=expired)
+        super().__init__(name, durable=True, messages_max=UNBOUNDED, bytes_max=UNBOUNDED, expired=expired)
         self.keeps_expired = False
         self._letters = letters
 
@@ -168,7 +168,7 @@ class Outbox(OneSink):
         *,
         marks: Iterable[tuple[int, WallTime]],
         memory_messages_max: int,
-        memory_octets_max: int,
+        memory_bytes_max: int,
         quotas: UserQuotas,
         jitter: Callable[[], float],
         clock: Callable[[], Monotonic],
@@ -200,7 +200,7 @@ class Outbox(OneSink):
         self._letters_full = False  # the policy asks for dead letters, but their store is full
         self._backoff = Backoff(jitter, RETRY_SECS_MIN, RETRY_SECS_MAX)
         self._open: dict[int, Message] = {}  # handed to the link or waiting for a retry
-        self._octets = 0  # bytes of the messages in _open
+        self._byte_count = 0  # bytes of the messages in _open
         self._attempts: dict[int, int] = {}
         self._later: list[tuple[Monotonic, int]] = []  # when to retry which of them
         log = store.log(KIND, name)
@@ -213,7 +213,7 @@ class Outbox(OneSink):
             store,
             log,
             memory_messages_max=memory_messages_max,
-            memory_octets_max=memory_octets_max,
+            memory_bytes_max=memory_bytes_max,
         )
         self._shares = quotas.outbox()
         self._refusals = quotas.outboxes
@@ -242,7 +242,7 @@ class Outbox(OneSink):
                 self._unsure_before = self._queue.next
         if target is not None and route is not None:
             self._limits = target.limits.overridden_by(route.rule.outbox)
-            self._shares.set_limits(self._limits.messages_max, self._limits.octets_max)
+            self._shares.set_limits(self._limits.messages_max, self._limits.bytes_max)
             self._attempts_max = route.rule.attempts_max
             age = self._limits.age_secs_max
             self._marks.interval = MARK_SECS if age is None else min(MARK_SECS, max(age / 100, 0.1))
@@ -270,13 +270,13 @@ class Outbox(OneSink):
             self.link,
             self.route_name,
             len(self),
-            self._queue.octets + self._octets,
+            self._queue.byte_count + self._byte_count,
             len(self._open) - len(self._later),
             self._oldest_secs(),
             self.dropped,
             self._problem(),
             len(self._queue),
-            self._queue.octets,
+            self._queue.byte_count,
             self._limits,
         )
 
@@ -312,24 +312,27 @@ class Outbox(OneSink):
     def _within_shares(self, part: SubBatch) -> SubBatch:
         """Refuse the messages of users who have their share of the outbox. Return the part of the others."""
         shares, messages = self._shares, part.messages
-        count, octets = len(messages), weight_of(messages)
-        if shares.count + count <= shares.user_count_max and shares.total + octets <= shares.user_octets_max:
+        count, byte_count = len(messages), weight_of(messages)
+        if (
+            shares.count + count <= shares.user_count_max
+            and shares.total + byte_count <= shares.user_bytes_max
+        ):
             return part
         removes = self._limits.policy != "reject"
-        if removes and not shares.limit_of_all(octets, count):
+        if removes and not shares.limit_of_all(byte_count, count):
             return part
         refused: list[int] = []
         accepted: dict[str, tuple[int, int]] = {}
         for at, message in enumerate(messages):
             user = message.sender.user
-            mine, mine_octets = accepted.get(user, (0, 0))
-            mine, mine_octets = mine + 1, mine_octets + message.octets
-            limit = shares.limit_of_user(user, mine_octets, mine)
+            mine, mine_bytes = accepted.get(user, (0, 0))
+            mine, mine_bytes = mine + 1, mine_bytes + message.byte_count
+            limit = shares.limit_of_user(user, mine_bytes, mine)
             if limit and not (removes and shares.count_of(user) == shares.count):
                 refused.append(at)
                 self._refusals.refuse(user, limit, 1)
             else:
-                accepted[user] = (mine, mine_octets)
+                accepted[user] = (mine, mine_bytes)
         if not refused:
             return part
         without = set(refused)
@@ -347,10 +350,10 @@ class Outbox(OneSink):
         if self._stale:
             return 0
         room = min(len(messages), max(limits.messages_max - len(self._queue), 0))
-        octets = self._queue.octets
+        byte_count = self._queue.byte_count
         for at, message in enumerate(messages[:room]):
-            octets += message.octets
-            if octets > limits.octets_max:
+            byte_count += message.byte_count
+            if byte_count > limits.bytes_max:
                 return at
         return room
 
@@ -366,7 +369,7 @@ class Outbox(OneSink):
         old: list[Message] = []
         cutoff = None if limits.age_secs_max is None else self._utc() + -limits.age_secs_max
         while len(queue):
-            too_many = len(queue) > limits.messages_max or queue.octets > limits.octets_max
+            too_many = len(queue) > limits.messages_max or queue.byte_count > limits.bytes_max
             if not too_many and not self._head_is_older(cutoff):
                 break
             taken = queue.take()
@@ -416,7 +419,7 @@ class Outbox(OneSink):
         target = self._target
         if target is None or self._route is None or self._stopped or self._held or not target.up():
             return 0
-        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._backoff.is_waiting(self._clock()):
+        if self._byte_count >= IN_FLIGHT_BYTES_MAX or self._backoff.is_waiting(self._clock()):
             return 0
         sent = len(self._open) - len(self._later)
         return min(target.window - len(self._open), self._backoff.window - sent)
@@ -424,7 +427,7 @@ class Outbox(OneSink):
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
         waited = messages
-        self._octets += weight_of(messages)
+        self._byte_count += weight_of(messages)
         self._open.update(enumerate(messages, position))
         positions: Sequence[int] = range(position, position + len(messages))
         if position < self._unsure_before or self._queue.keeps_expired:
@@ -507,7 +510,7 @@ class Outbox(OneSink):
 
     def _finish(self, positions: list[int]) -> None:
         take = self._open.pop
-        self._octets -= sum([take(position).octets for position in positions])
+        self._byte_count -= sum([take(position).byte_count for position in positions])
         if self._attempts:
             for position in positions:
                 self._attempts.pop(position, None)
@@ -535,7 +538,7 @@ class Outbox(OneSink):
             retried += len(back)
             for position, message in back:
                 del self._open[position]
-                self._octets -= message.octets
+                self._byte_count -= message.byte_count
             self._backoff.released(now)
             self._shares.add_messages([message for _, message in back])
             self._queue.requeue(back)

@@ -33,7 +33,7 @@ class Outboxes:
         dead_letters: DeadLetters,
         *,
         memory_messages_max: int,
-        memory_octets_max: int,
+        memory_bytes_max: int,
         left: Left | None = None,
         quotas: UserQuotas | None = None,
         jitter: Callable[[], float] = chance.random,
@@ -42,13 +42,13 @@ class Outboxes:
     ) -> None:
         """Create the outboxes of a store, without any target or route.
 
-        `memory_messages_max` and `memory_octets_max` (bytes) limit the part of one outbox in memory; messages
+        `memory_messages_max` and `memory_bytes_max` (bytes) limit the part of one outbox in memory; messages
         beyond them are only on disk. `left` is called for messages that leave an outbox. `quotas` has the
         share of one user in each outbox; without it one user may fill them.
         """
         self._store = store
         self._dead_letters = dead_letters
-        self._memory = (memory_messages_max, memory_octets_max)
+        self._memory = (memory_messages_max, memory_bytes_max)
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
         self._left = left
@@ -125,14 +125,14 @@ class Outboxes:
 
     def _open(self, name: str) -> Outbox:
         jitter, clock, utc = self._time
-        messages_max, octets_max = self._memory
+        messages_max, bytes_max = self._memory
         outbox = self._boxes[name] = Outbox(
             name,
             self._store,
             self._dead_letters,
             marks=self._marks.get(name, ()),
             memory_messages_max=messages_max,
-            memory_octets_max=octets_max,
+            memory_bytes_max=bytes_max,
             quotas=self._quotas,
             jitter=jitter,
             clock=clock,

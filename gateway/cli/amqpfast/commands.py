@@ -36,7 +36,7 @@ ATTEMPTS_MAX: Final = 6  # connections for one upload
 RETRY_SECS: Final = 1.0
 PREFETCH: Final = 100
 STDIN: Final = 0
-READ_OCTETS: Final = 65_536
+READ_BYTES: Final = 65_536
 MEGABYTE: Final = 1_000_000
 EVERYTHING: Final = Wanted()
 
@@ -213,15 +213,15 @@ async def _exchange(stream: PeerStream) -> None:
     failure: LinkError | None = None
 
     async def send() -> None:
-        while octets := await trio.to_thread.run_sync(os.read, STDIN, READ_OCTETS, abandon_on_cancel=True):
+        while data := await trio.to_thread.run_sync(os.read, STDIN, READ_BYTES, abandon_on_cancel=True):
             with suppress(LinkError):  # the receiving task gets the error, too
-                await stream.send_all(octets)
+                await stream.send_all(data)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         try:
-            while octets := await stream.receive_some():
-                sys.stdout.buffer.write(octets)
+            while data := await stream.receive_some():
+                sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
         except LinkError as error:
             failure = error  # raised again outside of the nursery, which would wrap it

@@ -159,7 +159,7 @@ def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]
             folder,
             to,
             keep_days=keep_days,
-            file_octets=given.file_mib * MEBIBYTE,
+            file_bytes=given.file_mib * MEBIBYTE,
             fail=fail,
             grace_secs=60.0 * given.grace_minutes,
             sweep=sweep,
@@ -168,13 +168,13 @@ def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]
     return (
         f"{done.rows} rows archived in {done.files} files, {done.missing} rows of the journal missing;"
         f" {done.merged} files merged, {done.dropped} dropped;"
-        f" {done.total_rows} rows in {done.total_files} files of {done.total_octets} octets",
+        f" {done.total_rows} rows in {done.total_files} files of {done.total_bytes} bytes",
         {
             "rows": done.rows,
             "rows_missing": done.missing,
             "files": done.files,
             "deleted": done.dropped,
             "total_rows": done.total_rows,
-            "octets": done.total_octets,
+            "bytes": done.total_bytes,
         },
     )

@@ -56,7 +56,8 @@ def ship(
             raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
         with shown(f"shipping to {to}"):
             done = job(place_of(folder).path(), place_of(to, hadoop_of(conf)), keep_days=keep_days)
-        made.figures |= {"files": done.files, "octets": done.octets, "deleted": done.deleted}
+        made.figures |= {"files": done.files, "bytes": done.byte_count, "deleted": done.deleted}
     typer.echo(
-        f"{done.files} files shipped ({done.octets} octets), {done.deleted} deleted, {done.total} there now"
+        f"{done.files} files shipped ({done.byte_count} bytes),"
+        f" {done.deleted} deleted, {done.total} there now"
     )

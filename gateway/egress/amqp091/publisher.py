@@ -69,9 +69,9 @@ class AmqpLinkPublisher(ConfirmedSink):
         *,
         in_flight_max: int,
         messages_max: int,
-        octets_max: int,
+        bytes_max: int,
     ) -> None:
-        super().__init__(stats, in_flight_max=in_flight_max, messages_max=messages_max, octets_max=octets_max)
+        super().__init__(stats, in_flight_max=in_flight_max, messages_max=messages_max, bytes_max=bytes_max)
         self._missing = missing
         self._publishers: tuple[Publisher, Publisher] | None = None  # not mandatory, mandatory
         self._machine: ClientConnection | None = None
@@ -187,14 +187,14 @@ class AmqpLinkPublisher(ConfirmedSink):
 
     def _told(self, message: Message, utc: float) -> bytes:
         """Return the encoded content header, without CC, BCC and user id (see `without_orders`)."""
-        octets = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
+        data = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
         if message.expires and outlasts(message, utc):
             self._stats.lessened.add("expiration")
-        if octets is self._harmless:
-            return octets
-        told = without_orders(octets)
-        if told is octets:
-            self._harmless = octets
+        if data is self._harmless:
+            return data
+        told = without_orders(data)
+        if told is data:
+            self._harmless = data
         else:
             self._stats.lessened.add("orders")
         return told

@@ -54,7 +54,7 @@ from gateway.protocols.amqp091.events import (
     Returned,
 )
 from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
-from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN
+from gateway.protocols.amqp091.table import FIELD_BYTES_MIN
 from gateway.protocols.amqp091.translate import content_properties, essentials, without_user_id
 from gateway.settings import AmqpLink, Limits
 from gateway.settings.endpoints import Target
@@ -122,7 +122,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
         self._sender = Sender(session.name, address=stream.remote)
-        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
+        self._plain_max = min(limits.properties_max * FIELD_BYTES_MIN, limits.properties_bytes_max)
         self._is_blocked = False  # by connection.blocked
         self._is_stopped = False  # the publishing channel, by channel.flow
         self._publishing = 0  # channel number
@@ -417,7 +417,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._refuse(consumer, tag, entry, body, Reason.MALFORMED, str(error))
                 continue
             if not body and isinstance(body, PassedOver):
-                text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
+                text = f"a body of {body.size} bytes exceeds limits.message_bytes_max; it was not kept"
                 self._refuse(consumer, tag, entry, body, Reason.TOO_LARGE, text)
                 continue
             message = Message(
@@ -445,7 +445,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(raw) > limits.properties_bytes_max:
-            raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
+            raise RemoteProtocolError(f"{len(raw)} bytes of properties", reason=ReplyCode.RESOURCE_ERROR)
         check_fields(raw, limits.properties_max)
 
     def _refuse(
@@ -498,7 +498,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
             self._missing,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
+            bytes_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
         self.options = settings

@@ -39,7 +39,7 @@ from gateway.protocols.amqpfast.translate import NO_ESSENTIALS, essentials, head
 
 SERVER: Final = Sender("server")
 OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first tag of a channel
-MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
+MEMORY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 Opened = TypeVar("Opened", ClientSender, Consumer, StreamHandle)
 
@@ -55,13 +55,13 @@ class Connection(Carrier, Protocol):
 
 
 class ClientChannel:
-    """Channel of a client. Bodies of more than `memory_octets_max` bytes are delivered as temporary files."""
+    """Channel of a client. Bodies of more than `memory_bytes_max` bytes are delivered as temporary files."""
 
     def __init__(self, client: Connection, number: int, *, restartable: bool) -> None:
         self.client = client
         self.number = number
         self.restartable = restartable
-        self.memory_octets_max = MEMORY_OCTETS_MAX
+        self.memory_bytes_max = MEMORY_BYTES_MAX
         self.unsettled = Unsettled()
         self._awaited: dict[int, Awaited] = {}  # by tag
         self._handles: dict[int, Handle] = {}
@@ -329,7 +329,7 @@ class ClientChannel:
         if self._spool is not None:
             self._spool.close()
         # The user of the delivery closes it.
-        self._spool = tempfile.SpooledTemporaryFile(self.memory_octets_max)  # noqa: SIM115
+        self._spool = tempfile.SpooledTemporaryFile(self.memory_bytes_max)  # noqa: SIM115
 
     def _refuse(self, handle: int, code: ReplyCode, text: str) -> None:
         """Close a handle because of an error of the server.
@@ -345,15 +345,15 @@ class ClientChannel:
         if fragment.bits & NOTIFY_STREAMING:
             stream = self._handles.get(fragment.handle)
             if isinstance(stream, StreamHandle):
-                stream.heard_octets(fragment.octets)
+                stream.heard_bytes(fragment.data)
             return
         if fragment.first:
             self._begin_message(fragment)
         spool = self._spool
         assert spool is not None
-        spool.write(fragment.octets)
+        spool.write(fragment.data)
         if self._digest is not None:
-            self._digest.update(fragment.octets)
+            self._digest.update(fragment.data)
         if not fragment.last:
             return
         self._spool = None
@@ -365,7 +365,7 @@ class ClientChannel:
         spool.seek(0)
         file: IO[bytes] | None = spool
         body = b""
-        if fragment.body_size <= self.memory_octets_max:
+        if fragment.body_size <= self.memory_bytes_max:
             body, file = spool.read(), None
             spool.close()
         row = (fragment.handle, fragment.number, fragment.bits, self._head, body, fragment.dest_name)

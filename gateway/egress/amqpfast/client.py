@@ -31,7 +31,7 @@ from gateway import clock
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
-from gateway.egress.connect_errors import GARBLED, LOOK_OCTETS, explained, reason
+from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
 from gateway.errors import LinkError, LocalProtocolError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
@@ -68,7 +68,7 @@ __all__ = [
     "head_of",
 ]
 
-READ_OCTETS: Final = 65_536
+READ_BYTES: Final = 65_536
 TICK_SECS: Final = 1.0
 FAREWELL_SECS: Final = 5.0  # how long the server may take to confirm a close
 
@@ -287,9 +287,9 @@ class Client:
 
     async def _read(self, stream: trio.abc.Stream) -> None:
         try:
-            while data := await stream.receive_some(READ_OCTETS):
+            while data := await stream.receive_some(READ_BYTES):
                 if not self._opened.is_set():
-                    self._first += data[:LOOK_OCTETS]
+                    self._first += data[:LOOK_BYTES]
                 for event in self.machine.receive_data(bytes(data), clock.now()):
                     self._event(event)
                 self.flush()

@@ -55,7 +55,7 @@ class FastLinkConsumer:
         source: Source,
         machine: ClientConnection,
         wake: Callable[[FastLinkConsumer], None],
-        octets_max: int,
+        bytes_max: int,
     ) -> None:
         """Open the channel and the handle. Raises LocalProtocolError if there is none left."""
         self.source = source
@@ -64,7 +64,7 @@ class FastLinkConsumer:
         self.resting = False
         self.accepted: list[int] = []
         self.unsettled = Unsettled()
-        self.assembly = Assembly(octets_max)
+        self.assembly = Assembly(bytes_max)
         self._machine = machine
         self._wake = wake
         self._later: list[tuple[float, Receipt]] = []

@@ -25,10 +25,10 @@ from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 
 PLAIN_HEAD: Final = encode_head_properties(Head())
 # Bytes of an upload that are written before the network must have accepted them.
-WRITE_OCTETS_MAX: Final = 1_048_576
+WRITE_BYTES_MAX: Final = 1_048_576
 
 # Unread bytes of a stream at which the connection is not read until half of them were read.
-ARRIVED_OCTETS_HIGH: Final = 1_048_576
+ARRIVED_BYTES_HIGH: Final = 1_048_576
 
 Progress = Callable[[int, int], None]
 
@@ -48,7 +48,7 @@ class Delivery(NamedTuple):
 
     `number` is the server's number on its channel, or the message id for a browsed one. `awaits_ack` is False
     for messages that were browsed, sent by a peer, or received by an unreliable CONSUME. A body larger than
-    the channel's `memory_octets_max` is in `file`, which is open for reading and is deleted when it is
+    the channel's `memory_bytes_max` is in `file`, which is open for reading and is deleted when it is
     closed; the message's own body is then empty.
     """
 
@@ -230,9 +230,9 @@ class ClientSender(Handle):
         self.check()
         channel = self._channel
         if isinstance(source, bytes):
-            octets = source
-            digest = content_hash(octets) if channel.restartable else b""
-            await self._upload(head, len(octets), lambda at, size: octets[at : at + size], digest, progress)
+            data = source
+            digest = content_hash(data) if channel.restartable else b""
+            await self._upload(head, len(data), lambda at, size: data[at : at + size], digest, progress)
             return
         with source.open("rb") as file:
             digest = await trio.to_thread.run_sync(file_hash, file) if channel.restartable else b""
@@ -262,9 +262,9 @@ class ClientSender(Handle):
             upload.ready(self._held[0])
             self.resumed_at = upload.resumed_at
         while upload.writable:
-            octets = 0
-            while upload.writable and octets < WRITE_OCTETS_MAX:
-                octets += upload.write()
+            byte_count = 0
+            while upload.writable and byte_count < WRITE_BYTES_MAX:
+                byte_count += upload.write()
             if upload.tag:
                 awaited = channel.await_tags(self.number, [upload.tag])
             await client.drained()
@@ -288,10 +288,10 @@ class StreamHandle(Handle):
         self._arrived = bytearray()
         self._holding = False
 
-    def heard_octets(self, octets: bytes | memoryview) -> None:
+    def heard_bytes(self, data: bytes | memoryview) -> None:
         """Add a received fragment. Pause reading from the connection if too many bytes wait."""
-        self._arrived += octets
-        if len(self._arrived) > ARRIVED_OCTETS_HIGH and not (self._holding or self._ended):
+        self._arrived += data
+        if len(self._arrived) > ARRIVED_BYTES_HIGH and not (self._holding or self._ended):
             self._holding = True
             self._channel.client.hold()
         self.wake()
@@ -303,11 +303,11 @@ class StreamHandle(Handle):
             if isinstance(self.failure, Refused) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
                 return b""
             await self.news()
-        octets = bytes(self._arrived[:most])
+        data = bytes(self._arrived[:most])
         del self._arrived[:most]
-        if len(self._arrived) <= ARRIVED_OCTETS_HIGH // 2:
+        if len(self._arrived) <= ARRIVED_BYTES_HIGH // 2:
             self._let_go()
-        return octets
+        return data
 
     def check_ended(self) -> None:
         """Raise trio.ClosedResourceError if the client has closed the handle."""
@@ -343,16 +343,16 @@ class PeerStream(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send data; return when the network has accepted all of it."""
-        octets = memoryview(data)
+        raw = memoryview(data)
         async with self._sending:
             while True:
                 self._handle.check_ended()
                 self._handle.check()
-                size = min(self._transfer.room, len(octets))
-                self._transfer.write(bytes(octets[:size]))
+                size = min(self._transfer.room, len(raw))
+                self._transfer.write(bytes(raw[:size]))
                 await self._client.drained()
-                octets = octets[size:]
-                if not octets:
+                raw = raw[size:]
+                if not raw:
                     return
 
     async def wait_send_all_might_not_block(self) -> None:

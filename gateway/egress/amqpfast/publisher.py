@@ -22,7 +22,7 @@ import structlog
 
 from gateway import clock
 from gateway.broker.poison import poisoned
-from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
+from gateway.egress.amqpfast.large import LARGE_BYTES, LargeSender
 from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
 from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
 from gateway.errors import LocalProtocolError
@@ -59,12 +59,12 @@ class Destination(NamedTuple):
 class FastLinkPublisher(ConfirmedSink):
     """Sink of an AMQP/Fast link."""
 
-    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
+    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
         super().__init__(
             stats,
             in_flight_max=min(in_flight_max, IN_FLIGHT_MAX),
             messages_max=messages_max,
-            octets_max=octets_max,
+            bytes_max=bytes_max,
         )
         self._machine: ClientConnection | None = None
         self._channel = 0
@@ -173,7 +173,7 @@ class FastLinkPublisher(ConfirmedSink):
                     break
             assert destination is not None
             body = message.body
-            if len(body) > LARGE_OCTETS:
+            if len(body) > LARGE_BYTES:
                 rest = positions[index:]
                 large = None if sent or rows or self.in_flight else message
                 break

@@ -60,14 +60,14 @@ class Joined(NamedTuple):
 class Assembly:
     """Joins the fragments of one channel.
 
-    A body of more than `octets_max` bytes is skipped: a refusal would close the channel, and the server would
+    A body of more than `bytes_max` bytes is skipped: a refusal would close the channel, and the server would
     send the message again forever.
     """
 
-    __slots__ = ("_head", "_parts", "_size", "octets_max")
+    __slots__ = ("_head", "_parts", "_size", "bytes_max")
 
-    def __init__(self, octets_max: int) -> None:
-        self.octets_max = octets_max
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
         self._head = b""
         self._size = 0
         self._parts: list[bytes | memoryview] = []
@@ -76,9 +76,9 @@ class Assembly:
         """Add the next fragment. Return the message if it was the last one, else None."""
         if fragment.first:
             self._head, self._size, self._parts = fragment.head, fragment.body_size, []
-        fits = self._size <= self.octets_max
+        fits = self._size <= self.bytes_max
         if fits:
-            self._parts.append(fragment.octets)
+            self._parts.append(fragment.data)
         if not fragment.last:
             return None
         body = b"".join(self._parts) if fits else None

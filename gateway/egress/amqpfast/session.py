@@ -57,7 +57,7 @@ from gateway.protocols.amqpfast.events import (
     ReplyRow,
 )
 from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, DELIVERED, ReplyCode
-from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN
+from gateway.protocols.amqpfast.tables import FIELD_BYTES_MIN
 from gateway.protocols.amqpfast.translate import essentials, head_properties
 from gateway.settings import FastLink, Limits
 from gateway.settings.endpoints import Target
@@ -98,7 +98,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
         self._sender = Sender(session.name, address=stream.remote)
-        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
+        self._plain_max = min(limits.properties_max * FIELD_BYTES_MIN, limits.properties_bytes_max)
         self._sending = 0  # channel number
         self._reopen_at = 0.0
         self._by_handle: dict[int, FastLinkConsumer] = {}
@@ -442,7 +442,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 consumer = self._by_handle.get(handle)
                 if consumer is not None:
                     entries = caches.setdefault(consumer.source.service, {})
-                    limit = consumer.assembly.octets_max
+                    limit = consumer.assembly.bytes_max
             if consumer is None or not bits & DELIVERED:
                 self._pass_over(consumer)
                 continue
@@ -490,7 +490,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
         limits = self._session.limits
         if len(head) > limits.properties_bytes_max:
-            text = f"{len(head)} octets of properties"
+            text = f"{len(head)} bytes of properties"
             raise RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
         decode_head_properties(head, limits.properties_max)
 
@@ -533,8 +533,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session.bury((consumer, number, message), outcome)
 
 
-def _oversized(octets: int) -> Outcome:
-    text = f"a body of {octets} octets exceeds limits.message_bytes_max; it was not kept"
+def _oversized(byte_count: int) -> Outcome:
+    text = f"a body of {byte_count} bytes exceeds limits.message_bytes_max; it was not kept"
     return Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text)
 
 
@@ -555,7 +555,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             status.stats,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
+            bytes_max=limits.queue_bytes_max,
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
         self.pings = settings.compatibility == "rfc"

@@ -39,9 +39,9 @@ class Digest:
         self._hash = hashlib.sha1(usedforsecurity=False)
         self._announced = announced
 
-    def update(self, octets: bytes | memoryview) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add the next piece of the body."""
-        self._hash.update(octets)
+        self._hash.update(data)
 
     @property
     def matches(self) -> bool:
@@ -113,10 +113,10 @@ class Upload:
         """Encode the next fragment. Return the number of its body bytes."""
         transfer = self._transfer
         assert transfer is not None
-        octets = self._read(self.at, min(transfer.room, self.size - self.at))
-        self.at += len(octets)
+        data = self._read(self.at, min(transfer.room, self.size - self.at))
+        self.at += len(data)
         last = self.at == self.size
         if last:
             self.tag = self._machine.new_tag(self._channel)
-        transfer.write(octets, last=last, tag=self.tag)
-        return len(octets)
+        transfer.write(data, last=last, tag=self.tag)
+        return len(data)

@@ -48,9 +48,9 @@ PACKET_IDS: Final = 65_000  # of PUBLISH; higher ones belong to SUBSCRIBE and UN
 NUMBERS_MAX: Final = 2 * PACKET_IDS
 TWICE: Final = 4  # the flag of QoS 2
 CHUNK_MESSAGES: Final = 256  # encoded at a time, so that congestion is noticed soon
-CHUNK_OCTETS: Final = 1_048_576
+CHUNK_BYTES: Final = 1_048_576
 # Bytes of a body: topic and properties need space, too.
-PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576
+PACKET_BYTES_MAX: Final = VARINT_MAX - 32 * 1_048_576
 BARREN_MAX: Final = 5
 BARREN_MAX_TOO_LARGE: Final = 2  # if the broker has reported that a packet was too large
 SWEEP_SECS: Final = 5.0  # how long the broker may be silent before it has answered for every id
@@ -97,17 +97,17 @@ class _Sent:
     """Result of encoding messages of a part.
 
     `positions` await an acknowledgement with packet ids `ids`; `settled` are positions that already have an
-    outcome. `written` messages with bodies of `octets` bytes in all were encoded.
+    outcome. `written` messages with bodies of `byte_count` bytes in all were encoded.
     """
 
-    __slots__ = ("ids", "octets", "positions", "settled", "written")
+    __slots__ = ("byte_count", "ids", "positions", "settled", "written")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.settled: list[tuple[Positions, Outcome]] = []
         self.written = 0
-        self.octets = 0
+        self.byte_count = 0
 
 
 class _UnsendableError(GatewayError):
@@ -131,7 +131,7 @@ class MqttLinkPublisher(ConfirmedSink):
         *,
         in_flight_max: int,
         messages_max: int,
-        octets_max: int,
+        bytes_max: int,
         make_ledger: Callable[[Unconfirmed], Ledger] | None = None,
     ) -> None:
         """Create the sink of an MQTT link.
@@ -139,7 +139,7 @@ class MqttLinkPublisher(ConfirmedSink):
         `make_ledger` creates the record of messages sent before MQTT 5, which carry no hops.
         """
         most = min(in_flight_max, PACKET_IDS)
-        super().__init__(stats, in_flight_max=most, messages_max=messages_max, octets_max=octets_max)
+        super().__init__(stats, in_flight_max=most, messages_max=messages_max, bytes_max=bytes_max)
         self._most = most
         self._ledger = None if make_ledger is None else make_ledger(self.unconfirmed)
         self._outlet: Outlet | None = None
@@ -342,7 +342,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if self._kept:
             for one in positions[:at]:
                 self._kept.pop((part, one), None)
-        self._written(sent.written, sent.octets)
+        self._written(sent.written, sent.byte_count)
         for settled, outcome in sent.settled:
             self._settle_unsent(settled, outcome)
         return positions[at:]
@@ -358,8 +358,8 @@ class MqttLinkPublisher(ConfirmedSink):
             return False
         if min(flags) <= RETAIN or count > CHUNK_MESSAGES or count > self._window - self.in_flight:
             return False
-        octets = sum([len(message.body) for message in messages])
-        if octets > CHUNK_OCTETS and count > 1:
+        byte_count = sum([len(message.body) for message in messages])
+        if byte_count > CHUNK_BYTES and count > 1:
             return False
         ids = self._new_ids(count)
         try:
@@ -375,7 +375,7 @@ class MqttLinkPublisher(ConfirmedSink):
             numbers = self._number(part, positions, clock.now())
             self._numbers.update(zip(ids, numbers, strict=False))
             self._count_in_flight()
-            self._written(len(positions), octets)
+            self._written(len(positions), byte_count)
         if large:
             self._settle_unsent(large, TOO_LARGE)
         return True
@@ -414,7 +414,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if not self._five and self._ledger is not None:
             self._ledger.send(chunk, clock.now(), [row[2] for row in rows])
         sent.written += len(positions)
-        sent.octets += sum([len(message.body) for message in chunk])
+        sent.byte_count += sum([len(message.body) for message in chunk])
         if assured:
             sent.ids += ids
             sent.positions += positions
@@ -426,7 +426,7 @@ class MqttLinkPublisher(ConfirmedSink):
         """Return how many of the first messages in `chunk` may be sent together; 0 if the window is full.
 
         They are all of QoS 0, which needs no window, or all of a higher QoS (`assured`). Their bodies have at
-        most CHUNK_OCTETS bytes in all, unless the first alone has more. `sent` more messages already use the
+        most CHUNK_BYTES bytes in all, unless the first alone has more. `sent` more messages already use the
         window.
         """
         count = len(chunk)
@@ -436,11 +436,11 @@ class MqttLinkPublisher(ConfirmedSink):
                 count = min(count, next(at for at, flag in enumerate(flags) if flag <= RETAIN))
         elif max(flags) > RETAIN:
             count = next(at for at, flag in enumerate(flags) if flag > RETAIN)
-        if count > 1 and sum([len(message.body) for message in chunk]) > CHUNK_OCTETS:
-            octets = 0
+        if count > 1 and sum([len(message.body) for message in chunk]) > CHUNK_BYTES:
+            byte_count = 0
             for at, message in enumerate(chunk[:count]):
-                octets += len(message.body)
-                if octets > CHUNK_OCTETS:
+                byte_count += len(message.body)
+                if byte_count > CHUNK_BYTES:
                     return max(at, 1)
         return count
 
@@ -481,7 +481,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
         Raises _UnsendableError for a message that must not be sent.
         """
-        if len(chunk[0].body) > PACKET_OCTETS_MAX:
+        if len(chunk[0].body) > PACKET_BYTES_MAX:
             raise _UnsendableError(TOO_LARGE)
         raw = self._raw
         if not self._five:
@@ -514,7 +514,7 @@ class MqttLinkPublisher(ConfirmedSink):
         Raises _UnsendableError if the message must not be sent. A repeated message (DUP in `flags`) is sent
         even if it has expired, because its packet id is in use.
         """
-        if len(message.body) > PACKET_OCTETS_MAX:
+        if len(message.body) > PACKET_BYTES_MAX:
             raise _UnsendableError(TOO_LARGE)
         utc = 0.0
         if message.expires:

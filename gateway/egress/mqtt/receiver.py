@@ -29,8 +29,8 @@ from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.data_types import decode_topic, too_much
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.reason_codes import publish_refused
 from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Version
@@ -39,7 +39,7 @@ from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is not cached
+TOPIC_BYTES_MAX: Final = 1_024  # a longer topic is not cached
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
 MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
@@ -164,7 +164,7 @@ class MqttLinkReceiver:
                     entry = self._resolve(topic)
                 if raw:
                     if len(raw) > raw_max:
-                        raise too_much(f"{len(raw)} octets of properties")
+                        raise too_much(f"{len(raw)} bytes of properties")
                     known = publish_essentials(raw, properties_max)
                     properties, hops = known, known.hops
                     if known.expiry is not None:
@@ -419,7 +419,7 @@ class MqttLinkReceiver:
         Raises RemoteProtocolError if it is invalid.
         """
         entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))
-        if len(topic) <= TOPIC_OCTETS_MAX:
+        if len(topic) <= TOPIC_BYTES_MAX:
             make_room(self._entries, self._limits.cache_entries_max)
             self._entries[topic] = entry
         return entry

@@ -36,7 +36,7 @@ from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.octets import Bounds, violation
+from gateway.protocols.mqtt.data_types import Bounds, violation
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Event, Suback
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
@@ -267,7 +267,7 @@ def _given(reason: int, properties: PropertyMap, what: str) -> str:
     return words
 
 
-PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
+PACKET_BYTES_MAX: Final = VARINT_MAX + 5
 NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
 PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 
@@ -293,7 +293,7 @@ class MqttLinkSession(OneSink):
             stats,
             make_ledger=partial(dispatcher.echoes.ledger, name),
             messages_max=limits.queue_messages_max,
-            octets_max=limits.queue_bytes_max,
+            bytes_max=limits.queue_bytes_max,
             in_flight_max=settings.in_flight_max,
         )
         self.receiver = MqttLinkReceiver(
@@ -339,7 +339,7 @@ class MqttLinkSession(OneSink):
         five = version is Version.V5
         expiry = self._settings.session_expiry_secs
         # Before MQTT 5 no limit can be announced to the broker; see MqttLinkReceiver.
-        most = PACKET_OCTETS_MAX
+        most = PACKET_BYTES_MAX
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
         bounds = Bounds(limits.properties_max, limits.properties_bytes_max)

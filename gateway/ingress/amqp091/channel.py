@@ -34,7 +34,7 @@ from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
-from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
+from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.codec import decode_publish
@@ -47,7 +47,7 @@ from gateway.protocols.amqp091.translate import encode_properties, essentials
 # between flushes.
 DELIVERY_OVERHEAD: Final = 96
 # Difference in bytes between the weight of a message in memory and on the wire.
-SPARE: Final = MESSAGE_OCTETS - DELIVERY_OVERHEAD
+SPARE: Final = MESSAGE_BYTES - DELIVERY_OVERHEAD
 # Delay of a raised basic.qos(global) limit: many times what a client needs between basic.qos-ok and its
 # next loop iteration.
 RAISE_SECS: Final = 0.002
@@ -258,7 +258,7 @@ class AmqpConsumer:
                 unsent = [tag for tag in unsent if tag not in aside]
             for tag in unsent:
                 connection.ingress.undeliverable(messages[tag - first])
-        octets = weight_of(messages)
+        byte_count = weight_of(messages)
         begin = position
         if self.no_ack:
             positions = range(position, position + len(messages))
@@ -273,9 +273,9 @@ class AmqpConsumer:
                 position += 1
             self.outstanding += len(messages)
             channel.outstanding += len(messages)
-            connection.outstanding.octets += octets
+            connection.outstanding.byte_count += byte_count
         stream = connection.stream
-        stream.queued += octets - SPARE * len(messages)
+        stream.queued += byte_count - SPARE * len(messages)
         stream.mark()
         if unsent:
             channel.drop(unsent)
@@ -435,12 +435,12 @@ class AmqpChannel:
         `requeue` None acknowledges, True requeues and False rejects. Add to `touched` what the caller has to
         dispatch then: first the lines for shared credit, then the queues.
         """
-        octets = 0
+        byte_count = 0
         for line in (self.connection.line, self.line):
             if line:
                 touched[line] = None
         for queue, consumer, position, message in taken:
-            octets += message.octets
+            byte_count += message.byte_count
             if consumer is not None:
                 consumer.outstanding -= 1
                 self.outstanding -= 1
@@ -453,7 +453,7 @@ class AmqpChannel:
             else:
                 queue.reject(position, message)
             touched[queue] = None
-        self.connection.outstanding.settled(octets)
+        self.connection.outstanding.settled(byte_count)
 
     def drop(self, tags: list[int]) -> None:
         """Settle deliveries that can never be sent, because their properties exceed the client's frame-max.
@@ -470,7 +470,7 @@ class AmqpChannel:
         if self.unacknowledged.pop(tag, None) is not None:
             consumer.outstanding -= 1
             self.outstanding -= 1
-            self.connection.outstanding.settled(message.octets)
+            self.connection.outstanding.settled(message.byte_count)
         consumer.queue.set_aside(consumer, position, message, redelivered)
         self.connection.ingress.passed_over(self.connection.sender, consumer.queue.name)
 
@@ -537,8 +537,8 @@ class AmqpChannel:
 
         Close the channel if the body cannot be read from the spool.
         """
-        number, octets, raw, body = content
-        method = decode_publish(octets)
+        number, data, raw, body = content
+        method = decode_publish(data)
         connection = self.connection
         returned = BasicReturn(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key)
         try:
@@ -645,7 +645,7 @@ class Transaction:
         self._channel = channel
         self._publishes: list[PendingPublish] = []
         self._generation = 0  # of the dispatcher, when the first publish was routed
-        self.octets = 0  # of the publishes, without bodies on disk
+        self.byte_count = 0  # of the publishes, without bodies on disk
         self.is_restrained = False  # True while the user exceeds its share of memory
         self._settlements: list[Settlement] = []
         self._committing: list[Settlement] = []  # those of a commit that waits for its publishes
@@ -669,8 +669,8 @@ class Transaction:
         if entry.plan.recipients is None and not _says_the_queue(entry):
             entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
-        self.octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
-        return len(self._publishes), self.octets
+        self.byte_count += message.byte_count - len(message.body) * isinstance(message.body, Spooled)
+        return len(self._publishes), self.byte_count
 
     def restrain(self, on: bool) -> None:
         """Forbid further publishes (`on` True), which then close the channel, or allow them."""
@@ -689,7 +689,7 @@ class Transaction:
     def rollback(self) -> None:
         """Discard all publishes; what was acknowledged or rejected is unacknowledged again."""
         self._publishes.clear()
-        self.octets = 0
+        self.byte_count = 0
         settlements, self._settlements = self._settlements, []
         self._channel.untake([one for taken, _ in settlements for one in taken])
 
@@ -703,7 +703,7 @@ class Transaction:
         ingress = self._channel.connection.ingress
         publishes, self._publishes = self._publishes, []
         self._committing, self._settlements = self._settlements, []
-        self.octets = 0
+        self.byte_count = 0
         self._then = then
         self._failed = False
         renewed: list[PendingPublish] | None = publishes

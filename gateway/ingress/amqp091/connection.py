@@ -23,7 +23,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
 from gateway.broker.routing import RoutingEntry
-from gateway.broker.shares import CHANNEL_OCTETS, argument_octets
+from gateway.broker.shares import CHANNEL_BYTES, argument_bytes
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import (
@@ -268,7 +268,7 @@ class AmqpConnection(ActingGuest):
             elif isinstance(event, LargePublish) and self._blocks(event.content[0], publishes=True):
                 waiting.add(event.content[0], event, 1, 0)
             elif isinstance(event, MethodReceived) and self._waits(event):
-                waiting.add(event.channel, event, 1, argument_octets(getattr(event.method, "arguments", ())))
+                waiting.add(event.channel, event, 1, argument_bytes(getattr(event.method, "arguments", ())))
             else:
                 due.append(event)
         for number in waiting.full():
@@ -364,15 +364,15 @@ class AmqpConnection(ActingGuest):
             self._turn(event)
         return True
 
-    def _check_large(self, octets: bytes) -> None:
+    def _check_large(self, data: bytes) -> None:
         """Resolve the target of a large message in advance. Raises Pending if that has to wait.
 
         Other errors are left to the publish itself.
         """
         entries = self._ingress.entries_of(self.rights, self.host)
-        if octets not in entries:
+        if data not in entries:
             with suppress(RemoteProtocolError, Refused):
-                self._resolve(octets, entries)
+                self._resolve(data, entries)
 
     def _turn(self, event: Event) -> None:
         """Process an event that changes the state of a channel or of the connection."""
@@ -389,7 +389,7 @@ class AmqpConnection(ActingGuest):
 
     def _channel_opened(self, event: ChannelOpened) -> None:
         """Create a channel, or close the connection at a limit of what all connections of its user open."""
-        if reached := self._holding.take(CHANNEL_OCTETS):
+        if reached := self._holding.take(CHANNEL_BYTES):
             text = f"RESOURCE_ERROR - {reached} is reached"
             self._report(ReplyCode.RESOURCE_ERROR, text)
             self._dismiss(ReplyCode.RESOURCE_ERROR, text, 20, 10)
@@ -404,7 +404,7 @@ class AmqpConnection(ActingGuest):
             if self.waiting.on:
                 self._forget_waiting(channel.number)
             channel.close()
-            self._holding.give(CHANNEL_OCTETS)
+            self._holding.give(CHANNEL_BYTES)
 
     def _closed(self, event: Closed) -> None:
         if not event.by_peer:
@@ -495,20 +495,20 @@ class AmqpConnection(ActingGuest):
         in_turn = iter(contents)
         left: list[Content] = []
         for content in in_turn:
-            number, octets, raw, body = content
+            number, data, raw, body = content
             channel = channels.get(number)
             if channel is None:
                 continue  # it was closed by a message before this one
             try:
-                if known is None or octets is not known[0] or raw is not known[1]:
+                if known is None or data is not known[0] or raw is not known[1]:
                     known = None
-                    if octets not in entries and not large and self.stream.spent():
+                    if data not in entries and not large and self.stream.spent():
                         left = [content, *in_turn]
                         break
-                    found = entries.get(octets) or self._resolve(octets, entries)
+                    found = entries.get(data) or self._resolve(data, entries)
                     shared = content_properties(raw)
                     durable, expiration, retained, hops, special = essentials(shared)
-                    known = octets, raw
+                    known = data, raw
                 entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
@@ -557,9 +557,9 @@ class AmqpConnection(ActingGuest):
 
         A message that was refused, rather than malformed, is recorded.
         """
-        number, octets, raw, body = content
+        number, data, raw, body = content
         if isinstance(refusal, Refused):
-            method = decode_publish(octets)
+            method = decode_publish(data)
             address = amqp_address(method.exchange, method.routing_key)
             message = Message(address, body, content_properties(raw), sender=self.sender)
             why = REFUSED_FOR.get(refusal.code, Reason.MALFORMED)
@@ -593,25 +593,25 @@ class AmqpConnection(ActingGuest):
         assert channel.transaction is not None
         limits = self._ingress.limits
         try:
-            count, octets = channel.transaction.publish(entry, message, content)
+            count, byte_count = channel.transaction.publish(entry, message, content)
         except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
             self.refuse(channel.number, error, PUBLISH)
             return
         if channel.transaction.is_restrained:
             text = f"PRECONDITION_FAILED - {BEYOND_SHARE}"
             self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
-        elif count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
+        elif count > limits.transaction_messages_max or byte_count > limits.transaction_bytes_max:
             which = "messages" if count > limits.transaction_messages_max else "bytes"
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
             self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
-    def _resolve(self, octets: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
+    def _resolve(self, data: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
         """Return the target of a basic.publish that is not in `entries`, and cache it there.
 
         Raises RemoteProtocolError 540 for `immediate`, and Refused if the exchange does not exist, is
         internal, or may not be written to. Raises Pending if a permission check has to wait.
         """
-        method = decode_publish(octets)
+        method = decode_publish(data)
         ingress = self._ingress
         if method.immediate:
             raise RemoteProtocolError(
@@ -639,7 +639,7 @@ class AmqpConnection(ActingGuest):
             what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
             self._refuse_access("write", what, str(error))
         make_room(entries, ingress.limits.cache_entries_max)
-        entries[octets] = found
+        entries[data] = found
         return found
 
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
@@ -792,18 +792,18 @@ class AmqpConnection(ActingGuest):
     def begun(self) -> int:
         """Bytes of messages that are incomplete or not committed."""
         channels = self.channels.values()
-        return self.machine.begun + sum(one.transaction.octets for one in channels if one.transaction)
+        return self.machine.begun + sum(one.transaction.byte_count for one in channels if one.transaction)
 
     @property
-    def outstanding_octets(self) -> int:
+    def outstanding_bytes(self) -> int:
         """Bytes of unacknowledged deliveries."""
-        return self.outstanding.octets
+        return self.outstanding.byte_count
 
     @property
     def transactions(self) -> Iterable[tuple[Holder, int]]:
         """Open transactions, each with the bytes of its publishes in memory."""
         found = [channel.transaction for channel in self.channels.values()]
-        return [(one, one.octets) for one in found if one is not None and one.octets]
+        return [(one, one.byte_count) for one in found if one is not None and one.byte_count]
 
     def let_go_for_memory(self) -> None:
         """Close the connection with 506 (RESOURCE_ERROR): no memory is left for its incomplete messages."""

@@ -30,10 +30,10 @@ class LargeBody:
         except SpoolFull as error:
             raise _refusal(error) from error
 
-    def write(self, octets: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Append the next bytes. Raises RemoteProtocolError with code 406 if the spool is full."""
         try:
-            self._file.write(octets)
+            self._file.write(data)
         except SpoolFull as error:
             raise _refusal(error) from error
 

@@ -29,7 +29,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sending import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
 
-RETURNS_OCTETS_MAX: Final = 64  # bytes that a quorum queue adds for the number of earlier deliveries
+RETURNS_BYTES_MAX: Final = 64  # bytes that a quorum queue adds for the number of earlier deliveries
 
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
@@ -307,7 +307,7 @@ class ActingGuest(AmqpGuest):
             queue.acknowledged((position,))
         else:
             channel.unacknowledged[tag] = (queue, None, position, message)
-            self.outstanding.octets += message.octets
+            self.outstanding.byte_count += message.byte_count
         address = message.address
         self.machine.send_content(
             channel.number,
@@ -328,7 +328,7 @@ class ActingGuest(AmqpGuest):
         most = self.machine.payload_max - HEADER_SIZE
 
         def fits(message: Message) -> bool:
-            return len(own_properties(queue, message, utc, None)) + RETURNS_OCTETS_MAX <= most
+            return len(own_properties(queue, message, utc, None)) + RETURNS_BYTES_MAX <= most
 
         while (taken := queue.take_aside(fits) or queue.take()) is not None:
             position, message, redelivered = taken

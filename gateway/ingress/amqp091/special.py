@@ -83,10 +83,10 @@ def look_closer(
     if not changed:
         return entry, given
     try:
-        octets = encode_basic_properties(native)
+        data = encode_basic_properties(native)
     except LocalProtocolError:
         raise failed("invalid message: its headers are nested too deep") from None
-    return entry, content_properties(octets)
+    return entry, content_properties(data)
 
 
 def _copies(headers: Headers, name: str) -> list[str]:

@@ -28,7 +28,7 @@ from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large, LargeDeliveries
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large, LargeDeliveries
 from gateway.ingress.amqpfast.query_scan import QueryScan
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.ingress.handshaking import HandshakingGuest
@@ -36,7 +36,7 @@ from gateway.ingress.outstanding import Outstanding
 from gateway.ingress.source import ListenerSource
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
-from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
+from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.model.shares import Holding
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
@@ -125,8 +125,8 @@ class FastGuest(HandshakingGuest[ServerConnection]):
         """Call the channel's `replied` when the replies that are due on it are written."""
 
     @abstractmethod
-    def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
-        """Count messages encoded on a channel; `octets` is their size in bytes."""
+    def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
+        """Count messages encoded on a channel; `byte_count` is their size in bytes."""
 
     @abstractmethod
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
@@ -291,7 +291,7 @@ class FastChannel:
         self.restartable = command.restartable
         self.folder: SharedFolder | None = None  # for out-of-band transfers
         self.large_deliveries = LargeDeliveries(self)
-        self.counted_octets = 0  # in the share of its user
+        self.counted_bytes = 0  # in the share of its user
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.closing = False  # to be closed when this turn is done
         self.streamed = False  # an outgoing stream has begun, and may still be in progress
@@ -300,7 +300,7 @@ class FastChannel:
         self.incoming: FragmentedMessage | None = None
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[Call] = []  # of peers, within the transaction
-        self.pending_octets = 0  # of what the transaction has in memory
+        self.pending_bytes = 0  # of what the transaction has in memory
         self.is_restrained = False  # True while the user exceeds its share of memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
@@ -327,7 +327,7 @@ class FastChannel:
     def delivered(self, delivery: Delivery) -> None:
         """Record a delivery that the client has to acknowledge."""
         self._deliveries.append(delivery)
-        self.connection.outstanding.octets += weight_of(delivery.messages)
+        self.connection.outstanding.byte_count += weight_of(delivery.messages)
 
     def flushed(self) -> None:
         """Note that everything encoded so far is being passed to the socket."""
@@ -423,7 +423,7 @@ class FastChannel:
         Until then it cannot be acknowledged, and counts against its consumer's window.
         """
         delivery.consumer.kept += delivery.count
-        self.connection.outstanding.octets += weight_of(delivery.messages)
+        self.connection.outstanding.byte_count += weight_of(delivery.messages)
         self._kept.append((delivery, redelivered))
 
     def _deliver_kept(self) -> None:
@@ -432,7 +432,7 @@ class FastChannel:
         for delivery, redelivered in kept:
             consumer, queue = delivery.consumer, delivery.queue
             consumer.kept -= delivery.count
-            self.connection.outstanding.octets -= weight_of(delivery.messages)
+            self.connection.outstanding.byte_count -= weight_of(delivery.messages)
             if queue.deleted:
                 queue.unacknowledged -= delivery.count
             elif consumer.takes_kept():
@@ -586,7 +586,7 @@ class FastChannel:
     def _begin(self) -> None:
         """Begin the next transaction."""
         self._boundary = self.next_number
-        self.pending_octets = 0
+        self.pending_bytes = 0
 
     @staticmethod
     def _give_back(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
@@ -634,7 +634,7 @@ def sound_head(message: Message) -> bytes:
         return NO_HEAD
 
 
-def name_octets(address: Address) -> bytes:
+def name_bytes(address: Address) -> bytes:
     """Return the encoded destination name of an AMQP/Fast address."""
     return address.wire.partition(b":")[2]
 
@@ -730,7 +730,7 @@ class FastConsumer:
         if self._notifier.owes or channel.keeps:
             channel.keep(Delivery(0, queue, self, position, messages), redelivered)
             return
-        octets = weight_of(messages) - MESSAGE_OCTETS * len(messages)
+        byte_count = weight_of(messages) - MESSAGE_BYTES * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
         try:
             rows = [
@@ -739,10 +739,10 @@ class FastConsumer:
         except Exception as error:
             self._deliver_singly(queue, position, messages, redelivered, error)
             return
-        if octets > LARGE_OCTETS or not channel.large_deliveries.idle:
+        if byte_count > LARGE_BYTES or not channel.large_deliveries.idle:
             self._deliver_in_line(queue, position, messages, rows)
         else:
-            self._say(queue, position, messages, rows, octets)
+            self._say(queue, position, messages, rows, byte_count)
 
     def _deliver_singly(
         self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
@@ -760,7 +760,7 @@ class FastConsumer:
         ingress.undeliverable(messages[0], poisoned(error, queue=queue.name))
 
     def _say(
-        self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], octets: int
+        self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], byte_count: int
     ) -> None:
         """Send encoded messages and record them as unacknowledged.
 
@@ -792,7 +792,7 @@ class FastConsumer:
                 channel.drop(number, aside=bool(aside))
             elif aside:
                 queue.set_aside(self, position + number - first, message, rows[number - first][0])
-        connection.delivered(channel, count, octets)
+        connection.delivered(channel, count, byte_count)
 
     def failed(self, error: Exception) -> None:
         """Close the connection at the end of the wake-up, because of this error."""
@@ -866,7 +866,7 @@ class FastConsumer:
         if found is None:
             if len(self._names) >= NAMES_MAX:
                 self._names.clear()
-            found = self._names[address.wire] = name_octets(address)
+            found = self._names[address.wire] = name_bytes(address)
         return found
 
     def acknowledged(self, count: int, touched: dict[Queue, None]) -> None:
@@ -948,7 +948,7 @@ class FastHandle:
         self.name = name
         self.mime_type = command.mime_type
         self.encoding = command.encoding
-        self.counted_octets = 0  # in the share of its user
+        self.counted_bytes = 0  # in the share of its user
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.paused = False
         self.consumers: list[FastConsumer] = []

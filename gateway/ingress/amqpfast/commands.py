@@ -20,7 +20,7 @@ from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.selection_work import Selects
-from gateway.broker.shares import CHANNEL_OCTETS, HANDLE_OCTETS, text_octets
+from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES, text_bytes
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import (
     FastChannel,
@@ -28,15 +28,15 @@ from gateway.ingress.amqpfast.channel import (
     FastGuest,
     FastHandle,
     Index,
-    name_octets,
+    name_bytes,
     notifier_of,
     sound_head,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.amqpfast.query_scan import QueryScan
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.pending import Pending
 from gateway.protocols.amqpfast import commands as m
@@ -77,10 +77,10 @@ class ActingGuest(FastGuest):
         self.reopen_channel(command.channel_id)
         channel = FastChannel(self, command)
         self.channels[command.channel_id] = channel
-        if reached := self.holding.take(CHANNEL_OCTETS):
+        if reached := self.holding.take(CHANNEL_BYTES):
             self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
             return
-        channel.counted_octets = CHANNEL_OCTETS
+        channel.counted_bytes = CHANNEL_BYTES
         if command.out_of_band:
             try:
                 path = self.ingress.find_folder(command.out_of_band)
@@ -132,11 +132,11 @@ class ActingGuest(FastGuest):
         self.handles[handle.number] = channel.handles[handle.number] = handle
         ingress, host = self.ingress, self.host
         machine = self.machine
-        octets = HANDLE_OCTETS + text_octets(handle.name)
+        byte_count = HANDLE_BYTES + text_bytes(handle.name)
         try:
-            if reached := self.holding.take(octets):
+            if reached := self.holding.take(byte_count):
                 raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
-            handle.counted_octets = octets
+            handle.counted_bytes = byte_count
             self._check_opening(handle, command)
             if command.temporary:
                 made = host.create_temporary(
@@ -344,10 +344,10 @@ class ActingGuest(FastGuest):
         index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
         numbers, more = index.enter(scan.found, above)
-        most = self.machine.index_octets_max
-        octets, taken = encode_message_list(numbers, singly=anew, octets_max=most)
+        most = self.machine.index_bytes_max
+        data, taken = encode_message_list(numbers, singly=anew, bytes_max=most)
         highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
-        self.machine.send(m.HandleIndex(handle.number, highest, octets))
+        self.machine.send(m.HandleIndex(handle.number, highest, data))
 
     def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
         """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
@@ -369,7 +369,7 @@ class ActingGuest(FastGuest):
         for queue in queues:
             for position, message in queue.browse():
                 if handle.service == "topic":
-                    topic = name_octets(message.address)
+                    topic = name_bytes(message.address)
                     if not (topic.startswith(wanted) if whole else topic == wanted):
                         continue
                 yield queue, position, message
@@ -405,13 +405,13 @@ class ActingGuest(FastGuest):
         large_deliveries = handle.channel.large_deliveries
         key = -1 if first else handle.number << 16 | command.tag
         waits = machine.owes(handle.channel.number, key)
-        if waits or len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
+        if waits or len(message.body) > LARGE_BYTES or not large_deliveries.idle:
 
             def given(sent: bool) -> None:
                 if sent and not first and not handle.silent:
                     machine.reply(handle.number, command.tag)
 
-            name = name_octets(address)
+            name = name_bytes(address)
             large = Large(
                 handle, number, name, sound_head(message), message.body, given, delivered=False, key=key
             )
@@ -420,13 +420,13 @@ class ActingGuest(FastGuest):
             return
         try:
             sent = handle.browser.notify(
-                number, False, name_octets(address), sound_head(message), message.body
+                number, False, name_bytes(address), sound_head(message), message.body
             )
         except LocalProtocolError as error:  # an outgoing stream is in progress on the channel
             raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         if not sent:
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
-        self.delivered(handle.channel, 1, message.octets - MESSAGE_OCTETS)
+        self.delivered(handle.channel, 1, message.byte_count - MESSAGE_BYTES)
         if not first:
             machine.reply(handle.number, command.tag)
 

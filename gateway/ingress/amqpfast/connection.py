@@ -97,7 +97,7 @@ UNREAD_SECS_MAX: Final = 2.0  # for which a client above the limit of waiting pu
 def _size_of(event: Event) -> int:
     """Return the bytes of the content, or of the command's texts, in an event."""
     if isinstance(event, Fragment | Prepared):
-        return len(event.octets)
+        return len(event.data)
     if not isinstance(event, CommandReceived):
         return 0
     values = [getattr(event.command, name) for _, name in event.command.layout]
@@ -373,17 +373,17 @@ class FastConnection(ActingGuest):
 
         Messages arriving in fragments are not included: a limit for all connections together applies to them.
         """
-        return sum(channel.pending_octets for channel in self.channels.values())
+        return sum(channel.pending_bytes for channel in self.channels.values())
 
     @property
-    def outstanding_octets(self) -> int:
+    def outstanding_bytes(self) -> int:
         """Bytes of unacknowledged deliveries."""
-        return self.outstanding.octets
+        return self.outstanding.byte_count
 
     @property
     def transactions(self) -> Iterable[tuple[Holder, int]]:
         """Open transactions, each with the bytes that it has in memory."""
-        return [(one, one.pending_octets) for one in self.channels.values() if one.pending_octets]
+        return [(one, one.pending_bytes) for one in self.channels.values() if one.pending_bytes]
 
     def let_go_for_memory(self) -> None:
         """Close the connection with 506: no memory is left for its transactions."""
@@ -670,14 +670,14 @@ class FastConnection(ActingGuest):
                 self.machine.reply_channel(channel.number, tag)
         self.stream.mark()
 
-    def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
-        """Count messages encoded on a channel; `octets` is their size in bytes.
+    def delivered(self, channel: FastChannel, count: int, byte_count: int) -> None:
+        """Count messages encoded on a channel; `byte_count` is their size in bytes.
 
         Schedules the close of a channel whose message numbers have run out.
         """
         self._delivering[channel] = None
         stream = self.stream
-        stream.queued += octets + DELIVERY_OVERHEAD * count
+        stream.queued += byte_count + DELIVERY_OVERHEAD * count
         stream.mark()
         self._ingress.stats.messages_out += count
         if channel.exhausted and not channel.closing:
@@ -727,7 +727,7 @@ class FastConnection(ActingGuest):
             del handle.channel.handles[handle.number]
             self.arrivals.handle_gone(handle)
             handle.close()
-            self.holding.give(handle.counted_octets)
+            self.holding.give(handle.counted_bytes)
             handle.channel.large_deliveries.handle_gone(handle)
         if not silent:
             self._left_handles[handle.number] = handle
@@ -746,7 +746,7 @@ class FastConnection(ActingGuest):
             self._delivering.pop(channel, None)
             self._replying.pop(channel, None)
             channel.close()
-            self.holding.give(channel.counted_octets)
+            self.holding.give(channel.counted_bytes)
             if channel.folder is not None:
                 self._ingress.unshare(channel.folder)
         if not silent:

@@ -19,7 +19,7 @@ import trio
 
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
-from gateway.broker.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
+from gateway.broker.spool import PIECE_BYTES, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle
 from gateway.ingress.amqpfast.ingress import FastIngress
@@ -34,10 +34,10 @@ from gateway.protocols.amqpfast.codec import (
 from gateway.protocols.amqpfast.events import Fragment, Prepared
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
 
-PART_OCTETS_MIN: Final = 4_096  # smaller parts are joined on arrival
+PART_BYTES_MIN: Final = 4_096  # smaller parts are joined on arrival
 STREAMING: Final = NOTIFY_STREAMING  # events use this bit for either direction
 T = TypeVar("T")
-HEAD_OCTETS_MAX: Final = 131_072  # bytes of a file searched for a head: texts, and a table of 65 535 bytes
+HEAD_BYTES_MAX: Final = 131_072  # bytes of a file searched for a head: texts, and a table of 65 535 bytes
 
 
 class Fault(GatewayError):
@@ -81,24 +81,24 @@ class IncomingTransfer:
             spool.check_room(body_size, user)
             self.file = spool.draft(user)
 
-    def add(self, octets: bytes | memoryview) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """Append the next bytes of the body; a transfer with a file has to call `write` later.
 
         A memoryview retains its whole read buffer, so small views are copied if the body remains in memory.
         """
-        self.size += len(octets)
+        self.size += len(data)
         parts = self.parts
-        if isinstance(octets, memoryview):
+        if isinstance(data, memoryview):
             last = parts[-1] if parts else None
-            beside = isinstance(last, memoryview) and last.obj is octets.obj
-            held = self.file is None and not beside and 2 * len(octets) < len(octets.obj)  # type: ignore[arg-type]
-            parts.append(bytes(octets) if held else octets)
-        elif len(octets) >= PART_OCTETS_MIN:
-            parts.append(octets)
+            beside = isinstance(last, memoryview) and last.obj is data.obj
+            held = self.file is None and not beside and 2 * len(data) < len(data.obj)  # type: ignore[arg-type]
+            parts.append(bytes(data) if held else data)
+        elif len(data) >= PART_BYTES_MIN:
+            parts.append(data)
         elif parts and isinstance(parts[-1], bytearray):
-            parts[-1] += octets
+            parts[-1] += data
         else:
-            parts.append(bytearray(octets))
+            parts.append(bytearray(data))
 
     def write(self) -> None:
         """Write the added parts to the file, if there is one. Raises SpoolFull."""
@@ -163,7 +163,7 @@ class IncomingTransfers:
                 channel.incoming = self._begin(handle, event)
             incoming = channel.incoming
             assert isinstance(incoming, IncomingTransfer)
-            incoming.add(event.octets)
+            incoming.add(event.data)
             if event.last:
                 incoming.write()
         except SpoolFull as error:
@@ -259,8 +259,8 @@ class IncomingTransfers:
         self._prepared[handle] = (transfer, event.head, digest)
         file = transfer.file
         ingress.spool.check_room(event.body_size - file.size, connection.sender.user)
-        if file.size < len(event.octets):
-            file.write(event.octets[file.size :])
+        if file.size < len(event.data):
+            file.write(event.data[file.size :])
         return file.size
 
     # Complete messages.
@@ -361,7 +361,7 @@ class IncomingTransfers:
             channel.incoming = incoming
             if event.last:
                 if incoming.size != incoming.body_size:
-                    text = f"{incoming.size} octets of a body of {incoming.body_size}"
+                    text = f"{incoming.size} bytes of a body of {incoming.body_size}"
                     raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
                 self._complete(incoming, event)
 
@@ -378,15 +378,15 @@ class IncomingTransfers:
             incoming, at = self._read_head(handle, descriptor)
         try:
             if incoming.size + event.size - at > incoming.body_size:
-                text = f"more than the {incoming.body_size} octets of the body"
+                text = f"more than the {incoming.body_size} bytes of the body"
                 raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
             while at < event.size:
-                octets = os.pread(descriptor, PIECE_OCTETS, at)
-                if not octets:
+                data = os.pread(descriptor, PIECE_BYTES, at)
+                if not data:
                     raise OSError("a file has become shorter")
-                incoming.add(octets)
+                incoming.add(data)
                 incoming.write()
-                at += len(octets)
+                at += len(data)
         except (GatewayError, OSError):
             if event.first:
                 incoming.leave()
@@ -399,7 +399,7 @@ class IncomingTransfers:
         Raises Fault for a malformed head or a message that is too large.
         """
         ingress = self._ingress
-        begin = os.pread(descriptor, HEAD_OCTETS_MAX, 0)
+        begin = os.pread(descriptor, HEAD_BYTES_MAX, 0)
         try:
             end = find_head_end(begin, 0, len(begin))
         except RemoteProtocolError as error:
@@ -407,7 +407,7 @@ class IncomingTransfers:
         (body_size,) = BODY_SIZE.unpack_from(begin)
         most = ingress.limits.fast_message_bytes_max
         if body_size > most:
-            raise Fault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} octets exceeds {most}")
+            raise Fault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} bytes exceeds {most}")
         head, user = begin[BODY_SIZE.size : end], self._connection.sender.user
         return IncomingTransfer(ingress.spool, handle, head, body_size, user=user), end
 

@@ -26,7 +26,7 @@ from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
 from gateway.transport.stream import Stream
 
-LARGE_OCTETS: Final = 1_048_576  # of a body; smaller ones are written whole
+LARGE_BYTES: Final = 1_048_576  # of a body; smaller ones are written whole
 
 
 class SayingClient(Protocol):
@@ -132,7 +132,7 @@ class Large:
         if not isinstance(body, Spooled):
             return memoryview(body)[at : at + count]
         piece = body.piece(at, min(count, body.size - at))
-        return piece.octets() if read else piece
+        return piece.data() if read else piece
 
 
 class LargeDeliveries:
@@ -264,15 +264,15 @@ class LargeDeliveries:
             self._end(large, sent=False)
             return
         try:
-            octets = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
+            data = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
         except OSError as error:
             self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
             return
-        large.at += len(octets)
+        large.at += len(data)
         last = large.at == len(large.body)
-        transfer.write(octets, last=last)
+        transfer.write(data, last=last)
         stream = self._channel.connection.stream
-        stream.queued += len(octets)
+        stream.queued += len(data)
         stream.mark()
         if last:
             self._end(large, sent=True)

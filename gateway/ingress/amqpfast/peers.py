@@ -16,7 +16,7 @@ import trio
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, notifier_of
-from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
@@ -24,8 +24,8 @@ from gateway.protocols.amqpfast.translate import fit_priority
 from gateway.settings.amqpfast import PeerService
 
 CONNECT_SECS_MAX: Final = 10.0
-READ_OCTETS: Final = 65_536
-UNSENT_OCTETS_HIGH: Final = 262_144  # bytes to the address above which the client is not read, down to half
+READ_BYTES: Final = 65_536
+UNSENT_BYTES_HIGH: Final = 262_144  # bytes to the address above which the client is not read, down to half
 CONGESTED_SECS: Final = 0.05  # between two checks if the client reads again
 
 
@@ -59,36 +59,36 @@ class Returning:
         self._held: list[bytes | memoryview] = []
         self.held = 0  # bytes that wait for a reply on the channel, which nothing may precede (3.2.11)
 
-    def write(self, octets: bytes | memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write bytes to the stream, in fragments of the client's frame size.
 
         While a reply is due on the channel, the bytes wait.
         """
         if not self._held and not self._connection.machine.owes(self._channel.number):
-            self._write(octets)
+            self._write(data)
             return
         if not self._held:
             self._channel.streams.append(self)
-        self._held.append(octets)
-        self.held += len(octets)
+        self._held.append(data)
+        self.held += len(data)
         self._connection.await_replies(self._channel)
 
     def go_on(self) -> None:
         """Write the waiting bytes."""
         held, self._held = self._held, []
         self.held = 0
-        for octets in held:
-            self._write(octets)
+        for data in held:
+            self._write(data)
 
-    def _write(self, octets: bytes | memoryview) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         at = 0
-        while at < len(octets) or not octets:
-            piece = octets[at : at + self._transfer.room]
+        while at < len(data) or not data:
+            piece = data[at : at + self._transfer.room]
             self._transfer.write(piece)
             at += len(piece)
-            if not octets:
+            if not data:
                 break
-        self._connection.stream.queued += len(octets)
+        self._connection.stream.queued += len(data)
         self._connection.stream.mark()
 
 
@@ -116,7 +116,7 @@ class Echo:
         head = fit_priority(head)
         channel = self._handle.channel
         waits = self._notifier.owes  # includes the reply to this message
-        if waits or len(body) > LARGE_OCTETS or not channel.large_deliveries.idle:
+        if waits or len(body) > LARGE_BYTES or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
             channel.large_deliveries.say(Large(self._handle, number, name, head, body, lambda sent: None))
             channel.connection.delivered(channel, 1, 0)
@@ -128,7 +128,7 @@ class Echo:
         """Send a fragment of a stream back to the client."""
         if self._stream is None:
             self._stream = Returning(self._handle, self._name, fit_priority(fragment.head))
-        self._stream.write(fragment.octets)
+        self._stream.write(fragment.data)
 
     def end(self) -> None:
         """Do nothing: no resources are in use."""
@@ -143,7 +143,7 @@ class Tunnel:
         self._name = name
         self._returning: Returning | None = None
         self._unsent: deque[bytes | memoryview] = deque()
-        self._octets = 0
+        self._byte_count = 0
         self._release: Callable[[], None] | None = None
         self._more = trio.Event()
         self._running = trio.CancelScope()
@@ -162,12 +162,12 @@ class Tunnel:
             self._returning = Returning(self._handle, self._name, fragment.head)
             self._returning.write(b"")  # the head: from now on the handle streams both ways
             self._handle.channel.connection.ingress.start(self._run)
-        if not fragment.octets:
+        if not fragment.data:
             return
-        self._unsent.append(fragment.octets)
-        self._octets += len(fragment.octets)
+        self._unsent.append(fragment.data)
+        self._byte_count += len(fragment.data)
         self._more.set()
-        if self._octets > UNSENT_OCTETS_HIGH and self._release is None:
+        if self._byte_count > UNSENT_BYTES_HIGH and self._release is None:
             stream = self._handle.channel.connection.stream
             stream.hold()
             self._release = stream.release
@@ -207,10 +207,10 @@ class Tunnel:
         """Forward bytes from the address to the client, at the client's pace."""
         assert self._returning is not None
         connection = self._handle.channel.connection
-        while data := await stream.receive_some(READ_OCTETS):
+        while data := await stream.receive_some(READ_BYTES):
             self._returning.write(data)
             connection.ingress.flush()
-            while connection.stream.congested or self._returning.held > UNSENT_OCTETS_HIGH:
+            while connection.stream.congested or self._returning.held > UNSENT_BYTES_HIGH:
                 await trio.sleep(CONGESTED_SECS)
         while self._returning.held:
             await trio.sleep(CONGESTED_SECS)
@@ -219,14 +219,14 @@ class Tunnel:
         """Forward queued bytes to the address."""
         while True:
             while self._unsent:
-                octets = self._unsent.popleft()
+                data = self._unsent.popleft()
                 try:
-                    await stream.send_all(octets)
+                    await stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                     self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
                     return
-                self._octets -= len(octets)
-                if self._octets <= UNSENT_OCTETS_HIGH // 2:
+                self._byte_count -= len(data)
+                if self._byte_count <= UNSENT_BYTES_HIGH // 2:
                     self._let_go()
             self._more = trio.Event()
             await self._more.wait()

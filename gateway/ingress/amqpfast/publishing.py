@@ -36,7 +36,7 @@ from gateway.ingress.waiting_publishes import EVERY_CHANNEL
 from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.pending import Awaited, Pending
 from gateway.model.properties import PropertySet
@@ -446,7 +446,9 @@ class Publisher:
         channel = handle.channel
         channel.pending += sent
         for _, message in sent:
-            channel.pending_octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
+            channel.pending_bytes += message.byte_count - len(message.body) * isinstance(
+                message.body, Spooled
+            )
         self._held_back(handle, tag)
 
     def _hold_calls(self, handle: FastHandle, tag: int, calls: list[Call]) -> None:
@@ -454,8 +456,8 @@ class Publisher:
         channel = handle.channel
         channel.calls += calls
         for call in calls:
-            octets = 0 if isinstance(call.body, Spooled) else len(call.body)
-            channel.pending_octets += MESSAGE_OCTETS + len(call.head) + octets
+            byte_count = 0 if isinstance(call.body, Spooled) else len(call.body)
+            channel.pending_bytes += MESSAGE_BYTES + len(call.head) + byte_count
         self._held_back(handle, tag)
 
     def _held_back(self, handle: FastHandle, tag: int) -> None:
@@ -469,7 +471,7 @@ class Publisher:
             self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, BEYOND_SHARE)
             return
         if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
-            channel.pending_octets > limits.transaction_bytes_max
+            channel.pending_bytes > limits.transaction_bytes_max
         ):
             text = "more is sent within a transaction than limits.transaction_... allow"
             self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)

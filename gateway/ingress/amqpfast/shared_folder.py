@@ -28,7 +28,7 @@ from gateway.model.spooled import Spooled
 SCHEME: Final = "file:"
 OWN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 FILE_MODE: Final = 0o660
-PIECE_OCTETS: Final = 1_048_576
+PIECE_BYTES: Final = 1_048_576
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -82,7 +82,7 @@ class SharedFolder:
                 if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
                     raise OSError(f"{name} is no plain file")
                 if found.st_size != size:
-                    raise OSError(f"{name} has {found.st_size} octets, not {size}")
+                    raise OSError(f"{name} has {found.st_size} bytes, not {size}")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -101,8 +101,8 @@ class SharedFolder:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(head)
                 if isinstance(body, Spooled):
-                    for at in range(0, body.size, PIECE_OCTETS):
-                        file.write(body.read(at, min(PIECE_OCTETS, body.size - at)))
+                    for at in range(0, body.size, PIECE_BYTES):
+                        file.write(body.read(at, min(PIECE_BYTES, body.size - at)))
                 else:
                     file.write(body)
         finally:

@@ -51,7 +51,7 @@ class Front(NamedTuple):
             return stream.layer
         return FirstBytesFilter(stream, stream.layer, secure=self.tls is not None)
 
-    def upgraded(self, message_octets_max: int) -> Filter | None:
+    def upgraded(self, message_bytes_max: int) -> Filter | None:
         """Return a WebSocket filter for a new connection, or None without WebSocket."""
         if not self.websocket_path:
             return None
@@ -59,7 +59,7 @@ class Front(NamedTuple):
             self.websocket_path,
             subprotocols=self.subprotocols,
             origins=self.origins,
-            message_octets_max=message_octets_max,
+            message_bytes_max=message_bytes_max,
         )
 
 

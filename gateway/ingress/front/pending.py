@@ -20,7 +20,7 @@ log = structlog.get_logger(limited=True)
 
 
 class PendingConnection(Guest):
-    """First owner of a stream, which collects received bytes in `octets` for the method `look`.
+    """First owner of a stream, which collects received bytes in `data` for the method `look`.
 
     The bytes of the connection count for this listener only if no other owner takes the stream over.
     """
@@ -30,7 +30,7 @@ class PendingConnection(Guest):
         self.stream = stream
         self.sender = Sender(guests.name)
         self.since = since
-        self.octets = b""
+        self.data = b""
         self.received: Any = ()
         self.sent: Any = ()
         self._guests = guests
@@ -43,8 +43,8 @@ class PendingConnection(Guest):
     def leave(self) -> bytes:
         """Give the stream up to another owner. Return the bytes received so far."""
         self._guests.forget(self)
-        octets, self.octets = self.octets, b""
-        return octets
+        data, self.data = self.data, b""
+        return data
 
     def refuse(self, word: str, text: str, answer: bytes = b"") -> None:
         """Refuse the client, send `answer`, log `text`, and count the refusal as `word`."""
@@ -56,9 +56,9 @@ class PendingConnection(Guest):
         self._guests.stats.protocol_errors.add(word)
         self._turn_away(text, b"")
 
-    def answer(self, octets: bytes) -> None:
+    def answer(self, data: bytes) -> None:
         """Send a response and close the connection."""
-        self._answer = octets
+        self._answer = data
         self.stream.end("answered")
 
     def _turn_away(self, text: str, answer: bytes) -> None:
@@ -72,7 +72,7 @@ class PendingConnection(Guest):
 
     def receive(self, data: bytes, now: float) -> None:
         """Collect received bytes and decide again."""
-        self.octets += data
+        self.data += data
         self.look(now)
 
     def data_to_send(self) -> bytes:

@@ -32,7 +32,7 @@ class AwaitingProxyHeader(PendingConnection):
     def look(self, now: float) -> None:
         """Parse the header; once complete, begin the listener's layers with the rest of the bytes."""
         try:
-            header = parse_header(self.octets)
+            header = parse_header(self.data)
         except RemoteProtocolError as error:
             self.break_off("proxy_protocol", str(error))
             return
@@ -42,7 +42,7 @@ class AwaitingProxyHeader(PendingConnection):
         if header.address and (is_loopback(stream.remote) or not is_loopback(f"{header.address}:0")):
             stream.remote = f"{header.address}:{header.port}"
         stream.secured = header.secured
-        rest = self.leave()[header.octets :]
+        rest = self.leave()[header.byte_count :]
         self._begin(stream, self.since, rest, now)
 
 

@@ -111,7 +111,7 @@ class Undecided(PendingConnection):
 
     def look(self, now: float) -> None:
         """Detect the protocol, and hand the connection over or refuse it."""
-        spoken = recognise(self.octets)
+        spoken = recognise(self.data)
         if not spoken:
             return
         if spoken == "tls" and not self._secure:
@@ -119,7 +119,7 @@ class Undecided(PendingConnection):
         elif spoken == "http":
             self._http(now)
         elif spoken in ("tls", "unknown"):
-            self.break_off("unknown_protocol", f"it begins with {self.octets[:SHOWN].hex(' ')}")
+            self.break_off("unknown_protocol", f"it begins with {self.data[:SHOWN].hex(' ')}")
         elif spoken in self._port.by_protocol:
             self._hand_over(self._port.by_protocol[spoken], now)
         else:
@@ -131,7 +131,7 @@ class Undecided(PendingConnection):
             self._does_not_fit(secure=False)
             return
         self._secure = True
-        hello, self.octets = self.octets, b""
+        hello, self.data = self.data, b""
         self.stream.layer = TlsFilter(self._port.tls(), server_side=True)
         self.stream.feed(hello, now, self.stream.layer)
 
@@ -144,14 +144,14 @@ class Undecided(PendingConnection):
 
     def _does_not_fit(self, *, secure: bool) -> None:
         """Refuse the client, for it uses TLS, or none, where its listener is the other kind."""
-        found = misfit(self.octets, secure=secure)
+        found = misfit(self.data, secure=secure)
         assert found is not None
         self.refuse(found.reason, found.text, found.answer)
 
     def _http(self, now: float) -> None:
         """Hand a WebSocket request to its listener, respond to a liveness probe, or refuse the request."""
         try:
-            request = parse_request(self.octets)
+            request = parse_request(self.data)
             if request is None:
                 return
             if listener := self._port.by_path.get(request.path):

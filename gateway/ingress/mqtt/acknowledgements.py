@@ -13,7 +13,7 @@ from functools import partial
 from gateway.broker.mqtt.session import Session
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.octets import violation
+from gateway.protocols.mqtt.data_types import violation
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, ReasonCode, Version
 from gateway.transport.stream import Stream

@@ -33,8 +33,8 @@ from gateway.model.message import Sender
 from gateway.model.outcome import Reason
 from gateway.model.pending import Pending
 from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.data_types import is_utf8, violation
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
-from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.reason_codes import (

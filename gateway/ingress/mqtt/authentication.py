@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.access.authentication import Access
 from gateway.access.scram import METHOD, Exchange, ScramError
-from gateway.protocols.mqtt.octets import violation
+from gateway.protocols.mqtt.data_types import violation
 from gateway.protocols.mqtt.packets import Auth, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode
 

@@ -56,8 +56,8 @@ from gateway.model.pending import Awaited, Pending, Superseded
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.model.spooled import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.data_types import decode_topic, is_filter
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import decode_topic, is_filter
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connect,
@@ -407,7 +407,7 @@ class MqttConnection(AdmittedGuest):
         utc = clock.utc() if five else 0.0
         raw = b""
         like: Row | None = None  # the row that `raw` was encoded for
-        octets = 0
+        byte_count = 0
         given = []
         for row in rows:
             message, grant = row.message, row.grant
@@ -425,7 +425,7 @@ class MqttConnection(AdmittedGuest):
                 like = row
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
-            octets += len(body) + len(raw) + 32
+            byte_count += len(body) + len(raw) + 32
             given.append(
                 (row.dup << 3 | row.qos << 1 | retain, message.address.wire, row.packet_id, raw, body)
             )
@@ -433,7 +433,7 @@ class MqttConnection(AdmittedGuest):
             given = self.machine.aliased(given)
         too_large = [rows[at] for at in self.machine.publish_many(given)]
         self._ingress.stats.messages_out += len(rows) - len(too_large)
-        self.stream.queued += octets
+        self.stream.queued += byte_count
         self.stream.mark()
         return too_large
 
@@ -957,8 +957,8 @@ class MqttConnection(AdmittedGuest):
         if publish.qos:
             self.unsettled += 1
             receipt = (self, publish.packet_id, publish.qos, message, nowhere)
-        outcome = TOO_LARGE._replace(text=f"{TOO_LARGE.text}: {packet.octets} octets, which were not kept")
-        came = Message(address, Withheld(packet.octets), NO_PROPERTIES, publish.qos, sender=self.sender)
+        outcome = TOO_LARGE._replace(text=f"{TOO_LARGE.text}: {packet.byte_count} bytes, which were not kept")
+        came = Message(address, Withheld(packet.byte_count), NO_PROPERTIES, publish.qos, sender=self.sender)
         ingress.refuse(nowhere, came, outcome)
         self._tell_declined(message, receipt, outcome)
 

@@ -40,8 +40,8 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Verdict
 from gateway.model.pending import Pending
 from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.data_types import Bounds
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
-from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name

@@ -12,7 +12,7 @@ from gateway.broker.mqtt.system import SYS
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.protocols.mqtt.octets import is_utf8
+from gateway.protocols.mqtt.data_types import is_utf8
 from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
 

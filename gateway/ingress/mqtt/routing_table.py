@@ -16,7 +16,7 @@ from gateway.model.caches import make_room
 TABLES_MAX = 10_000  # rules with {client_id} give each client its own table
 EVERYBODY = object()  # key of the entries that apply without regard to rights
 WILDCARDS = frozenset("+#")
-TOPIC_OCTETS_MAX = 512  # longer topics are not cached: 100 000 topics of 64 KiB would use too much memory
+TOPIC_BYTES_MAX = 512  # longer topics are not cached: 100 000 topics of 64 KiB would use too much memory
 
 
 class DeniedEntry(RoutingEntry):
@@ -120,7 +120,7 @@ class RoutingTable:
 
     def keep(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
         """Cache an entry, unless its topic is too long."""
-        if len(entry.address.wire) > TOPIC_OCTETS_MAX:
+        if len(entry.address.wire) > TOPIC_BYTES_MAX:
             return
         if len(entries) >= self._most:
             make_room(entries, self._most)

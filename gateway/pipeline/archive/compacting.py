@@ -31,19 +31,19 @@ class Merge(NamedTuple):
     files: tuple[Filed, ...]
 
 
-def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
-    """Return the merges that are due. Files of at least half of `file_octets` bytes are not merged."""
+def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
+    """Return the merges that are due. Files of at least half of `file_bytes` bytes are not merged."""
     newest = max((file.date for file in manifest.files), default="")
 
     def alike(file: Filed) -> tuple[str, str, int]:
         return file.date, file.route, _size_class(file) if file.date == newest else 0
 
-    small = [file for file in manifest.files if file.octets < file_octets // 2]
+    small = [file for file in manifest.files if file.byte_count < file_bytes // 2]
     found: list[Merge] = []
     for (date, _, _), group in groupby(sorted(small, key=lambda file: (*alike(file), file.path)), key=alike):
-        for files in _filled(group, file_octets):
-            tiny = sum(file.octets < file_octets // TINY_PER_USEFUL for file in files)
-            useful = len(files) > 1 and sum(file.octets for file in files) >= file_octets
+        for files in _filled(group, file_bytes):
+            tiny = sum(file.byte_count < file_bytes // TINY_PER_USEFUL for file in files)
+            useful = len(files) > 1 and sum(file.byte_count for file in files) >= file_bytes
             if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
                 found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
     return found
@@ -54,24 +54,24 @@ def _size_class(file: Filed) -> int:
 
     Eight files of one class make one of the next.
     """
-    return file.octets.bit_length() // 3
+    return file.byte_count.bit_length() // 3
 
 
-def _filled(files: Iterable[Filed], file_octets: int) -> Iterator[list[Filed]]:
-    """Yield groups of files that together have about `file_octets` bytes; the last group may have less."""
+def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
+    """Yield groups of files that together have about `file_bytes` bytes; the last group may have less."""
     run: list[Filed] = []
     for file in files:
         run.append(file)
-        if sum(one.octets for one in run) >= file_octets:
+        if sum(one.byte_count for one in run) >= file_bytes:
             yield run
             run = []
     yield run
 
 
-def merge(archive: Archive, wanted: Merge, file_octets: int) -> list[Filed]:
+def merge(archive: Archive, wanted: Merge, file_bytes: int) -> list[Filed]:
     """Write the files of one merge as one file, or as few as possible. The old files stay."""
     first = wanted.files[0]
-    writer = Writer(archive, wanted.name, first.date, first.route, 2 * file_octets)
+    writer = Writer(archive, wanted.name, first.date, first.route, 2 * file_bytes)
     for file in wanted.files:
         with archive.system.open_input_file(archive.path(file.path)) as source:
             for batch in pq.ParquetFile(source, read_dictionary=CODED_NAMES).iter_batches():

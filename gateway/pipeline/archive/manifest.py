@@ -45,14 +45,14 @@ class Filed:
     """File of an archive.
 
     `path` is relative to the archive's root; `date` and `route` are those of all its rows, `rows` is their
-    number, and `octets` the size in bytes.
+    number, and `byte_count` the size in bytes.
     """
 
     path: str
     date: str
     route: str
     rows: int
-    octets: int
+    byte_count: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Archive:
         """
         infos = self.system.get_file_info([self.path(file.path) for file in files]) if files else []
         for file, info in zip(files, infos, strict=True):
-            if info.size != file.octets:
+            if info.size != file.byte_count:
                 raise not_there(self.place, f"a task has written {file.path}, which is missing here")
         return files
 
@@ -166,10 +166,10 @@ class Archive:
             self._delete(f"{FOLDER}/{old}")
         return manifest
 
-    def _create(self, name: str, octets: bytes) -> None:
+    def _create(self, name: str, data: bytes) -> None:
         """Create a manifest file. Raises OvertakenError if it exists."""
         try:
-            create(self.place, FOLDER, name, octets, self.run)
+            create(self.place, FOLDER, name, data, self.run)
         except FileExistsError as error:
             raise self._overtaken() from error
 

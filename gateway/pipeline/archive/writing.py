@@ -35,23 +35,23 @@ ORDERED: Final = ["shard", "sequence", "received", "settled"]
 would take 20 % of the writing time, and every group has all values of the others."""
 
 GROUP_ROWS: Final = 131_072
-GROUP_OCTETS: Final = 32 * 1_048_576
+GROUP_BYTES: Final = 32 * 1_048_576
 # Buffer of all files of a task; with many routes each file has its own buffer.
-BUFFERED_OCTETS: Final = 128 * 1_048_576
+BUFFERED_BYTES: Final = 128 * 1_048_576
 DAY_US: Final = 86_400_000_000
 
 
 class Writer:
-    """Writer of the files of one day and route, of about `file_octets` bytes each.
+    """Writer of the files of one day and route, of about `file_bytes` bytes each.
 
     The files are named `name`-RUN-0.parquet and so on.
     """
 
-    def __init__(self, archive: Archive, name: str, date: str, route: str, file_octets: int) -> None:
+    def __init__(self, archive: Archive, name: str, date: str, route: str, file_bytes: int) -> None:
         self._archive = archive
         self._date, self._route = date, route
         self._name = f"{folder_of(date, route)}/{name}"
-        self._file_octets = file_octets
+        self._file_bytes = file_bytes
         self._batches: list[Arrow] = []
         self._buffered_rows = 0
         self.buffered = 0
@@ -63,7 +63,7 @@ class Writer:
         self._batches.append(batch)
         self._buffered_rows += batch.num_rows
         self.buffered += batch.nbytes
-        if self._buffered_rows >= GROUP_ROWS or self.buffered >= GROUP_OCTETS:
+        if self._buffered_rows >= GROUP_ROWS or self.buffered >= GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -76,7 +76,7 @@ class Writer:
         self._open.writer.write_table(table, row_group_size=GROUP_ROWS)
         self._open.rows += self._buffered_rows
         self._batches, self._buffered_rows, self.buffered = [], 0, 0
-        if self._open.sink.tell() >= self._file_octets:
+        if self._open.sink.tell() >= self._file_bytes:
             self._finish(self._open)
 
     def close(self) -> list[Filed]:
@@ -91,10 +91,10 @@ class Writer:
         file.sink.close()
         system = self._archive.system
         path = f"{self._name}-{self._archive.run}-{len(self.files)}.parquet"
-        octets = system.get_file_info(file.path).size
+        byte_count = system.get_file_info(file.path).size
         system.create_dir(self._archive.path(path.rpartition("/")[0]), recursive=True)
         system.move(file.path, self._archive.path(path))
-        self.files.append(Filed(path, self._date, self._route, file.rows, octets))
+        self.files.append(Filed(path, self._date, self._route, file.rows, byte_count))
         self._open = None
 
 
@@ -123,16 +123,16 @@ class _Open:
         return cls(path, sink, writer)
 
 
-def write(archive: Archive, name: str, batches: Iterable[Arrow], file_octets: int) -> list[Filed]:
+def write(archive: Archive, name: str, batches: Iterable[Arrow], file_bytes: int) -> list[Filed]:
     """Write batches of all columns into files whose names begin with `name`. Return the files."""
     writers: dict[tuple[str, str], Writer] = {}
     for batch in batches:
         for date, route, rows in _parted(batch):
             writer = writers.get((date, route))
             if writer is None:
-                writer = writers[date, route] = Writer(archive, name, date, route, file_octets)
+                writer = writers[date, route] = Writer(archive, name, date, route, file_bytes)
             writer.write(rows)
-        if sum(writer.buffered for writer in writers.values()) > BUFFERED_OCTETS:
+        if sum(writer.buffered for writer in writers.values()) > BUFFERED_BYTES:
             for writer in writers.values():
                 writer.flush()
     return [file for writer in writers.values() for file in writer.close()]

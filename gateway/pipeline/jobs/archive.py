@@ -34,8 +34,8 @@ from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches, spark_writes
 
-FILE_OCTETS: Final = 128 * 1_048_576
-PART_OCTETS: Final = 64 * 1_048_576  # Bytes of the journal in one part.
+FILE_BYTES: Final = 128 * 1_048_576
+PART_BYTES: Final = 64 * 1_048_576  # Bytes of the journal in one part.
 PARTS_MAX: Final = (
     # Parts that one task processes in sequence; each task writes files of its own, and few files are wanted.
     8
@@ -62,7 +62,7 @@ class Archived(NamedTuple):
     dropped: int
     total_rows: int
     total_files: int
-    total_octets: int
+    total_bytes: int
 
 
 def run(
@@ -71,7 +71,7 @@ def run(
     to: str,
     *,
     keep_days: int | None = None,
-    file_octets: int = FILE_OCTETS,
+    file_bytes: int = FILE_BYTES,
     fail: bool = True,
     today: date | None = None,
     grace_secs: float = GRACE_SECS,
@@ -81,7 +81,7 @@ def run(
     """Append the new rows of the journal to the archive `to`, then apply retention and merge files.
 
     `to` is a folder or a URI. `keep_days` is the number of days before `today` (None: now, UTC) that are
-    retained; `file_octets` the target size of a file in bytes. `fail` False skips rows that were deleted or
+    retained; `file_bytes` the target size of a file in bytes. `fail` False skips rows that were deleted or
     damaged before they were archived. `grace_secs` is the time that removed files, and leftovers of
     interrupted runs, stay on disk; `sweep` False does not search for leftovers. Raises OvertakenError if
     another run was faster, PipelineError, and errors of the journal's reader.
@@ -92,10 +92,10 @@ def run(
     if swept:
         tell(f"archive: {swept} files of an interrupted run deleted")
     with progress(spark, "archive", tell):
-        manifest, missing = _appended(spark, archive, before, journal, file_octets, fail=fail)
+        manifest, missing = _appended(spark, archive, before, journal, file_bytes, fail=fail)
         written = set(manifest.files) - set(before.files)
         manifest, dropped = _retained(archive, manifest, keep_days, today or datetime.now(UTC).date())
-        manifest, merged = _compacted(spark, archive, manifest, file_octets)
+        manifest, merged = _compacted(spark, archive, manifest, file_bytes)
         _deleted(archive, manifest, grace_secs)
     return Archived(
         rows=sum(file.rows for file in written),
@@ -105,7 +105,7 @@ def run(
         dropped=dropped,
         total_rows=sum(file.rows for file in manifest.files),
         total_files=len(manifest.files),
-        total_octets=sum(file.octets for file in manifest.files),
+        total_bytes=sum(file.byte_count for file in manifest.files),
     )
 
 
@@ -138,7 +138,7 @@ def offsets_of(spark: SparkSession, path: str) -> Offsets:
 
 
 def _appended(
-    spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_octets: int, *, fail: bool
+    spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_bytes: int, *, fail: bool
 ) -> tuple[Manifest, int]:
     """Append the new rows. Return the manifest, and the number of rows missing in the journal."""
     options = _options(spark, manifest.offsets, journal, fail=fail)
@@ -149,7 +149,7 @@ def _appended(
 
     def written(some: Sequence[JournalPartition]) -> list[Filed]:
         name = f"{some[0].shard.replace('/', '~')}-{some[0].first:020}"
-        return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_octets)
+        return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_bytes)
 
     tasks = [*_shared_out(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
     found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
@@ -183,7 +183,7 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
     hadoop = hadoop_of(spark)
     given = {
         "path": journal,
-        "partitionBytes": str(PART_OCTETS),
+        "partitionBytes": str(PART_BYTES),
         "failOnDataLoss": str(fail).lower(),
     }
     reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
@@ -215,15 +215,15 @@ def _retained(
 
 
 def _compacted(
-    spark: SparkSession, archive: Archive, manifest: Manifest, file_octets: int
+    spark: SparkSession, archive: Archive, manifest: Manifest, file_bytes: int
 ) -> tuple[Manifest, int]:
     """Merge small files. Return the manifest, and the number of files merged."""
-    wanted = merges_of(manifest, file_octets)
+    wanted = merges_of(manifest, file_bytes)
     if not wanted:
         return manifest, 0
     made = (
         spark.sparkContext.parallelize(wanted, len(wanted))
-        .map(lambda one: merge(archive, one, file_octets))
+        .map(lambda one: merge(archive, one, file_bytes))
         .collect()
     )
     old = [file for one in wanted for file in one.files]

@@ -62,7 +62,7 @@ LATE: Final = "10 minutes"
 RANGES_MAX: Final = 20  # Time ranges in one read; with more, their whole span is read.
 REPORT_ROWS_MAX: Final = 200_000
 SILENT_SECS: Final = 180.0  # Three heartbeats of a running gateway.
-FRAME_OCTETS: Final = 131_072  # Default of limits.frame_bytes_max.
+FRAME_BYTES: Final = 131_072  # Default of limits.frame_bytes_max.
 
 
 class Rates(NamedTuple):
@@ -88,7 +88,7 @@ def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
     grouped = told.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
     found = grouped.agg(
         F.count("*").alias("messages"),
-        F.sum("body_size").alias("octets"),
+        F.sum("body_size").alias("body_bytes"),
         F.sum("frames").alias("frames"),
         _count("released"),
         _count("rejected"),
@@ -101,7 +101,7 @@ def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
         *ways,
         *([F.col("client")] if clients else []),
         "messages",
-        "octets",
+        "body_bytes",
         "frames",
         "released",
         "rejected",
@@ -134,7 +134,7 @@ def _frames() -> Column:
 
 
 def _frames_of(protocol: str, assurance: str) -> Column:
-    pieces = F.ceil(F.col("body_size") / FRAME_OCTETS)
+    pieces = F.ceil(F.col("body_size") / FRAME_BYTES)
     found = F.lit(0)
     for dialect in DIALECTS.values():
         heads, pieces_min, answers = dialect.frame_count

@@ -139,16 +139,16 @@ def _parsed(body: DataType) -> Column:
     return F.expr(f"try_cast(cast({BODY} as string) as {body.simpleString()})")
 
 
-def inferred(octets: DataFrame) -> DataType | None:
+def inferred(data: DataFrame) -> DataType | None:
     """Return the type of JSON bodies, inferred from a sample of the column `body`.
 
     Return None if the bodies are no JSON objects.
     """
-    texts = octets.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
+    texts = data.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
     lines = [row[0] for row in texts.collect()]
     if not lines:
         return None
-    spark = octets.sparkSession
+    spark = data.sparkSession
     read = spark.read.json(spark.sparkContext.parallelize(lines))
     names = [field.name for field in read.schema.fields if field.name != "_corrupt_record"]
     if not names:

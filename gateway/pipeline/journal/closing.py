@@ -30,7 +30,7 @@ from gateway.store.journal.reader import Block, Gap, JournalReader
 from gateway.store.journal.summary import ROUTES_MAX, Span, Summary, encode_summary, wider
 
 GROUP_ROWS: Final = 131_072
-GROUP_OCTETS: Final = 16 * 1_048_576  # Bytes of a row group before they are encoded.
+GROUP_BYTES: Final = 16 * 1_048_576  # Bytes of a row group before they are encoded.
 NAMES: Final = (*(column.name for column in COLUMNS), LOW_WATER.name)
 UNORDERED: Final = frozenset(("headers", "properties", "body"))
 """Columns of which nobody wants a range, so that the least and the largest value are not stored."""
@@ -43,7 +43,7 @@ class _Group:
     def __init__(self, first: int) -> None:
         self.first = self.next = first
         self.batches: list[Arrow] = []
-        self.octets = 0
+        self.byte_count = 0
         self.low_us = 0
 
     def add(self, block: Block) -> None:
@@ -52,7 +52,7 @@ class _Group:
         batch = coded_batch_of(block, NAMES).slice(rows.start, rows.stop - rows.start)
         self.batches.append(batch)
         self.next = block.end
-        self.octets += block.header.octets
+        self.byte_count += block.header.byte_count
         self.low_us = max(self.low_us, block.header.low_us)
 
 
@@ -146,7 +146,7 @@ def close_segments(
                     continue
                 group.add(item)
                 blocks += 1
-                if group.next - group.first >= GROUP_ROWS or group.octets >= GROUP_OCTETS:
+                if group.next - group.first >= GROUP_ROWS or group.byte_count >= GROUP_BYTES:
                     file.add(group)
                     group = _Group(group.next)
                 pause()

@@ -56,7 +56,7 @@ NAMES: Final = (
     "receivedBefore",
     "only",
 )
-PARTITION_OCTETS: Final = 64 * 1_048_576  # Each task costs as much as reading some 20 MiB.
+PARTITION_BYTES: Final = 64 * 1_048_576  # Each task costs as much as reading some 20 MiB.
 
 Offsets = dict[str, int]
 """Number of the next row, by shard."""
@@ -86,7 +86,7 @@ class Options:
     end: Bound
     rows_max: int | None
     partitions_min: int
-    partition_octets: int
+    partition_bytes: int
     fail: bool
     received: tuple[int | None, int | None]
     """First microsecond UTC, and the one before which rows must have been received."""
@@ -120,7 +120,7 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
         end=_bound(stated, "ending", LATEST),
         rows_max=_number(stated, "maxOffsetsPerTrigger", None),
         partitions_min=_number(stated, "minPartitions", 1) or 1,
-        partition_octets=_number(stated, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
+        partition_bytes=_number(stated, "partitionBytes", PARTITION_BYTES) or PARTITION_BYTES,
         fail=_truth(stated, "failOnDataLoss", "true"),
         received=(_time(stated, "receivedFrom"), _time(stated, "receivedBefore")),
         only=_only(stated.get("only")),

@@ -26,7 +26,7 @@ from gateway.store.journal.reader import Block, Gap, JournalReader, Place
 from gateway.store.journal.segments import Segment
 
 KNOWN_AT_A_TIME: Final = 16  # Concurrent reads of file summaries in a store.
-SPAN_OCTETS: Final = 1_048_576
+SPAN_BYTES: Final = 1_048_576
 TIME: Final = "received"
 
 
@@ -36,7 +36,7 @@ class Span(NamedTuple):
     first: int
     next: int
     place: Place
-    octets: int
+    byte_count: int
 
 
 @dataclass
@@ -90,10 +90,10 @@ class Shard:
             if self._received.misses(item.first_us, item.last_us) or self._is_unwanted(item.routes):
                 continue
             last = self._spans[-1] if self._spans else None
-            if last is not None and last.place.path == item.place.path and last.octets < SPAN_OCTETS:
-                self._spans[-1] = last._replace(next=self.next, octets=last.octets + item.octets)
+            if last is not None and last.place.path == item.place.path and last.byte_count < SPAN_BYTES:
+                self._spans[-1] = last._replace(next=self.next, byte_count=last.byte_count + item.byte_count)
             else:
-                self._spans.append(Span(item.first, self.next, item.place, item.octets))
+                self._spans.append(Span(item.first, self.next, item.place, item.byte_count))
         return self.next
 
     def _is_unwanted(self, routes: frozenset[str] | None) -> bool:
@@ -104,24 +104,24 @@ class Shard:
         left = next((place for place, span in enumerate(self._spans) if span.next > until), None)
         del self._spans[: len(self._spans) if left is None else left]
 
-    def parts(self, first: int, until: int, octets: int) -> Iterator[JournalPartition]:
-        """Yield the rows `first` to before `until` in parts of about `octets` bytes."""
+    def parts(self, first: int, until: int, byte_count: int) -> Iterator[JournalPartition]:
+        """Yield the rows `first` to before `until` in parts of about `byte_count` bytes."""
         begin, place, size = first, None, 0
         for span in self._spans:
             if span.next <= first or span.first >= until:
                 continue
-            if place is not None and size + span.octets > octets:
+            if place is not None and size + span.byte_count > byte_count:
                 yield JournalPartition(self.name, begin, span.first, place)
                 place, size = None, 0
             if place is None:  # Blocks of other times may precede it and are skipped.
                 begin, place = max(first, span.first), span.place
-            size += span.octets
+            size += span.byte_count
         if place is not None:
             yield JournalPartition(self.name, begin, until, place)
 
-    def octets(self, first: int, until: int) -> int:
+    def byte_count(self, first: int, until: int) -> int:
         """Return the approximate bytes of the blocks with these rows."""
-        return sum(span.octets for span in self._spans if span.next > first and span.first < until)
+        return sum(span.byte_count for span in self._spans if span.next > first and span.first < until)
 
 
 def reader_of(options: Options) -> JournalReader:
@@ -237,12 +237,12 @@ def parts_of(
     There are at least `minPartitions` tasks of about `partitionBytes` at most; those of a shard have similar
     sizes.
     """
-    octets = {name: shards[name].octets(*range_) for name, range_ in ranges.items()}
-    size = max(1, min(options.partition_octets, sum(octets.values()) // options.partitions_min))
+    byte_count = {name: shards[name].byte_count(*range_) for name, range_ in ranges.items()}
+    size = max(1, min(options.partition_bytes, sum(byte_count.values()) // options.partitions_min))
     parts: list[JournalPartition] = []
     for name, range_ in ranges.items():
-        count = max(1, -(-(octets[name] - SPAN_OCTETS) // size))
-        parts += shards[name].parts(*range_, octets[name] // count + SPAN_OCTETS)
+        count = max(1, -(-(byte_count[name] - SPAN_BYTES) // size))
+        parts += shards[name].parts(*range_, byte_count[name] // count + SPAN_BYTES)
     if not 0 < len(parts) < options.partitions_min:
         return parts
     each = -(-options.partitions_min // len(parts))

@@ -21,7 +21,7 @@ BATCH_ROWS: Final = 10_000  # Rows in a batch for Spark; one flush of the gatewa
 CODED_ROWS: Final = (
     65_536  # Rows in a batch for this package's own code: each column of each batch costs 5 µs.
 )
-BATCH_OCTETS: Final = 16 * 1_048_576  # Bytes at which a batch is complete, since bodies may be large.
+BATCH_BYTES: Final = 16 * 1_048_576  # Bytes at which a batch is complete, since bodies may be large.
 
 
 def read_part(
@@ -70,13 +70,13 @@ def coded(
 
 def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
     gathered: list[Arrow] = []
-    rows = octets = 0
+    rows = byte_count = 0
     for batch in batches:
         gathered.append(batch)
-        rows, octets = rows + batch.num_rows, octets + batch.nbytes
-        if rows >= most or octets >= BATCH_OCTETS:
+        rows, byte_count = rows + batch.num_rows, byte_count + batch.nbytes
+        if rows >= most or byte_count >= BATCH_BYTES:
             yield joined(gathered)
-            gathered, rows, octets = [], 0, 0
+            gathered, rows, byte_count = [], 0, 0
     if rows:
         yield joined(gathered)
 

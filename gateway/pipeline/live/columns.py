@@ -67,5 +67,5 @@ def batch_of(rows: Sequence[Received]) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _text(octets: bytes | None) -> str | None:
-    return None if octets is None else octets.decode()
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode()

@@ -30,12 +30,12 @@ Offset = dict[str, Any]
 class Carried(InputPartition):
     """Partition with its messages, in Arrow's stream format."""
 
-    def __init__(self, octets: bytes) -> None:
+    def __init__(self, data: bytes) -> None:
         super().__init__(None)
-        self.octets = octets
+        self.data = data
 
     def __repr__(self) -> str:
-        return f"Carried({len(self.octets)} octets)"
+        return f"Carried({len(self.data)} bytes)"
 
 
 class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -109,14 +109,14 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = start["next"] if start["run"] == self._run else 0
         rows = self.receiver.rows(first, end["next"])
         return [
-            Carried(_octets(batch_of(rows[at : at + PARTITION_ROWS])))
+            Carried(_data(batch_of(rows[at : at + PARTITION_ROWS])))
             for at in range(0, len(rows), PARTITION_ROWS)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a partition."""
         assert isinstance(partition, Carried)
-        with pa.ipc.open_stream(partition.octets) as stream:
+        with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
 
     def commit(self, end: Offset) -> None:
@@ -125,7 +125,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.receiver.commit(end["next"])
 
 
-def _octets(batch: Any) -> bytes:
+def _data(batch: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, live_arrow()) as writer:
         writer.write_batch(batch)

@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     """Limits of the buffer, and seconds that the broker may be unreachable."""
 
     messages_max: int
-    octets_max: int
+    bytes_max: int
     away_secs_max: float
 
 
@@ -54,7 +54,7 @@ class Receiver:
         self._held: deque[_Held] = deque()
         self._first = 0  # Number of the first buffered message.
         self._planned = 0  # Spark has planned the messages before this number.
-        self._octets = 0
+        self._byte_count = 0
         self._life = 0
         self._answers: deque[Arrival] = deque()  # Messages of this life to acknowledge.
         self._failure: Exception | None = None
@@ -121,7 +121,7 @@ class Receiver:
             while self._held and self._first < end:
                 held = self._held.popleft()
                 self._first += 1
-                self._octets -= held.row.message.body.__len__()
+                self._byte_count -= held.row.message.body.__len__()
                 if held.life == self._life:
                     self._answers.append(held.arrival)
 
@@ -171,13 +171,15 @@ class Receiver:
             self._life += 1
             self._answers.clear()
             while self._first + len(self._held) > self._planned:
-                self._octets -= len(self._held.pop().row.message.body)
+                self._byte_count -= len(self._held.pop().row.message.body)
 
     def _receive(self, client: Client) -> None:
         while not self._closing:
             with self._lock:
                 answers, self._answers = list(self._answers), deque()
-                full = len(self._held) >= self._limits.messages_max or self._octets >= self._limits.octets_max
+                full = (
+                    len(self._held) >= self._limits.messages_max or self._byte_count >= self._limits.bytes_max
+                )
             client.acknowledge(answers)
             if full:
                 client.rest(TURN_SECS)
@@ -189,5 +191,5 @@ class Receiver:
                     for arrival in arrivals:
                         row = Received(arrival.message, now, arrival.redelivered)
                         self._held.append(_Held(self._life, arrival, row))
-                        self._octets += len(arrival.message.body)
+                        self._byte_count += len(arrival.message.body)
                 self._came.set()

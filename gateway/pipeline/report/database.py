@@ -29,7 +29,7 @@ KEYS: Final = {
 }
 VALUES: Final = {
     "messages": "bigint",
-    "octets": "bigint",
+    "body_bytes": "bigint",
     "frames": "bigint",
     "released": "bigint",
     "rejected": "bigint",

@@ -54,7 +54,7 @@ class Rate:
     target_protocol: str
     client: str
     messages: int
-    octets: int
+    body_bytes: int
     frames: int
     released: int
     rejected: int
@@ -94,7 +94,7 @@ def page(rates: Sequence[Rate], source: str) -> str:
         _totals(rates, end - begin),
         legend(ways),
         _chart("Messages per second", "messages/s", rates, ways, step, lambda one: one.messages / step),
-        _chart("Octets per second", "octets/s", rates, ways, step, lambda one: one.octets / step),
+        _chart("Bytes per second", "bytes/s", rates, ways, step, lambda one: one.body_bytes / step),
         _chart("Frames per second", "frames/s", rates, ways, step, lambda one: one.frames / step),
         _chart(
             "Released and rejected per second", "errors/s", rates, ways, step, lambda one: one.errors / step
@@ -119,11 +119,11 @@ def page(rates: Sequence[Rate], source: str) -> str:
 
 def _totals(rates: Sequence[Rate], seconds: float) -> str:
     messages, errors = sum(one.messages for one in rates), sum(one.errors for one in rates)
-    octets = sum(one.octets for one in rates)
+    body_bytes = sum(one.body_bytes for one in rates)
     shown = (
         (f"{messages:,}", "messages"),
         (number(messages / seconds), "messages per second"),
-        (f"{number(octets)}B", "of bodies"),
+        (f"{number(body_bytes)}B", "of bodies"),
         (f"{errors:,}", f"released or rejected ({100 * errors / messages:.2g} %)"),
         (
             _ms(max((one.p99_ms for one in rates if one.p99_ms is not None), default=None)),
@@ -179,7 +179,7 @@ def _table(name: str, groups: Sequence[tuple[str, list[Rate]]], seconds: float) 
         name,
         "messages",
         "/s",
-        "octets",
+        "bytes",
         "frames",
         "released",
         "rejected",
@@ -196,7 +196,7 @@ def _table(name: str, groups: Sequence[tuple[str, list[Rate]]], seconds: float) 
                 escape(key),
                 f"{sum(one.messages for one in some):,}",
                 number(sum(one.messages for one in some) / seconds),
-                number(sum(one.octets for one in some)),
+                number(sum(one.body_bytes for one in some)),
                 number(sum(one.frames for one in some)),
                 f"{sum(one.released for one in some):,}",
                 f"{sum(one.rejected for one in some):,}",

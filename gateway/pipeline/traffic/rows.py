@@ -36,9 +36,9 @@ def property_set_of(text: str | None) -> PropertySet:
     return PropertySet("journal", text.encode(), _decode)
 
 
-def _decode(octets: bytes) -> Properties:
+def _decode(data: bytes) -> Properties:
     try:
-        return decode_properties(octets)
+        return decode_properties(data)
     except (ValueError, KeyError, TypeError) as error:
         raise RemoteProtocolError("the journal has not recorded these properties", reason=0) from error
 

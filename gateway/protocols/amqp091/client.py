@@ -142,7 +142,7 @@ class ClientConnection(Connection):
         if self._state is State.START and data[:1] == PROTOCOL_HEADER[:1]:
             # 4.2.2: a server that does not support our version sends the version that it supports, and
             # closes.
-            spoken = ".".join(str(octet) for octet in data[5:8])
+            spoken = ".".join(str(byte) for byte in data[5:8])
             raise RemoteProtocolError(f"the server speaks {spoken}", reason=ReplyCode.FRAME_ERROR)
         return 0
 

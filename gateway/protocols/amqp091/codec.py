@@ -36,7 +36,7 @@ from gateway.protocols.amqp091.spec import (
     ReplyCode,
 )
 from gateway.protocols.amqp091.table import (
-    FIELD_OCTETS_MIN,
+    FIELD_BYTES_MIN,
     FIELDS_UNBOUNDED,
     decode_fields,
     decode_table,
@@ -69,7 +69,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
     if kind not in FRAME_KINDS:
         raise frame_error(f"frame type {kind} is not known")
     if size + FRAME_OVERHEAD > frame_max:
-        raise frame_error(f"a frame of {size} octets exceeds frame-max {frame_max}")
+        raise frame_error(f"a frame of {size} bytes exceeds frame-max {frame_max}")
     if kind == FRAME_HEARTBEAT and (channel or size):
         text = "a heartbeat is empty and on channel 0"
         raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
@@ -81,7 +81,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
     return kind, channel, data[begin:end], end + 1
 
 
-def frame_octets(data: bytes, at: int) -> int:
+def frame_bytes(data: bytes, at: int) -> int:
     """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
@@ -142,9 +142,9 @@ def _read_short_bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _read_short_string(data: bytes, at: int) -> tuple[str, int]:
-    octets, end = _read_short_bytes(data, at)
+    raw, end = _read_short_bytes(data, at)
     try:
-        return octets.decode(), end
+        return raw.decode(), end
     except UnicodeDecodeError:
         raise syntax_error("a short string is not UTF-8") from None
 
@@ -157,7 +157,7 @@ def _read_long_string(data: bytes, at: int) -> tuple[bytes, int]:
     return data[begin:end], end
 
 
-def _read_octet(data: bytes, at: int) -> tuple[int, int]:
+def _read_byte(data: bytes, at: int) -> tuple[int, int]:
     return data[at], at + 1
 
 
@@ -178,7 +178,7 @@ def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
 
 
 READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
-    "o": _read_octet,
+    "o": _read_byte,
     "s": _read_short,
     "l": _read_long,
     "ll": _read_long_long,
@@ -191,10 +191,10 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 def encode_short_string(text: str | bytes) -> bytes:
     """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes."""
-    octets = text.encode() if isinstance(text, str) else text
-    if len(octets) > SHORT_STRING_MAX:
-        raise LocalProtocolError("a short string has at most 255 octets")
-    return bytes((len(octets),)) + octets
+    data = text.encode() if isinstance(text, str) else text
+    if len(data) > SHORT_STRING_MAX:
+        raise LocalProtocolError("a short string has at most 255 bytes")
+    return bytes((len(data),)) + data
 
 
 def reply_text(text: str) -> str:
@@ -202,16 +202,16 @@ def reply_text(text: str) -> str:
     return text.encode(errors="replace")[:SHORT_STRING_MAX].decode(errors="ignore")
 
 
-def _write_long_string(octets: bytes) -> bytes:
-    return U32.pack(len(octets)) + octets
+def _write_long_string(data: bytes) -> bytes:
+    return U32.pack(len(data)) + data
 
 
-def _write_octet(number: int) -> bytes:
+def _write_byte(number: int) -> bytes:
     return bytes((number,))
 
 
 WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
-    "o": _write_octet,
+    "o": _write_byte,
     "s": U16.pack,
     "l": U32.pack,
     "ll": U64.pack,
@@ -273,32 +273,32 @@ def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Me
         if name:
             values[name] = value
     if at != len(payload):
-        raise syntax_error("octets follow the last argument")
+        raise syntax_error("bytes follow the last argument")
     return kind(**values)
 
 
 def encode_method(method: Method) -> bytes:
     """Encode a method as a frame's payload. Raises LocalProtocolError if an argument does not fit."""
     parts = [U32.pack(method.index)]
-    octet, mask = 0, 1
+    byte, mask = 0, 1
     for domain, name in method.layout:
         value = getattr(method, name) if name else ZERO[domain]
         if domain == "b":
             if mask > 0x80:
-                parts.append(bytes((octet,)))
-                octet, mask = 0, 1
-            octet |= mask if value else 0
+                parts.append(bytes((byte,)))
+                byte, mask = 0, 1
+            byte |= mask if value else 0
             mask <<= 1
             continue
         if mask > 1:
-            parts.append(bytes((octet,)))
-            octet, mask = 0, 1
+            parts.append(bytes((byte,)))
+            byte, mask = 0, 1
         try:
             parts.append(WRITE[domain](value))
         except (StructError, ValueError):
             raise LocalProtocolError(f"{method.name}: {name} cannot hold {value!r}") from None
     if mask > 1:
-        parts.append(bytes((octet,)))
+        parts.append(bytes((byte,)))
     return b"".join(parts)
 
 
@@ -320,7 +320,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
     except IndexError:
         raise syntax_error("exchange and routing key are cut short") from None
     if at != len(wire):
-        raise syntax_error("octets follow the routing key")
+        raise syntax_error("bytes follow the routing key")
     return exchange, routing_key
 
 
@@ -396,7 +396,7 @@ def _decode_properties(raw: bytes) -> BasicProperties:
             value, at = READ[domain](raw, at)
             setattr(found, name, value)
     if at != len(raw):
-        raise syntax_error("octets follow the last property")
+        raise syntax_error("bytes follow the last property")
     return found
 
 
@@ -406,7 +406,7 @@ def check_fields(raw: bytes, fields_max: int) -> None:
     Most properties are too short for that and are not decoded. Malformed properties pass; they are detected
     later.
     """
-    if len(raw) <= fields_max * FIELD_OCTETS_MIN:
+    if len(raw) <= fields_max * FIELD_BYTES_MIN:
         return
     try:
         flags = more = U16.unpack_from(raw)[0]

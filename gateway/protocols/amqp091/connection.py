@@ -37,8 +37,8 @@ from gateway.protocols.amqp091.codec import (
     decode_method,
     encode_content_frames,
     encode_method_frame,
+    frame_bytes,
     frame_error,
-    frame_octets,
     reply_text,
 )
 from gateway.protocols.amqp091.events import ChannelClosed, Closed, Event, MethodReceived
@@ -67,9 +67,9 @@ from gateway.protocols.amqp091.table import FIELDS_UNBOUNDED
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 BODY_BYTES_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # the maximum in a content header
 STEPS_MAX: Final = 128  # per call of a server: a few milliseconds, so that no flood delays the others
-STEP_OCTETS: Final = 32  # bytes of a method or of properties per step, in addition to the step of the frame
-PARTS_OCTETS_MIN: Final = 32_768  # bytes; a larger body frame is accepted in parts, and copied once
-RUN_STEP_OCTETS: Final = 1_024  # bytes per step that a run has consumed
+STEP_BYTES: Final = 32  # bytes of a method or of properties per step, in addition to the step of the frame
+PARTS_BYTES_MIN: Final = 32_768  # bytes; a larger body frame is accepted in parts, and copied once
+RUN_STEP_BYTES: Final = 1_024  # bytes per step that a run has consumed
 ENDINGS: Final = frozenset(kind.index.to_bytes(4, "big") for kind in (m.ChannelClose, m.ConnectionClose))
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
 SETTLE: Final = Struct(">BHIIQBB")  # the whole frame: type, channel, size, ids, tag, bits, end
@@ -169,11 +169,11 @@ class Connection:
         out = self.out
         if not out:
             return b""
-        octets: bytes = out[0] if len(out) == 1 else b"".join(out)
+        data: bytes = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        if octets is not HEARTBEAT_FRAME:
+        if data is not HEARTBEAT_FRAME:
             self._beats.spoke = True
-        return octets
+        return data
 
     def to_send(self) -> bytes | list[Piece]:
         """Return and clear the queued bytes, as a list of pieces if some of it is large."""
@@ -201,7 +201,7 @@ class Connection:
             self._heard = now
         if self._rest is not None:
             self._rest.add(data)
-            if self._rest.octets < self._needed:
+            if self._rest.byte_count < self._needed:
                 return events
             data = self._rest.joined()
             self._rest = None
@@ -217,8 +217,8 @@ class Connection:
             return events
         if not self.closed and at < len(data):
             self._rest = Gathered(data[at:])
-            if self._rest.octets > PAUSED_BYTES_MAX and self._state in self._paused:
-                self.refuse(frame_error("too many octets before the connection is open"), 0, events)
+            if self._rest.byte_count > PAUSED_BYTES_MAX and self._state in self._paused:
+                self.refuse(frame_error("too many bytes before the connection is open"), 0, events)
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> int:
@@ -238,7 +238,7 @@ class Connection:
             if run is not None:
                 after = run(data, at, end, events)
                 if after != at:
-                    self._steps += (after - at) // RUN_STEP_OCTETS
+                    self._steps += (after - at) // RUN_STEP_BYTES
                     at = after
                     continue
             try:
@@ -248,15 +248,15 @@ class Connection:
                     break
                 raise
             if frame is None:
-                self._needed = frame_octets(data, at)
-                if self._needed >= PARTS_OCTETS_MIN and self._takes_in_parts(data, at):
+                self._needed = frame_bytes(data, at)
+                if self._needed >= PARTS_BYTES_MIN and self._takes_in_parts(data, at):
                     return end
                 break
             kind, number, payload, after = frame
             if kind == FRAME_METHOD and payload[:4] in ENDINGS and self._another_time(events):
                 break
             at = after
-            self._steps += 1 if kind == FRAME_BODY else 1 + len(payload) // STEP_OCTETS
+            self._steps += 1 if kind == FRAME_BODY else 1 + len(payload) // STEP_BYTES
             try:
                 self._take(kind, number, payload, events)
             except RemoteProtocolError as fault:
@@ -369,7 +369,7 @@ class Connection:
         """Raise RemoteProtocolError 406 if the properties have too many bytes or too many fields."""
         size, most = len(properties), self._properties_bytes_max
         if size > most:
-            text = f"PRECONDITION_FAILED - properties of {size} octets exceed configured max size {most}"
+            text = f"PRECONDITION_FAILED - properties of {size} bytes exceed configured max size {most}"
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, index)
         try:
             check_fields(properties, self._properties_max)
@@ -456,7 +456,9 @@ class Connection:
     def _end_frame(self, channel: Channel, events: list[Event]) -> None:
         body = channel.body
         if not channel.left and body is not None:
-            self._partial -= body.octets  # `joined` moves them out, so that the channel no longer holds them
+            self._partial -= (
+                body.byte_count
+            )  # `joined` moves them out, so that the channel no longer holds them
             self._complete(channel, body.joined(), events)
 
     def _complete(self, channel: Channel, body: bytes, events: list[Event]) -> None:
@@ -475,15 +477,15 @@ class Connection:
     @property
     def begun(self) -> int:
         """Size in bytes of the incomplete contents and the incomplete frame."""
-        return self._partial + (0 if self._rest is None else self._rest.octets)
+        return self._partial + (0 if self._rest is None else self._rest.byte_count)
 
-    def _is_too_much(self, octets: int) -> bool:
-        """Return True if incomplete contents with `octets` bytes more exceed the connection's limit."""
-        return self._partial + octets > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
+    def _is_too_much(self, byte_count: int) -> bool:
+        """Return True if incomplete contents with `byte_count` bytes more exceed the connection's limit."""
+        return self._partial + byte_count > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
 
-    def _hold(self, octets: int) -> None:
+    def _hold(self, byte_count: int) -> None:
         """Count bytes of incomplete contents. Raises RemoteProtocolError 506 if there are too many."""
-        self._partial += octets
+        self._partial += byte_count
         if self._is_too_much(0):
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
 

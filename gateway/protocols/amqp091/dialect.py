@@ -19,7 +19,7 @@ from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
 from gateway.protocols.amqp091.translate import content_properties, essentials, losses, message_id_in
 
-LENGTHS: Final = [bytes((octets,)) for octets in range(SHORT_STRING_MAX + 1)]
+LENGTHS: Final = [bytes((byte_count,)) for byte_count in range(SHORT_STRING_MAX + 1)]
 EXCHANGES_KNOWN: Final = 1_024
 
 
@@ -43,7 +43,7 @@ class AmqpDialect(Dialect):
         "queue": Word("AMQP 0-9-1 queue, by its exact name.", "Template of an AMQP 0-9-1 queue."),
     }
     target_options = frozenset(("mandatory",))
-    name_octets_max = SHORT_STRING_MAX
+    name_bytes_max = SHORT_STRING_MAX
     wire_form = 2
     separator = "."
     one = "*"
@@ -63,7 +63,7 @@ class AmqpDialect(Dialect):
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqp", "plain", 5672), Scheme("amqps", "tls", 5671))
-    first_octets = (b"AMQP",)
+    first_bytes = (b"AMQP",)
     frame_count = FrameCount(2, 0, (0, 1, 1))
 
     def address(self, scope: str, name: str) -> Address:
@@ -72,9 +72,9 @@ class AmqpDialect(Dialect):
             return amqp_address(scope, name)
         except ValueError:
             text = scope if len(scope.encode()) > SHORT_STRING_MAX else name
-            octets = len(text.encode())
+            byte_count = len(text.encode())
             raise NameRefused(
-                f"{short(text)} has {octets} octets, at most {SHORT_STRING_MAX} are allowed"
+                f"{short(text)} has {byte_count} bytes, at most {SHORT_STRING_MAX} are allowed"
             ) from None
 
     def read_address(self, wire: bytes) -> Address:
@@ -82,16 +82,16 @@ class AmqpDialect(Dialect):
         end = 1 + wire[0]
         return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
 
-    def property_set(self, octets: bytes) -> PropertySet:
+    def property_set(self, data: bytes) -> PropertySet:
         """Return the property set of an encoded property list; most of it is decoded on demand."""
-        found = content_properties(octets)
+        found = content_properties(data)
         with suppress(RemoteProtocolError):  # the error is raised again when the properties are read
             essentials(found)  # also finds out what can be read without decoding
         return found
 
-    def message_id(self, octets: bytes) -> str | None:
+    def message_id(self, data: bytes) -> str | None:
         """Return the message id in an encoded property list, or None, without decoding all of it."""
-        return message_id_in(octets)
+        return message_id_in(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to AMQP 0-9-1."""
@@ -117,19 +117,19 @@ def amqp_address(exchange: str, routing_key: str) -> Address:
     `wire` is the two short strings (length byte and UTF-8 each) as in `basic.deliver`.
     """
     second = routing_key.encode()
-    octets = len(second)
-    if octets > SHORT_STRING_MAX:
-        raise ValueError("a routing key has at most 255 octets")
-    return Address("amqp091", exchange, routing_key, _begun(exchange) + LENGTHS[octets] + second)
+    byte_count = len(second)
+    if byte_count > SHORT_STRING_MAX:
+        raise ValueError("a routing key has at most 255 bytes")
+    return Address("amqp091", exchange, routing_key, _begun(exchange) + LENGTHS[byte_count] + second)
 
 
 @lru_cache(EXCHANGES_KNOWN)
 def _begun(exchange: str) -> bytes:
     """Return the encoded exchange name that begins its addresses. Raises ValueError beyond 255 bytes."""
-    octets = exchange.encode()
-    if len(octets) > SHORT_STRING_MAX:
-        raise ValueError("an exchange name has at most 255 octets")
-    return bytes((len(octets),)) + octets
+    data = exchange.encode()
+    if len(data) > SHORT_STRING_MAX:
+        raise ValueError("an exchange name has at most 255 bytes")
+    return bytes((len(data),)) + data
 
 
 AMQP091: Final = AmqpDialect()

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, TypeVar, dataclass_transform, get
 
 from gateway.model.properties import Headers
 
-Octet = Annotated[int, "o"]
+Byte = Annotated[int, "o"]
 Short = Annotated[int, "s"]
 Long = Annotated[int, "l"]
 LongLong = Annotated[int, "ll"]
@@ -83,8 +83,8 @@ def method(
 class ConnectionStart(Method):
     """First method of a server: its version, properties, mechanisms for the login, and locales."""
 
-    version_major: Octet = 0
-    version_minor: Octet = 9
+    version_major: Byte = 0
+    version_minor: Byte = 9
     server_properties: Table = ()
     mechanisms: LongStr = b""
     locales: LongStr = b"en_US"

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled import APART_OCTETS_MIN, Body, Piece, is_large
+from gateway.model.spooled import APART_BYTES_MIN, Body, Piece, is_large
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
@@ -92,7 +92,7 @@ class ContentWriter:
         head = HEADER(length, BASIC_WEIGHT, size)
         self._middle = b"".join((self._end, head, properties, self._behind))
         self._properties, self._size = properties, size
-        self._connection.large |= size >= APART_OCTETS_MIN
+        self._connection.large |= size >= APART_BYTES_MIN
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
@@ -138,7 +138,7 @@ class Deliverer(ContentWriter):
         out, heads = self._out, self._heads
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
-        if size >= APART_OCTETS_MIN:
+        if size >= APART_BYTES_MIN:
             self._connection.large = True  # `_prepare` sets it for other sizes
         tag = first_tag
         bodies = 0
@@ -203,7 +203,7 @@ class Publisher(ContentWriter):
         out, heads = self._out, self._heads
         properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
-        if size >= APART_OCTETS_MIN:
+        if size >= APART_BYTES_MIN:
             self._connection.large = True  # `_prepare` sets it for other sizes
         count = bodies = 0
         for address, row_properties, body in rows:

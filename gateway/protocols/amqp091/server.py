@@ -52,12 +52,12 @@ from gateway.protocols.amqp091.spec import (
     ReplyCode,
 )
 from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
-from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN, FIELDS_UNBOUNDED
+from gateway.protocols.amqp091.table import FIELD_BYTES_MIN, FIELDS_UNBOUNDED
 
 READ_SETTLE: Final = SETTLE.unpack_from
-LEAD_OCTETS_MAX: Final = 1024  # bytes; longer leads are not cached, because clients choose their properties
+LEAD_BYTES_MAX: Final = 1024  # bytes; longer leads are not cached, because clients choose their properties
 # Bytes per step of properties that differ from those of the message before.
-PROPERTIES_STEP_OCTETS: Final = 64
+PROPERTIES_STEP_BYTES: Final = 64
 TAIL: Final = Struct(">BBHI").pack  # end of the header frame; type, channel and size of the body frame
 SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
     4
@@ -67,15 +67,15 @@ SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
 class Lead:
     """Bytes before the body of the last message of a channel, and what they mean.
 
-    `octets` are these bytes and `size` is their number.
+    `data` are these bytes and `size` is their number.
     """
 
-    __slots__ = ("body_size", "channel", "head", "method", "number", "octets", "properties", "size", "tail")
+    __slots__ = ("body_size", "channel", "data", "head", "method", "number", "properties", "size", "tail")
 
     def __init__(self, channel: bytes) -> None:
         self.channel = channel
         self.number = 0
-        self.octets = b""
+        self.data = b""
         self.size = 1  # never equal to the length of b""
         self.body_size = 0
         self.method = b""  # its arguments
@@ -119,7 +119,7 @@ class ServerConnection(Connection):
             sink=sink,
         )
         # A run of messages only has headers that are certain to be within both limits.
-        self._plain_max = CONTENT_HEADER_MIN + min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
+        self._plain_max = CONTENT_HEADER_MIN + min(properties_max * FIELD_BYTES_MIN, properties_bytes_max)
         self._offer = m.ConnectionTune(channel_max, frame_max, heartbeat)
         self._server_properties = server_properties
         self._mechanisms = mechanisms
@@ -261,16 +261,16 @@ class ServerConnection(Connection):
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
         lead = self._lead
-        octets, lead_size, size = lead.octets, lead.size, lead.body_size
+        raw, lead_size, size = lead.data, lead.size, lead.body_size
         number, method, properties = lead.number, lead.method, lead.properties
         empty = 0
         while True:
             body_at = at + lead_size
-            if data[at:body_at] != octets:
+            if data[at:body_at] != raw:
                 found = self._lead_at(data, at, end)
                 if found is None:
                     break
-                octets, lead_size, size = found.octets, found.size, found.body_size
+                raw, lead_size, size = found.data, found.size, found.body_size
                 number, method, properties = found.number, found.method, found.properties
                 body_at = at + lead_size
             after = body_at + size
@@ -304,7 +304,7 @@ class ServerConnection(Connection):
             lead = self._leads.get(channel)
             if lead is None:
                 lead = Lead(channel)
-            elif data[at : at + lead.size] == lead.octets:
+            elif data[at : at + lead.size] == lead.data:
                 self._lead = lead
                 return lead
         assert lead is not None
@@ -314,14 +314,14 @@ class ServerConnection(Connection):
         same = head and data[at : at + len(head)] == head and self._read_lead(lead, data, at, end)
         if not same and not self._read_first(lead, data, at, end):
             return None
-        self._steps += len(lead.properties) // PROPERTIES_STEP_OCTETS
+        self._steps += len(lead.properties) // PROPERTIES_STEP_BYTES
         # Equal values on several channels become one object, so that they are not looked up for each channel.
         if lead is not before:
             if lead.method == before.method:
                 lead.method = before.method
             if lead.properties == before.properties:
                 lead.properties = before.properties
-        if lead.size <= LEAD_OCTETS_MAX:
+        if lead.size <= LEAD_BYTES_MAX:
             self._leads[channel] = lead
         else:
             self._leads.pop(channel, None)
@@ -363,7 +363,7 @@ class ServerConnection(Connection):
         properties = data[header_at + CONTENT_HEAD_SIZE : last]
         if properties != lead.properties:
             lead.properties = properties
-        lead.octets = data[at:body_at]
+        lead.data = data[at:body_at]
         lead.size = body_at - at
         lead.body_size = size
         lead.tail = tail
@@ -383,7 +383,7 @@ class ServerConnection(Connection):
             lead.method = method
         if properties != lead.properties:
             lead.properties = properties
-        lead.octets = data[at:body_at]
+        lead.data = data[at:body_at]
         lead.size = body_at - at
         lead.head = data[at : header_at + 3]
         lead.tail = b""

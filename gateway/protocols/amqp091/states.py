@@ -65,7 +65,7 @@ class Channel:
     @property
     def held(self) -> int:
         """Size in bytes of the incomplete content."""
-        body = 0 if self.body is None else self.body.octets
+        body = 0 if self.body is None else self.body.byte_count
         return len(self.method) + len(self.properties or b"") + body
 
     def interrupted(self) -> RemoteProtocolError:

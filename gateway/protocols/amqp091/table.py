@@ -33,7 +33,7 @@ U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 VOID: Final = Value(ValueType.VOID, None)
 FIELDS_UNBOUNDED: Final = 1 << 32
-FIELD_OCTETS_MIN: Final = 1  # of an array, so that fewer bytes cannot contain more fields than allowed
+FIELD_BYTES_MIN: Final = 1  # of an array, so that fewer bytes cannot contain more fields than allowed
 DECIMAL_SCALE_MAX: Final = 255
 DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
 
@@ -46,7 +46,7 @@ UNKNOWN: Final = 0
 ANYTHING: Final = 1
 TEXTS: Final = 2  # only ASCII strings
 HAS_LENGTH: Final = 252  # a string: four bytes of length, and that many bytes
-HAS_OCTETS: Final = 253  # a byte string, encoded likewise
+HAS_BYTES: Final = 253  # a byte string, encoded likewise
 NESTS: Final = 254  # a nested or an unknown type
 
 
@@ -55,13 +55,13 @@ def _sizes() -> bytes:
     sizes = bytearray([NESTS] * 256)
     for tag, (_, _, size) in READ_FIXED.items():
         sizes[tag] = size
-    sizes[FIELD_STRING], sizes[FIELD_BYTES] = HAS_LENGTH, HAS_OCTETS
+    sizes[FIELD_STRING], sizes[FIELD_BYTES] = HAS_LENGTH, HAS_BYTES
     sizes[FIELD_VOID], sizes[FIELD_DECIMAL] = 0, DECIMAL.size
     return bytes(sizes)
 
 
 SIZES: Final = _sizes()
-MEANS: Final = bytes([chr(octet) in "xBC" for octet in range(256)])
+MEANS: Final = bytes([chr(byte) in "xBC" for byte in range(256)])
 """Flags of the first bytes with which reserved names begin: `x-`, BCC or CC."""
 
 
@@ -111,7 +111,7 @@ def survey(data: bytes, at: int) -> int:
                     data[tag_at + 1] << 24 | data[tag_at + 2] << 16 | data[tag_at + 3] << 8 | data[tag_at + 4]
                 )
                 at = tag_at + 5 + size
-            elif size == HAS_OCTETS:
+            elif size == HAS_BYTES:
                 found = ANYTHING
                 at = tag_at + 5 + U32.unpack_from(data, tag_at + 1)[0]
             elif size == NESTS:
@@ -150,8 +150,8 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = F
 
 def encode_table(headers: Headers) -> bytes:
     """Encode a table with its length. Raises LocalProtocolError if a type cannot hold its value."""
-    octets = b"".join(_write_pairs(headers, 0))
-    return U32.pack(len(octets)) + octets
+    data = b"".join(_write_pairs(headers, 0))
+    return U32.pack(len(data)) + data
 
 
 def decode_fields(data: bytes) -> Headers:
@@ -244,11 +244,11 @@ def _read_value(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Valu
     at += 1
     if tag == FIELD_STRING:
         begin, end = _extent(data, at)
-        octets = data[begin:end]
+        raw = data[begin:end]
         try:
-            return Value(ValueType.STRING, octets.decode()), end
+            return Value(ValueType.STRING, raw.decode()), end
         except UnicodeDecodeError:
-            return Value(ValueType.STRING, octets), end
+            return Value(ValueType.STRING, raw), end
     fixed = READ_FIXED.get(tag)
     if fixed is not None:
         kind, form, size = fixed
@@ -274,10 +274,10 @@ def _write_pairs(headers: Headers, depth: int) -> Iterable[bytes]:
     if depth > NESTING_MAX:
         raise LocalProtocolError(f"tables are nested deeper than {NESTING_MAX}")
     for name, value in headers:
-        octets = name.encode()
-        if len(octets) > SHORT_STRING_MAX:
-            raise LocalProtocolError("a field name has at most 255 octets")
-        yield bytes((len(octets),)) + octets
+        data = name.encode()
+        if len(data) > SHORT_STRING_MAX:
+            raise LocalProtocolError("a field name has at most 255 bytes")
+        yield bytes((len(data),)) + data
         yield _write_value(value, depth)
 
 
@@ -291,16 +291,16 @@ def _write_value(value: Value, depth: int) -> bytes:
         except (StructError, OverflowError):
             raise LocalProtocolError(f"a field of type {kind.value} cannot hold {bare!r}") from None
     if kind is ValueType.STRING:
-        octets = bare.encode() if isinstance(bare, str) else bare
-        return b"S" + U32.pack(len(octets)) + octets
+        data = bare.encode() if isinstance(bare, str) else bare
+        return b"S" + U32.pack(len(data)) + data
     if kind is ValueType.TABLE:
-        octets = b"".join(_write_pairs(bare, depth + 1))
-        return b"F" + U32.pack(len(octets)) + octets
+        data = b"".join(_write_pairs(bare, depth + 1))
+        return b"F" + U32.pack(len(data)) + data
     if kind is ValueType.ARRAY:
         if depth >= NESTING_MAX:
             raise LocalProtocolError(f"arrays are nested deeper than {NESTING_MAX}")
-        octets = b"".join([_write_value(each, depth + 1) for each in bare])
-        return b"A" + U32.pack(len(octets)) + octets
+        data = b"".join([_write_value(each, depth + 1) for each in bare])
+        return b"A" + U32.pack(len(data)) + data
     if kind is ValueType.BYTES:
         return b"x" + U32.pack(len(bare)) + bytes(bare)
     if kind is ValueType.DECIMAL:

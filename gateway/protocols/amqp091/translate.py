@@ -66,7 +66,7 @@ from gateway.protocols.amqp091.table import (
 
 PROTOCOL: Final = "amqp091"
 SETS_MAX: Final = 4096  # cached property sets
-SET_OCTETS_MAX: Final = 1024  # bytes of the largest cached property set
+SET_BYTES_MAX: Final = 1024  # bytes of the largest cached property set
 HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
 FORMS_MAX: Final = 64  # encodings of one set: a peer chooses the initial hop count of a message
 
@@ -89,7 +89,7 @@ LONG_ID: Final = LONG_TEXTS["message_id"].encode()
 USER_HEADER: Final = "x-user-id"  # an unverified user id
 
 LOSSES: Final = (
-    Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
+    Loss("header_name_long", "headers", "a name longer than 255 bytes", "drop"),
     Loss("header_name", "headers", "a name that is no Unicode: half a character", "drop"),
     Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
     Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
@@ -98,8 +98,8 @@ LOSSES: Final = (
     Loss("priority_range", "priority", "not within 0 to 255", "drop"),
     Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
     Loss("text", "texts", "no Unicode: half a character", "drop"),
-    Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
-    Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
+    Loss("long_text", "texts", "longer than 255 bytes: in a header of its own", "encode"),
+    Loss("correlation_bytes", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
 )
 """Named losses of this translation. `losses` returns those of one message."""
 LOSING: Final = losing(LOSSES)
@@ -113,8 +113,8 @@ BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].inde
 FLAG_CONTENT_TYPE: Final = 0x8000
 FLAG_CONTENT_ENCODING: Final = 0x4000
 FLAG_MESSAGE_ID: Final = 0x0080
-ONE_OCTET: Final = (0x1000, 0x0800)  # delivery mode and priority
-SHORT_BEFORE_ID: Final = (0x8000, 0x4000, FLAG_HEADERS, *ONE_OCTET, 0x0400, 0x0200, 0x0100)
+ONE_BYTE: Final = (0x1000, 0x0800)  # delivery mode and priority
+SHORT_BEFORE_ID: Final = (0x8000, 0x4000, FLAG_HEADERS, *ONE_BYTE, 0x0400, 0x0200, 0x0100)
 """Flags of the properties before a message id, in order: short strings, except the table and two bytes."""
 BEFORE_HEADERS: Final = FLAG_CONTENT_TYPE | FLAG_CONTENT_ENCODING  # the two short strings before the table
 FLAGS_BEHIND_MODE: Final = 0x0FFC
@@ -129,7 +129,7 @@ OWN_NAMES: Final = frozenset(encode_short_string(name) for name in OWN_HEADERS)
 EXPIRATION_MS_MAX: Final = 315_360_000_000  # milliseconds, ten years; RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
-OCTETS: Final = tuple([bytes((octet,)) for octet in range(SHORT_STRING_MAX + 1)])
+BYTES: Final = tuple([bytes((byte,)) for byte in range(SHORT_STRING_MAX + 1)])
 OWN_FIRST: Final = ord("x")  # first letter of all of them
 PAIRS_MAX: Final = 16  # each pair is compared with all others
 STRING_HEAD: Final = b"S\0\0"  # tag and the upper half of the length
@@ -188,7 +188,7 @@ def message_id_in(raw: bytes) -> str | None:
         if flag == FLAG_HEADERS:
             begin, at = at, at + 4 + int.from_bytes(raw[at : at + 4], "big")
             usual = usual and LONG_ID not in raw[begin:at]
-        elif flag in ONE_OCTET:
+        elif flag in ONE_BYTE:
             at += 1
         else:
             at += 1 + raw[at] if at < end else 1
@@ -208,7 +208,7 @@ def content_properties(raw: bytes) -> PropertySet:
     found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
-        if len(raw) <= SET_OCTETS_MAX:
+        if len(raw) <= SET_BYTES_MAX:
             _sets.put(raw, found)
     return found
 
@@ -419,8 +419,8 @@ def _are_strings(values: tuple[Value, ...]) -> bool:
 def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
     """Return the correlation data from correlation-id or from the gateway's own headers."""
     if given is None:
-        octets = own.get(CORRELATION_HEADER)
-        return octets if isinstance(octets, bytes) else None
+        data = own.get(CORRELATION_HEADER)
+        return data if isinstance(data, bytes) else None
     if own.get(ENCODING_HEADER) == BASE64:
         with suppress(Base64Error):
             return b64decode(given, validate=True)
@@ -455,7 +455,7 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
     _, head, tail, _ = _form(message, RELATIVE)
     left = max(0, ceil((expires - utc) * 1000))
     text = b"%d" % (left if ms_max is None else min(left, ms_max))
-    return head + OCTETS[len(text)] + text + tail
+    return head + BYTES[len(text)] + text + tail
 
 
 def outlasts(message: Message, utc: float) -> bool:
@@ -481,9 +481,9 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
         return found[1]
-    octets = with_pair(property_set.raw, _hops_pair(crossed))
-    property_set.forms[CROSSED] = (crossed, octets)
-    return octets
+    data = with_pair(property_set.raw, _hops_pair(crossed))
+    property_set.forms[CROSSED] = (crossed, data)
+    return data
 
 
 def with_pair(raw: bytes, pair: bytes) -> bytes:
@@ -615,7 +615,7 @@ def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Fo
     table = b"".join(texts)
     flags = FLAG_HEADERS | FLAG_DELIVERY_MODE | (FLAG_EXPIRATION if expiry == RELATIVE else 0)
     mode = PERSISTENT if message.durable else TRANSIENT
-    return key, TABLE_HEAD(flags, len(table)) + table + OCTETS[mode], b"", ()
+    return key, TABLE_HEAD(flags, len(table)) + table + BYTES[mode], b"", ()
 
 
 def _hops_pair(hops: int) -> bytes:
@@ -664,17 +664,17 @@ def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, lis
     return native, pairs
 
 
-def _write_correlation(native: BasicProperties, octets: bytes, lost: set[str]) -> list[tuple[str, Value]]:
+def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
     """Set the correlation-id. Return the headers that are needed if it is too long or not UTF-8."""
     try:
-        octets.decode()
-        written, marked = octets, False
+        data.decode()
+        written, marked = data, False
     except UnicodeDecodeError:
-        written, marked = b64encode(octets), True
+        written, marked = b64encode(data), True
     if marked or len(written) > SHORT_STRING_MAX:
-        lost.add("correlation_octets")
+        lost.add("correlation_bytes")
     if len(written) > SHORT_STRING_MAX:
-        return [(CORRELATION_HEADER, Value(ValueType.BYTES, octets))]
+        return [(CORRELATION_HEADER, Value(ValueType.BYTES, data))]
     native.correlation_id = written
     return [(ENCODING_HEADER, string(BASE64))] if marked else []
 

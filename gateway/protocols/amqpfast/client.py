@@ -58,7 +58,7 @@ from gateway.protocols.amqpfast.states import (
 
 NOTIFY: Final = Struct(">HBHIIBB").unpack_from  # size, type, handle, number, fragment-size, bits, name length
 NOTIFY_FIELDS: Final = 14  # the size of NOTIFY with an empty name
-SIZE_OCTETS: Final = 2  # of the size field itself, which it does not count
+SIZE_BYTES: Final = 2  # of the size field itself, which it does not count
 NUMBER: Final = BODY_SIZE.unpack_from
 REPLY: Final = Struct(">HBHHHBB")  # size, type, handle, tag, code, length of text, end
 REPLY_SIZE: Final = 9
@@ -232,11 +232,11 @@ class ClientConnection(Connection):
         """Raise LocalProtocolError if the selector makes the command exceed frame-max."""
         if not command.selector:
             return  # no other field of a command is long
-        size = len(encode_command(command)) - SIZE_OCTETS
+        size = len(encode_command(command)) - SIZE_BYTES
         if size > self.frame_max:
             raise LocalProtocolError(
-                f"a selector of {len(command.selector)} octets is too long: {command.name} would have {size}"
-                f" octets, and frame-max is {self.frame_max}"
+                f"a selector of {len(command.selector)} bytes is too long: {command.name} would have {size}"
+                f" bytes, and frame-max is {self.frame_max}"
             )
 
     def ack(self, channel: int, message_number: int) -> None:

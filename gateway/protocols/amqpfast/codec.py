@@ -23,7 +23,7 @@ from gateway.protocols.amqpfast.spec import (
     FRAME_SIZE_MIN,
     HANDSHAKE_FRAME_MAX,
     HANDSHAKE_TYPE_MAX,
-    INDEX_OCTETS_MAX,
+    INDEX_BYTES_MAX,
     LOGIN_FIELD,
     LONG_SIZE_MAX,
     LONG_STRING_MAX,
@@ -70,11 +70,11 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
         size = U32.unpack_from(data, begin)[0]
         begin += 4
     if not FRAME_SIZE_MIN <= size <= LONG_SIZE_MAX:
-        raise framing_error(f"a frame of {size} octets")
+        raise framing_error(f"a frame of {size} bytes")
     if size > frame_max:
-        raise framing_error(f"a frame of {size} octets exceeds frame-max {frame_max}")
+        raise framing_error(f"a frame of {size} bytes exceeds frame-max {frame_max}")
     if begin < len(data) and size > HANDSHAKE_FRAME_MAX and data[begin] <= HANDSHAKE_TYPE_MAX:
-        raise framing_error(f"a frame of {size} octets exceeds {HANDSHAKE_FRAME_MAX} for its type")
+        raise framing_error(f"a frame of {size} bytes exceeds {HANDSHAKE_FRAME_MAX} for its type")
     end = begin + size - 1
     if end >= len(data):
         return None
@@ -83,7 +83,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
     return begin, end, end + 1
 
 
-def frame_octets(data: bytes, at: int) -> int:
+def frame_bytes(data: bytes, at: int) -> int:
     """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
     have = len(data) - at
     if have < 3:
@@ -105,7 +105,7 @@ def encode_frame(content: bytes) -> bytes:
 # --- domains
 
 
-def _read_short_octets(data: bytes, at: int) -> tuple[bytes, int]:
+def _read_short_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     end = at + 1 + data[at]
     if end > len(data):
         raise framing_error("a short string reaches beyond its frame")
@@ -113,11 +113,11 @@ def _read_short_octets(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _read_short_string(data: bytes, at: int) -> tuple[str, int]:
-    octets, end = _read_short_octets(data, at)
-    if 0 in octets:
-        raise framing_error("a short string holds a zero octet")
+    raw, end = _read_short_bytes(data, at)
+    if 0 in raw:
+        raise framing_error("a short string holds a zero byte")
     try:
-        return octets.decode(), end
+        return raw.decode(), end
     except UnicodeDecodeError:
         raise framing_error("a short string is not UTF-8") from None
 
@@ -131,11 +131,11 @@ def _read_long_string(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
-    octets, end = _read_long_string(data, at)
-    return decode_table(U16.pack(len(octets)) + octets)[0], end
+    raw, end = _read_long_string(data, at)
+    return decode_table(U16.pack(len(raw)) + raw)[0], end
 
 
-def _read_octet(data: bytes, at: int) -> tuple[int, int]:
+def _read_byte(data: bytes, at: int) -> tuple[int, int]:
     return data[at], at + 1
 
 
@@ -148,11 +148,11 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
 
 
 READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
-    "o": _read_octet,
+    "o": _read_byte,
     "s": _read_short,
     "l": _read_long,
     "ss": _read_short_string,
-    "sb": _read_short_octets,
+    "sb": _read_short_bytes,
     "ls": _read_long_string,
     "T": _read_table,
 }
@@ -160,24 +160,24 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 def encode_short_string(text: str | bytes) -> bytes:
     """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes, or for NUL in a text."""
-    octets = text.encode() if isinstance(text, str) else text
-    if len(octets) > SHORT_STRING_MAX:
-        raise LocalProtocolError(f"a short string has at most {SHORT_STRING_MAX} octets")
+    data = text.encode() if isinstance(text, str) else text
+    if len(data) > SHORT_STRING_MAX:
+        raise LocalProtocolError(f"a short string has at most {SHORT_STRING_MAX} bytes")
     if isinstance(text, str) and "\0" in text:
-        raise LocalProtocolError("a short string holds no zero octet")
-    return bytes((len(octets),)) + octets
+        raise LocalProtocolError("a short string holds no zero byte")
+    return bytes((len(data),)) + data
 
 
-def _write_long_string(octets: bytes) -> bytes:
-    return U16.pack(len(octets)) + octets
+def _write_long_string(data: bytes) -> bytes:
+    return U16.pack(len(data)) + data
 
 
-def _write_octet(number: int) -> bytes:
+def _write_byte(number: int) -> bytes:
     return bytes((number,))
 
 
 WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
-    "o": _write_octet,
+    "o": _write_byte,
     "s": U16.pack,
     "l": U32.pack,
     "ss": encode_short_string,
@@ -226,44 +226,44 @@ def _decode_fields(kind: type[Command], content: bytes) -> Command:
             value, at = READ[domain](content, at)
         values.append(value)
     if at != len(content):
-        raise framing_error("octets follow the last field")
+        raise framing_error("bytes follow the last field")
     return kind(*values)
 
 
 def encode_command(command: Command) -> bytes:
     """Encode a command as a frame. Raises LocalProtocolError if a field does not fit."""
     parts = [bytes((command.type,))]
-    octet, mask = 0, 1
+    byte, mask = 0, 1
     for domain, name in command.layout:
         value = getattr(command, name)
         if domain == "b":  # no command has more than eight in a row
-            octet |= mask if value else 0
+            byte |= mask if value else 0
             mask <<= 1
             continue
         if mask > 1:
-            parts.append(bytes((octet,)))
-            octet, mask = 0, 1
+            parts.append(bytes((byte,)))
+            byte, mask = 0, 1
         try:
             parts.append(WRITE[domain](value))
         except (StructError, ValueError):
             raise LocalProtocolError(f"{command.name}: {name} cannot hold {value!r}") from None
     if mask > 1:
-        parts.append(bytes((octet,)))
+        parts.append(bytes((byte,)))
     return encode_frame(b"".join(parts))
 
 
-CLOSE_OCTETS_MIN: Final = 7  # of CONNECTION CLOSE: the size, the type, the code, an empty text, the end
-CLOSE_OCTETS_MAX: Final = CLOSE_OCTETS_MIN + SHORT_STRING_MAX
+CLOSE_BYTES_MIN: Final = 7  # of CONNECTION CLOSE: the size, the type, the code, an empty text, the end
+CLOSE_BYTES_MAX: Final = CLOSE_BYTES_MIN + SHORT_STRING_MAX
 
 
-def ends_with_close(octets: bytes) -> bool:
+def ends_with_close(data: bytes) -> bool:
     """Return True if the bytes end with a CONNECTION CLOSE in the short form, whatever precedes it."""
-    if octets[-1:] != END:
+    if data[-1:] != END:
         return False
-    for length in range(min(SHORT_STRING_MAX, len(octets) - CLOSE_OCTETS_MIN) + 1):
-        at = len(octets) - CLOSE_OCTETS_MIN - length
-        size = length + CLOSE_OCTETS_MIN - U16.size
-        if octets[at : at + 3] == U16.pack(size) + CLOSE and octets[at + 5] == length:
+    for length in range(min(SHORT_STRING_MAX, len(data) - CLOSE_BYTES_MIN) + 1):
+        at = len(data) - CLOSE_BYTES_MIN - length
+        size = length + CLOSE_BYTES_MIN - U16.size
+        if data[at : at + 3] == U16.pack(size) + CLOSE and data[at + 5] == length:
             return True
     return False
 
@@ -331,17 +331,17 @@ def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
     except RemoteProtocolError as fault:
         raise contents_invalid(f"the head of a message: {fault}") from None
     if at != len(raw):
-        raise contents_invalid("octets follow the headers of a message")
+        raise contents_invalid("bytes follow the headers of a message")
     return Head(bool(persistent & 1), priority, expiration, mime_type, encoding, identifier, headers)
 
 
 def _read_text(raw: bytes, at: int) -> tuple[str, int]:
     end = at + 1 + raw[at]
-    octets = raw[at + 1 : end]
-    if end > len(raw) or 0 in octets:
-        raise contents_invalid("a short string is cut short or holds a zero octet")
+    data = raw[at + 1 : end]
+    if end > len(raw) or 0 in data:
+        raise contents_invalid("a short string is cut short or holds a zero byte")
     try:
-        return octets.decode(), end
+        return data.decode(), end
     except UnicodeDecodeError:
         raise contents_invalid("a short string is not UTF-8") from None
 
@@ -363,11 +363,11 @@ LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
 
 
 def encode_message_list(
-    numbers: Iterable[int], *, singly: bool = False, octets_max: int = INDEX_OCTETS_MAX
+    numbers: Iterable[int], *, singly: bool = False, bytes_max: int = INDEX_BYTES_MAX
 ) -> tuple[bytes, int]:
     """Return the list of HANDLE INDEX, and how many of the ascending `numbers` it contains.
 
-    The list has at most `octets_max` bytes. Items are separated by commas, and consecutive numbers become a
+    The list has at most `bytes_max` bytes. Items are separated by commas, and consecutive numbers become a
     range. With `singly` every number is separated by a blank, the only form that the C client of 2005
     understands.
     """
@@ -379,7 +379,7 @@ def encode_message_list(
         joins = not singly and number == last + 1 and last >= 0
         part = f"{first}-{number}" if joins else str(number)
         grown = size + len(part) + 1 - (len(parts[-1]) + 1 if joins else 0)
-        if grown - 1 > octets_max:
+        if grown - 1 > bytes_max:
             break
         if joins:
             parts[-1] = part
@@ -391,12 +391,12 @@ def encode_message_list(
     return separator.join(parts).encode(), taken
 
 
-def decode_message_list(octets: bytes) -> list[tuple[int, int]]:
+def decode_message_list(data: bytes) -> list[tuple[int, int]]:
     """Return the ranges (first, last) of a HANDLE INDEX; a single number is a range of one.
 
     Numbers may be separated by `,`, `.`, `;` or blanks. Raises RemoteProtocolError 502.
     """
-    text = octets.decode("ascii", errors="replace").strip()
+    text = data.decode("ascii", errors="replace").strip()
     ranges = []
     for item in LIST_SEPARATORS.split(text) if text else ():
         found = LIST_ITEM.match(item)
@@ -412,7 +412,7 @@ def decode_message_list(octets: bytes) -> list[tuple[int, int]]:
 
 # --- credentials and hashes
 
-SHA1_OCTETS: Final = 20
+SHA1_BYTES: Final = 20
 
 
 def encode_credentials(user: str, password: str) -> Headers:
@@ -439,16 +439,16 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
     return user, password
 
 
-def read_content_hash(octets: bytes) -> bytes | None:
+def read_content_hash(data: bytes) -> bytes | None:
     """Return the SHA-1 digest of a content-hash of 40 hexadecimal digits or 20 raw bytes.
 
     Returns b"" if there is none, and None if the content-hash is invalid.
     """
-    if not octets or len(octets) == SHA1_OCTETS:
-        return octets
-    if len(octets) != 2 * SHA1_OCTETS:
+    if not data or len(data) == SHA1_BYTES:
+        return data
+    if len(data) != 2 * SHA1_BYTES:
         return None
     try:
-        return bytes.fromhex(octets.decode("ascii"))
+        return bytes.fromhex(data.decode("ascii"))
     except ValueError:
         return None

@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar, Final, TypeVar, dataclass_transform, get
 
 from gateway.model.properties import Headers
 
-Octet = Annotated[int, "o"]
+Byte = Annotated[int, "o"]
 Short = Annotated[int, "s"]
 Long = Annotated[int, "l"]
 ShortStr = Annotated[str, "ss"]
-ShortOctets = Annotated[bytes, "sb"]  # a content hash may be raw bytes
+ShortBytes = Annotated[bytes, "sb"]  # a content hash may be raw bytes
 LongStr = Annotated[bytes, "ls"]
 Table = Annotated[Headers, "T"]
 Bit = Annotated[bool, "b"]
@@ -86,7 +86,7 @@ def command(name: str, kind: int, direction: int, fragment: bool = False) -> Cal
 class ConnectionChallenge(Command):
     """Server's protocol version and login mechanisms, with their challenges (3.2.3)."""
 
-    version: Octet = 1
+    version: Byte = 1
     mechanisms: ShortStr = ""
     challenges: Table = ()
 
@@ -357,7 +357,7 @@ class HandlePrepare(HandleCommand):
 
     handle_id: Short = 0
     fragment_size: Long = 0
-    content_hash: ShortOctets = b""
+    content_hash: ShortBytes = b""
 
 
 @command("handle.ready", 44, BOTH)

@@ -28,7 +28,7 @@ from gateway.model.spooled import Body, Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
     BODY_SIZE,
-    CLOSE_OCTETS_MAX,
+    CLOSE_BYTES_MAX,
     HEAD_MAX,
     HEAD_MIN,
     decode_command,
@@ -36,7 +36,7 @@ from gateway.protocols.amqpfast.codec import (
     decode_head_properties,
     ends_with_close,
     find_head_end,
-    frame_octets,
+    frame_bytes,
     framing_error,
 )
 from gateway.protocols.amqpfast.events import Event, Fragment, Prepared, Ready
@@ -63,13 +63,13 @@ from gateway.protocols.amqpfast.states import (
     State,
     bits_of,
 )
-from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
+from gateway.protocols.amqpfast.tables import FIELD_BYTES_MIN, FIELDS_MAX
 
 STEPS_MAX: Final = 128  # per call of a server: a few milliseconds, so that no flood delays the others
-STEP_OCTETS: Final = 32  # bytes of a command or a head per step, in addition to the step of the command
-RUN_STEP_OCTETS: Final = 1_024  # bytes per step that a run has consumed
-PIECE_OCTETS_MIN: Final = 16_384  # bytes that are passed on before their fragment is complete
-LARGE_PIECE_OCTETS: Final = 16_384  # bytes; shorter pieces are joined with their neighbours
+STEP_BYTES: Final = 32  # bytes of a command or a head per step, in addition to the step of the command
+RUN_STEP_BYTES: Final = 1_024  # bytes per step that a run has consumed
+PIECE_BYTES_MIN: Final = 16_384  # bytes that are passed on before their fragment is complete
+LARGE_PIECE_BYTES: Final = 16_384  # bytes; shorter pieces are joined with their neighbours
 Action = Callable[[Any, Any, list[Event]], None]
 
 
@@ -109,7 +109,7 @@ class Connection(Lifetime):
         self._rules = RULES[self._side]
         self._rest: Gathered | None = None  # bytes behind what has been decoded
         self._needed = 0  # bytes that `_rest` needs before it can be decoded further
-        self._last_octets = b""  # the latest bytes of a peer whose frames are corrupt
+        self._last_bytes = b""  # the latest bytes of a peer whose frames are corrupt
         self._large: list[Piece] = []  # large pieces, and what precedes each; `out` follows them
         self._flow: Flowing | None = None  # the fragment whose bytes are being passed on
         self._skip = 0  # remaining bytes of a fragment that is skipped
@@ -146,11 +146,11 @@ class Connection(Lifetime):
         out = self.out
         if not out:
             return b""
-        octets = out[0] if len(out) == 1 else b"".join(out)
+        data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        if octets not in (PING, PING_RESPOND):
+        if data not in (PING, PING_RESPOND):
             self._beats.spoke = True
-        return octets
+        return data
 
     @property
     def large(self) -> bool:
@@ -165,16 +165,16 @@ class Connection(Lifetime):
         """Return and clear the queued pieces, with large parts of bodies as a Transfer received them."""
         pieces, self._large = self._large, []
         self._beats.spoke |= bool(pieces)
-        if octets := self.data_to_send():
-            pieces.append(octets)
+        if data := self.data_to_send():
+            pieces.append(data)
         return pieces
 
-    def queue(self, octets: Piece) -> None:
+    def queue(self, data: Piece) -> None:
         """Queue part of a body behind what is queued already."""
-        if isinstance(octets, bytes) and len(octets) < LARGE_PIECE_OCTETS:
-            self.out.append(octets)
+        if isinstance(data, bytes) and len(data) < LARGE_PIECE_BYTES:
+            self.out.append(data)
         else:
-            self._large += (b"".join(self.out), octets)
+            self._large += (b"".join(self.out), data)
             self.out.clear()
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
@@ -197,7 +197,7 @@ class Connection(Lifetime):
             return events
         if self._rest is not None:
             self._rest.add(data)
-            if self._rest.octets < self._needed:
+            if self._rest.byte_count < self._needed:
                 return events
             data = self._rest.joined()
             self._rest = None
@@ -213,24 +213,24 @@ class Connection(Lifetime):
             self.unread = False
         elif at < len(data):
             self._rest = Gathered(data[at:])
-            if self._rest.octets > PAUSED_BYTES_MAX and self._state in self._paused:
+            if self._rest.byte_count > PAUSED_BYTES_MAX and self._state in self._paused:
                 self._rest = None
-                self._fail(framing_error("too many octets before the connection is open"), events)
+                self._fail(framing_error("too many bytes before the connection is open"), events)
         return events
 
     @property
     def begun(self) -> int:
         """Size in bytes of the incomplete input."""
-        return 0 if self._rest is None else self._rest.octets
+        return 0 if self._rest is None else self._rest.byte_count
 
     def _look_for_close(self, data: bytes) -> None:
         """Look for the peer's CLOSE at the end of the received bytes, where it is the last command.
 
         Frames are corrupt, so nothing else can be decoded.
         """
-        octets = self._last_octets + data[-CLOSE_OCTETS_MAX:]
-        self._last_octets = octets[-CLOSE_OCTETS_MAX:]
-        if ends_with_close(self._last_octets):
+        raw = self._last_bytes + data[-CLOSE_BYTES_MAX:]
+        self._last_bytes = raw[-CLOSE_BYTES_MAX:]
+        if ends_with_close(self._last_bytes):
             self._state = State.CLOSED
 
     def _read(self, data: bytes, events: list[Event]) -> int:
@@ -259,15 +259,15 @@ class Connection(Lifetime):
             if run is not None:
                 after = run(data, at, end, events)
                 if after != at:
-                    self._steps += (after - at) // RUN_STEP_OCTETS
+                    self._steps += (after - at) // RUN_STEP_BYTES
                     at = after
                     continue
             frame = decode_frame(data, at, self.frame_max)
             if frame is None:
-                self._needed = frame_octets(data, at)
+                self._needed = frame_bytes(data, at)
                 break
             begin, stop, after = frame
-            self._steps += 1 + (stop - begin) // STEP_OCTETS
+            self._steps += 1 + (stop - begin) // STEP_BYTES
             taken = self._take_frame(data, begin, stop, after, events)
             if taken < 0:
                 self._needed = after - at - taken
@@ -299,13 +299,13 @@ class Connection(Lifetime):
             size = command.fragment_size  # type: ignore[attr-defined]
         try:
             if command.fragment and size > self.frame_max:
-                raise framing_error(f"a fragment of {size} octets exceeds frame-max {self.frame_max}")
+                raise framing_error(f"a fragment of {size} bytes exceeds frame-max {self.frame_max}")
             rule = self._rule(command)
             if rule is not None and rule.answer is Answer.TAKE and command.fragment:
                 handle = self._handles[command.handle_id]  # type: ignore[attr-defined]
                 self._admit(handle, command)  # type: ignore[arg-type]
                 whole = after + size <= len(data)
-                if not whole or size >= PIECE_OCTETS_MIN:
+                if not whole or size >= PIECE_BYTES_MIN:
                     self._flow = handle.begin_flow(command)  # type: ignore[arg-type]
                     if self._flow is not None:
                         self.received[command.type] += 1
@@ -399,19 +399,19 @@ class Connection(Lifetime):
     ) -> None:
         """Report a message that arrived in one fragment."""
 
-    def _take_fragment(self, handle: Handle, command: Fragmented, octets: bytes, events: list[Event]) -> None:
+    def _take_fragment(self, handle: Handle, command: Fragmented, data: bytes, events: list[Event]) -> None:
         self._forget_lead()
         if isinstance(command, m.HandlePrepare):
-            found = handle.take_prepare(octets, self.message_bytes_max)
+            found = handle.take_prepare(data, self.message_bytes_max)
             self._check_head(handle, found[0])
             events.append(Prepared(handle.number, *found, command.content_hash))
         else:
-            self._take_part(handle, command, octets, events)
+            self._take_part(handle, command, data, events)
 
     def _take_part(
-        self, handle: Handle, command: m.HandleSend | m.HandleNotify, octets: bytes, events: list[Event]
+        self, handle: Handle, command: m.HandleSend | m.HandleNotify, data: bytes, events: list[Event]
     ) -> None:
-        found = handle.take_fragment(command, octets, self.message_bytes_max)
+        found = handle.take_fragment(command, data, self.message_bytes_max)
         first, head, body_size, offset, body = found
         self._check_head(handle, head)
         last = not command.partial
@@ -468,9 +468,9 @@ class Connection(Lifetime):
     def _check_head(self, handle: Handle, head: bytes) -> None:
         """Raise ScopedFault 542 for a head with too many bytes or too many headers."""
         size, most = len(head), self._properties_bytes_max
-        self._steps += size // STEP_OCTETS
-        text = f"a head of {size} octets exceeds {most}" if size > most else ""
-        if not text and size > self._properties_max * FIELD_OCTETS_MIN:
+        self._steps += size // STEP_BYTES
+        text = f"a head of {size} bytes exceeds {most}" if size > most else ""
+        if not text and size > self._properties_max * FIELD_BYTES_MIN:
             try:
                 decode_head_properties(head, self._properties_max)
             except RemoteProtocolError as fault:
@@ -488,8 +488,8 @@ class Connection(Lifetime):
             self._flow, self._skip = None, flow.left  # the receiver no longer wants it
             return 0
         passed = min(flow.left, end - at)
-        if passed < flow.left and end < PIECE_OCTETS_MIN:
-            self._needed = min(flow.left, PIECE_OCTETS_MIN)
+        if passed < flow.left and end < PIECE_BYTES_MIN:
+            self._needed = min(flow.left, PIECE_BYTES_MIN)
             return 0
         offset = incoming.got
         incoming.got += passed
@@ -515,7 +515,7 @@ class Connection(Lifetime):
                 max(incoming.body_size, 0),
                 offset,
                 passed,
-                memoryview(data)[at : at + passed] if passed >= PIECE_OCTETS_MIN else data[at : at + passed],
+                memoryview(data)[at : at + passed] if passed >= PIECE_BYTES_MIN else data[at : at + passed],
                 command.dest_name.encode(),
             )
         )
@@ -566,9 +566,9 @@ class Connection(Lifetime):
         self._send(m.HandleReady(handle, message_size), found.channel.out)
 
     def prepare(
-        self, handle: int, head: bytes, body_size: int, octets: bytes = b"", content_hash: bytes = b""
+        self, handle: int, head: bytes, body_size: int, data: bytes = b"", content_hash: bytes = b""
     ) -> None:
-        """Announce a large message with the first `octets` of its body; Ready is the response (3.5.13).
+        """Announce a large message with the first `data` of its body; Ready is the response (3.5.13).
 
         Raises LocalProtocolError if the channel is not restartable, a response is still due, or the fragment
         is too large.
@@ -578,9 +578,9 @@ class Connection(Lifetime):
             return
         if not found.channel.restartable or found.announced is not None:
             raise LocalProtocolError("PREPARE is not valid now")
-        fragment = body_size.to_bytes(4, "big") + head + octets
+        fragment = body_size.to_bytes(4, "big") + head + data
         if len(fragment) > self.frame_max:
-            raise LocalProtocolError(f"a fragment of {len(fragment)} octets exceeds frame-max")
+            raise LocalProtocolError(f"a fragment of {len(fragment)} bytes exceeds frame-max")
         found.announced = body_size
         self._send(m.HandlePrepare(handle, len(fragment), content_hash), found.channel.out)
         found.channel.out.append(fragment)

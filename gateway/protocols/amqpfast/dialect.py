@@ -38,7 +38,7 @@ class FastDialect(Dialect):
         "service": Word(_SERVICE, _SERVICE, tuple(SERVICES)),
         "destination": Word("AMQP/Fast destination with captures.", "Template of an AMQP/Fast destination."),
     }
-    name_octets_max = SHORT_STRING_MAX
+    name_bytes_max = SHORT_STRING_MAX
     wire_form = 3
     separator = "."
     one = "*"
@@ -57,7 +57,7 @@ class FastDialect(Dialect):
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqpfast", "plain", 3018), Scheme("amqpfasts", "tls", 3019))
-    first_octets = (b"\x80",)  # 3.2.2
+    first_bytes = (b"\x80",)  # 3.2.2
     frame_names = FRAME_NAMES
     frame_count = FrameCount(0, 1, (0, 1, 1))
 
@@ -71,7 +71,7 @@ class FastDialect(Dialect):
             raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {short(scope)}")
         if len(name.encode()) > SHORT_STRING_MAX:
             raise NameRefused(
-                f"{short(name)} has {len(name.encode())} octets, at most {SHORT_STRING_MAX} are allowed"
+                f"{short(name)} has {len(name.encode())} bytes, at most {SHORT_STRING_MAX} are allowed"
             )
         if not name or "\0" in name:
             raise NameRefused(f"{short(name)} is not a destination: empty, or a NUL in it")
@@ -82,9 +82,9 @@ class FastDialect(Dialect):
         service, _, name = wire.decode().partition(":")
         return Address("amqpfast", service, name, wire)
 
-    def property_set(self, octets: bytes) -> PropertySet:
+    def property_set(self, data: bytes) -> PropertySet:
         """Return the property set of an encoded message head, decoded on demand."""
-        return head_properties(octets)
+        return head_properties(data)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to AMQP/Fast."""

@@ -158,11 +158,11 @@ class Fragment:
     """Part of a message that has several fragments or a special mode.
 
     `head` is the message's head in its first fragment, unless it came with PREPARE or is out of band;
-    otherwise empty. `octets` belong at `offset` of the body, which has `body_size` bytes in all. For a stream
-    `body_size` is 0. Out of band, both count whole fragments, head included, and `octets` is empty: there are
+    otherwise empty. `data` belong at `offset` of the body, which has `body_size` bytes in all. For a stream
+    `body_size` is 0. Out of band, both count whole fragments, head included, and `data` is empty: there are
     `size` bytes elsewhere.
 
-    A fragment may arrive in several events. Long `octets` are a view of the received bytes, which stay in
+    A fragment may arrive in several events. Long `data` are a view of the received bytes, which stay in
     memory with it. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
     stream. `number` is a server's message number. `bits` are those of NOTIFY, also for SEND. `first` and
     `last` mark the first and the last fragment.
@@ -178,7 +178,7 @@ class Fragment:
     body_size: int
     offset: int
     size: int
-    octets: bytes | memoryview
+    data: bytes | memoryview
     dest_name: bytes
 
 
@@ -192,7 +192,7 @@ class Prepared:
     handle: int
     head: bytes
     body_size: int
-    octets: bytes
+    data: bytes
     content_hash: bytes
 
 

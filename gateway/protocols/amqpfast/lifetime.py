@@ -384,9 +384,9 @@ class Lifetime:
             self._asked = True
             self._ping(PING_RESPOND)
 
-    def _ping(self, octets: bytes) -> None:
+    def _ping(self, data: bytes) -> None:
         """Queue a PING before everything else, which consists of whole commands with their fragments."""
-        self.out.insert(0, octets)
+        self.out.insert(0, data)
         self.sent[m.ConnectionPing.type] += 1
 
     def _take_ping(self, command: m.ConnectionPing, events: list[Event]) -> None:
@@ -413,19 +413,19 @@ class Lifetime:
         return now >= self._heard + self._silence_max
 
 
-def without_handle(octets: bytes, handle: int) -> list[bytes]:
+def without_handle(data: bytes, handle: int) -> list[bytes]:
     """Return encoded commands without those of a handle that was closed before they were sent."""
     kept = []
     at = 0
-    while at < len(octets):
-        frame = decode_frame(octets, at, LONG_SIZE_MAX)
+    while at < len(data):
+        frame = decode_frame(data, at, LONG_SIZE_MAX)
         assert frame is not None
         begin, stop, after = frame
-        command = decode_command(octets[begin:stop])
+        command = decode_command(data[begin:stop])
         if command.fragment and not getattr(command, "out_of_band", False):
             after += command.fragment_size  # type: ignore[attr-defined]
         if not isinstance(command, m.HandleCommand) or command.handle_id != handle:
-            kept.append(octets[at:after])
+            kept.append(data[at:after])
         at = after
     return kept
 

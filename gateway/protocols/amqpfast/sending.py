@@ -45,7 +45,7 @@ TAG: Final = U16.pack
 NO_TAG: Final = TAG(0)  # of all fragments but the last: one message has one reply
 SEND_FIELDS: Final = 12  # size of SEND with an empty name, in bytes
 NOTIFY_FIELDS: Final = 14
-PREPARED_OCTETS_MAX: Final = 4096  # a larger head rarely repeats; caching it would cost memory
+PREPARED_BYTES_MAX: Final = 4096  # a larger head rarely repeats; caching it would cost memory
 PREPARED_MAX: Final = 4096  # cached beginnings of messages of one handle
 
 NotifyRow = tuple[bool, bytes, bytes, Body]
@@ -109,7 +109,7 @@ class MessageWriter:
             self._middle = fragment + given + END + NUMBER(size) + head
             if len(self._prepared) >= PREPARED_MAX:
                 make_room(self._prepared, PREPARED_MAX)
-            if len(head) <= PREPARED_OCTETS_MAX:
+            if len(head) <= PREPARED_BYTES_MAX:
                 self._prepared[name, size, bits] = (head, self._begin, self._middle, self._room)
         self._name, self._head, self._size, self._bits = name, head, size, bits
         return True
@@ -313,7 +313,7 @@ class Transfer:
         """Maximum size in bytes of the next `write`."""
         return self._connection.frame_max - len(self._head)
 
-    def write(self, octets: Piece, *, last: bool = False, tag: int = 0) -> None:
+    def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
         """Queue the next bytes of the body, at most `room`.
 
         `tag` is a client's confirm-tag, from `new_tag`. Bytes on disk stay there until `pieces_to_send`
@@ -321,13 +321,13 @@ class Transfer:
         """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
-        if len(octets) > self.room:
-            raise LocalProtocolError(f"a fragment has {self.room} octets at most")
-        if self._fragment(len(self._head) + len(octets), last, tag):
+        if len(data) > self.room:
+            raise LocalProtocolError(f"a fragment has {self.room} bytes at most")
+        if self._fragment(len(self._head) + len(data), last, tag):
             if self._head:
                 self._connection.out.append(self._head)
                 self._head = b""
-            self._connection.queue(octets)
+            self._connection.queue(data)
             self._finish(last)
 
     def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:

@@ -20,7 +20,7 @@ from gateway.model.properties import Headers
 from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import HEAD_MAX, framing_error
-from gateway.protocols.amqpfast.connection import STEP_OCTETS, STEPS_MAX, Action, Connection
+from gateway.protocols.amqpfast.connection import STEP_BYTES, STEPS_MAX, Action, Connection
 from gateway.protocols.amqpfast.events import (
     Acks,
     Authenticate,
@@ -38,8 +38,8 @@ from gateway.protocols.amqpfast.spec import (
     FRAME_MAX_MIN,
     HANDLE_REPLY,
     HANDLE_SEND,
+    INDEX_BYTES_MAX,
     INDEX_FIELDS,
-    INDEX_OCTETS_MAX,
     MESSAGE_BYTES_MAX,
     NEGOTIATION_PAUSE_SECS,
     PROTOCOL_ID,
@@ -62,7 +62,7 @@ from gateway.protocols.amqpfast.states import (
     ScopedFault,
     State,
 )
-from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
+from gateway.protocols.amqpfast.tables import FIELD_BYTES_MIN, FIELDS_MAX
 
 SEND: Final = Struct(">HBHHIBB").unpack_from  # size, type, handle, tag, fragment-size, bits, length of name
 SEND_FIELDS: Final = 12  # the size of SEND with an empty name
@@ -117,7 +117,7 @@ class ServerConnection(Connection):
             properties_bytes_max=properties_bytes_max,
         )
         # A run of messages only has heads that are certain to be within both limits.
-        self._plain_max = min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
+        self._plain_max = min(properties_max * FIELD_BYTES_MIN, properties_bytes_max)
         self.heartbeat = heartbeat
         self._offer = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
         self._mechanisms = mechanisms
@@ -163,7 +163,7 @@ class ServerConnection(Connection):
         if not tag or found is None or found.state is ChannelState.CLOSING:
             return
         command = m.ChannelReply(channel, tag, code, reply_text(text))
-        found.reply(CHANNEL_KEY | tag, self._reply_octets(command))
+        found.reply(CHANNEL_KEY | tag, self._reply_bytes(command))
 
     def reply(self, handle: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
         """Queue HANDLE REPLY to the command with this tag.
@@ -178,7 +178,7 @@ class ServerConnection(Connection):
             return
         given = b""
         if tag or code >= ReplyCode.MESSAGE_NOT_FOUND:
-            given = self._reply_octets(m.HandleReply(handle, tag, code, reply_text(text)))
+            given = self._reply_bytes(m.HandleReply(handle, tag, code, reply_text(text)))
         found.channel.reply(key, given)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
@@ -211,18 +211,18 @@ class ServerConnection(Connection):
         found = self._channels.get(channel)
         return found is not None and found.owes(key)
 
-    def _reply_octets(self, command: m.Command) -> bytes:
+    def _reply_bytes(self, command: m.Command) -> bytes:
         given: list[bytes] = []
         self._send(command, given)
         return given[0]
 
     @property
-    def index_octets_max(self) -> int:
+    def index_bytes_max(self) -> int:
         """Size of the longest message list, in bytes, whose INDEX fits a frame of the client (3.2.5).
 
         Numbers that do not fit are left to the client's next QUERY (3.5.12).
         """
-        return min(INDEX_OCTETS_MAX, self.frame_max - INDEX_FIELDS)
+        return min(INDEX_BYTES_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
         """Queue CREATED or INDEX behind the replies that are due to earlier commands.
@@ -233,7 +233,7 @@ class ServerConnection(Connection):
         if handle is not None:
             key = ANSWER | handle.number << 16
             if key in handle.channel.owed:
-                handle.channel.reply(key, self._reply_octets(command))
+                handle.channel.reply(key, self._reply_bytes(command))
             else:
                 self._send(command, handle.channel.out)
 
@@ -466,7 +466,7 @@ class ServerConnection(Connection):
         middle = data[at + 7 : body_at]
         if len(head) > self._plain_max:
             return None
-        self._steps += len(head) // STEP_OCTETS
+        self._steps += len(head) // STEP_BYTES
         handle.begin()
         return (
             data[at : at + 5],

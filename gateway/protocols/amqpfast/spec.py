@@ -45,14 +45,14 @@ HANDSHAKE_TYPE_MAX: Final = CONNECTION_TUNE
 FRAME_MAX: Final = 131_072  # what both ends request by default
 SHORT_STRING_MAX: Final = 255
 LONG_STRING_MAX: Final = 65_535
-NAME_OCTETS_MAX: Final = 128  # of a header in a field table
+NAME_BYTES_MAX: Final = 128  # of a header in a field table
 BODY_SIZE_MAX: Final = 0xFFFF_FFFF
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 PRIORITY_MAX: Final = 9  # 3.4.4: the byte could hold more
 ID_MAX: Final = 65_535  # channels, handles, confirm-tags
 MESSAGE_NUMBER_MAX: Final = 0xFFFF_FFFF
 PAUSED_BYTES_MAX: Final = 131_072  # what may wait while the application authenticates a login
-INDEX_OCTETS_MAX: Final = 60_000  # of one message list: it fits a frame of the short form
+INDEX_BYTES_MAX: Final = 60_000  # of one message list: it fits a frame of the short form
 INDEX_FIELDS: Final = 10  # the size of INDEX with an empty message list
 
 # Times.

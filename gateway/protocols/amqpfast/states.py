@@ -246,17 +246,17 @@ class Channel:
         self.said_at = 0.0
         self.answer_by = 0.0
 
-    def reply(self, key: int, octets: bytes) -> None:
-        """Queue `octets` as the reply with `key` once every earlier reply is queued."""
+    def reply(self, key: int, data: bytes) -> None:
+        """Queue `data` as the reply with `key` once every earlier reply is queued."""
         owed = self.owed
         if owed and owed[0] == key:
             owed.popleft()
-            if octets:
-                self.out.append(octets)
+            if data:
+                self.out.append(data)
             if self.done:
                 self._reply_done()
         elif owed:
-            self.done.setdefault(key, []).append(octets)
+            self.done.setdefault(key, []).append(data)
 
     def _reply_done(self) -> None:
         owed, done = self.owed, self.done
@@ -265,11 +265,11 @@ class Channel:
             if waiting is None:
                 return
             key = owed.popleft()
-            octets = waiting.pop(0)
+            data = waiting.pop(0)
             if not waiting:
                 del done[key]
-            if octets:
-                self.out.append(octets)
+            if data:
+                self.out.append(data)
         done.clear()
 
     def owes(self, key: int = -1) -> bool:
@@ -397,9 +397,7 @@ class Handle:
         self._check_total(incoming.got + command.fragment_size, incoming.body_size, last=not command.partial)
         return Flowing(self, command, incoming)
 
-    def take_fragment(
-        self, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int
-    ) -> TakenFragment:
+    def take_fragment(self, command: m.HandleSend | m.HandleNotify, data: bytes, limit: int) -> TakenFragment:
         """Process an admitted fragment as (is the first, head, body size, offset, bytes of the body).
 
         Raises ScopedFault for an invalid head, a body over `limit` bytes, and sizes that do not match the
@@ -416,13 +414,13 @@ class Handle:
             _, body_size, held = self.prepared
             offset = held or 0
         else:
-            head, body_size, octets = self._take_head(octets, limit)
+            head, body_size, data = self._take_head(data, limit)
             offset = 0
             if mode & STREAMING:
                 if body_size:
                     raise self._fault("a stream with a body-size", ReplyCode.BAD_FIELD_VALUE)
                 body_size = -1
-        got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(octets))
+        got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(data))
         last = not command.partial
         self._check_total(got, body_size, last=last)
         if incoming is None:
@@ -434,36 +432,36 @@ class Handle:
         else:
             number = getattr(command, "message_number", 0)
             self.channel.incoming = PartialMessage(self, mode, number, body_size, got)
-        return incoming is None, head, max(body_size, 0), offset, octets
+        return incoming is None, head, max(body_size, 0), offset, data
 
-    def take_prepare(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+    def take_prepare(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
         """Process an admitted PREPARE. Return head, body size and first bytes of the body.
 
         Raises ScopedFault for an invalid head, a body over `limit` bytes, and more bytes than the body has.
         """
-        head, body_size, octets = self._take_head(octets, limit)
-        if len(octets) > body_size:
-            text = f"{len(octets)} octets of a body of {body_size}"
+        head, body_size, data = self._take_head(data, limit)
+        if len(data) > body_size:
+            text = f"{len(data)} bytes of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
         self.prepared = (head, body_size, None)
-        return head, body_size, octets
+        return head, body_size, data
 
-    def _take_head(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+    def _take_head(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
         """Return head, body size and the bytes behind the head. Raises ScopedFault."""
         try:
-            end = find_head_end(octets, 0, len(octets))
+            end = find_head_end(data, 0, len(data))
         except RemoteProtocolError as fault:
             raise self._fault(str(fault), ReplyCode.MESSAGE_CONTENTS_INVALID) from None
-        body_size: int = BODY_SIZE.unpack_from(octets)[0]
+        body_size: int = BODY_SIZE.unpack_from(data)[0]
         if body_size > limit:
-            text = f"a message of {body_size} octets exceeds {limit}"
+            text = f"a message of {body_size} bytes exceeds {limit}"
             raise ScopedFault(text, ReplyCode.MESSAGE_TOO_LARGE, Scope.CHANNEL, self.channel.number)
-        return octets[BODY_SIZE.size : end], body_size, octets[end:]
+        return data[BODY_SIZE.size : end], body_size, data[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
         """Raise ScopedFault if `got` bytes exceed the body, or are not all of it at its end."""
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
-            text = f"{got} octets of a body of {body_size}"
+            text = f"{got} bytes of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
 
     def _fault(self, text: str, code: ReplyCode) -> ScopedFault:

@@ -30,7 +30,7 @@ from gateway.protocols.amqpfast.spec import (
     FIELD_STRING,
     FIELD_TIME,
     LONG_STRING_MAX,
-    NAME_OCTETS_MAX,
+    NAME_BYTES_MAX,
     ReplyCode,
 )
 
@@ -39,8 +39,8 @@ I32: Final = Struct(">i")
 U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 DECIMAL_PLACES_MAX: Final = 255
-FIELD_OCTETS_MIN: Final = 4  # an empty name, a type, an empty string
-FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table holds more
+FIELD_BYTES_MIN: Final = 4  # an empty name, a type, an empty string
+FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_BYTES_MIN  # no table holds more
 TYPES: Final = "GATEWAY_TYPES"
 REPEATED: Final = "repeated"  # type of a name that repeats: its values are in a JSON list
 ESCAPED: Final = "#_"
@@ -97,11 +97,11 @@ def _read_value(data: bytes, at: int) -> tuple[Value, int]:
     at += 1
     if tag == FIELD_STRING:
         end = at + 2 + U16.unpack_from(data, at)[0]
-        octets = data[at + 2 : end]
+        raw = data[at + 2 : end]
         try:
-            return Value(ValueType.STRING, octets.decode()), end
+            return Value(ValueType.STRING, raw.decode()), end
         except UnicodeDecodeError:
-            return Value(ValueType.STRING, octets), end
+            return Value(ValueType.STRING, raw), end
     if tag == FIELD_INTEGER:
         return Value(ValueType.INT32, I32.unpack_from(data, at)[0]), at + 4
     if tag == FIELD_TIME:
@@ -121,21 +121,21 @@ def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
 
     Without `strict` any name that a peer has written is allowed.
     """
-    octets = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
-    if len(octets) > LONG_STRING_MAX:
-        raise LocalProtocolError(f"a field table has at most {LONG_STRING_MAX} octets")
-    return U16.pack(len(octets)) + octets
+    data = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
+    if len(data) > LONG_STRING_MAX:
+        raise LocalProtocolError(f"a field table has at most {LONG_STRING_MAX} bytes")
+    return U16.pack(len(data)) + data
 
 
 def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
     """Encode one name with its value; see `encode_table`."""
-    octets = name.encode()
-    if strict and (not NAME.match(name) or len(octets) > NAME_OCTETS_MAX):
+    data = name.encode()
+    if strict and (not NAME.match(name) or len(data) > NAME_BYTES_MAX):
         raise LocalProtocolError(f"{name!r} is not the name of a field")
     written = _write_value(value)
     if written is None:
         raise LocalProtocolError(f"{name} cannot hold {value!r}")
-    return bytes((len(octets),)) + octets + written
+    return bytes((len(data),)) + data + written
 
 
 def _write_value(value: Value) -> bytes | None:
@@ -143,8 +143,8 @@ def _write_value(value: Value) -> bytes | None:
     kind, content = value
     try:
         if kind is ValueType.STRING:
-            octets = content.encode() if isinstance(content, str) else content
-            return b"S" + U16.pack(len(octets)) + octets
+            data = content.encode() if isinstance(content, str) else content
+            return b"S" + U16.pack(len(data)) + data
         if kind is ValueType.INT32:
             return b"I" + I32.pack(content)
         if kind is ValueType.TIMESTAMP:
@@ -173,7 +173,7 @@ def _write_decimal(number: Decimal) -> bytes | None:
 def write_name(name: str) -> str:
     """Return a valid table name for a header's name: the name itself, or its escaped form.
 
-    The result may be longer than NAME_OCTETS_MAX: the caller has to check that.
+    The result may be longer than NAME_BYTES_MAX: the caller has to check that.
     """
     if NAME.match(name) and not name.startswith(ESCAPED):
         return name
@@ -182,10 +182,8 @@ def write_name(name: str) -> str:
 
 def escape_name(name: str) -> str:
     """Return the escaped form of a name, which is different for each name."""
-    octets = name.encode(errors="surrogatepass")
-    return ESCAPED + "".join(
-        chr(one) if chr(one).isalnum() and one < 0x80 else f"_{one:02x}" for one in octets
-    )
+    data = name.encode(errors="surrogatepass")
+    return ESCAPED + "".join(chr(one) if chr(one).isalnum() and one < 0x80 else f"_{one:02x}" for one in data)
 
 
 def read_name(name: str) -> str:
@@ -194,10 +192,10 @@ def read_name(name: str) -> str:
         return name
     parts = name[len(ESCAPED) :].split("_")
     try:
-        octets = parts[0].encode() + b"".join(
+        data = parts[0].encode() + b"".join(
             bytes.fromhex(part[:2]) + part[2:].encode() if len(part) > 1 else _none() for part in parts[1:]
         )
-        found = octets.decode()
+        found = data.decode()
     except ValueError:
         return name  # another sender's name
     return found
@@ -227,7 +225,7 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
     types: dict[str, str] = {}
     for name, values in found.items():
         written = escape_name(name) if name in reserved else write_name(name)
-        if len(written) > NAME_OCTETS_MAX:
+        if len(written) > NAME_BYTES_MAX:
             lost.add("header_name_long")
             continue
         value, kind = _say_value(values)
@@ -354,7 +352,7 @@ def _from_json(given: Any, depth: int) -> Value:
     if kind is ValueType.TABLE:
         return Value(kind, tuple((_text(name), _from_json(each, depth + 1)) for name, each in content))
     if kind in (ValueType.STRING, ValueType.BYTES):
-        return Value(kind, _octets(content) if isinstance(content, dict) else _text(content))
+        return Value(kind, _data(content) if isinstance(content, dict) else _text(content))
     return _simple(kind, content)
 
 
@@ -364,7 +362,7 @@ def _text(given: Any) -> str:
     return given
 
 
-def _octets(given: dict[str, Any]) -> bytes:
+def _data(given: dict[str, Any]) -> bytes:
     try:
         return b64decode(given["base64"], validate=True)
     except (KeyError, Base64Error):

@@ -47,7 +47,7 @@ from gateway.protocols.amqpfast.tables import TYPES, encode_pair, say, understan
 
 PROTOCOL: Final = "amqpfast"
 SETS_MAX: Final = 4096  # cached property sets
-SET_OCTETS_MAX: Final = 1024  # bytes of the largest cached property set
+SET_BYTES_MAX: Final = 1024  # bytes of the largest cached property set
 HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
 FORMS_MAX: Final = 64  # encodings of one set: every second of expiry is another
 EXPIRATION_MAX: Final = 0xFFFF_FFFF
@@ -86,20 +86,20 @@ OF_THE_WAY: Final = frozenset({RETAIN, HOPS})
 
 
 LOSSES: Final = (
-    Loss("header_name_long", "headers", "a name over 128 octets, or over that when escaped", "drop"),
-    Loss("header_value_long", "headers", "a value over 65 535 octets in its written form", "drop"),
+    Loss("header_name_long", "headers", "a name over 128 bytes, or over that when escaped", "drop"),
+    Loss("header_value_long", "headers", "a value over 65 535 bytes in its written form", "drop"),
     Loss("header_value", "headers", "a value that is not of its type", "drop"),
     Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
-    Loss("header_types_long", "headers", "types over 65 535 octets: values become texts", "downgrade"),
-    Loss("headers_long", "headers", "what does not fit a table of 65 535 octets: the last ones", "drop"),
+    Loss("header_types_long", "headers", "types over 65 535 bytes: values become texts", "downgrade"),
+    Loss("headers_long", "headers", "what does not fit a table of 65 535 bytes: the last ones", "drop"),
     Loss("text", "texts", "no Unicode: half a character", "drop"),
-    Loss("long_text", "texts", "over 255 octets, or with a zero octet: in a header of its own", "encode"),
-    Loss("text_longer", "texts", "over 65 535 octets", "drop"),
+    Loss("long_text", "texts", "over 255 bytes, or with a zero byte: in a header of its own", "encode"),
+    Loss("text_longer", "texts", "over 65 535 bytes", "drop"),
     Loss("text_empty", "content type, encoding, message id", "empty is the same as not said", "downgrade"),
     Loss("priority_zero", "priority", "0 is the same as not said", "downgrade"),
     Loss("priority_range", "priority", "beyond 0 to 9: the nearest of them", "downgrade"),
     Loss("timestamp_range", "timestamp", "not within 32 bits", "drop"),
-    Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
+    Loss("correlation_long", "correlation", "over 65 535 bytes", "drop"),
     Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
     Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
 )
@@ -169,7 +169,7 @@ def head_properties(raw: bytes) -> PropertySet:
     found = _sets.known.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
-        if len(raw) <= SET_OCTETS_MAX:
+        if len(raw) <= SET_BYTES_MAX:
             _sets.put(raw, found)
     return found
 
@@ -224,7 +224,7 @@ def decode_model(raw: bytes) -> Properties:
         texts[field] = getattr(head, native) or _text(own.get(header))
     correlation, utf8, timestamp = own.get(CORRELATION), own.get(UTF8), own.get(TIMESTAMP)
     return Properties(
-        correlation=correlation.encode() if isinstance(correlation, str) else _octets(correlation),
+        correlation=correlation.encode() if isinstance(correlation, str) else _data(correlation),
         utf8=bool(utf8) if isinstance(utf8, int) else None,
         timestamp=timestamp if isinstance(timestamp, int) and timestamp >= 0 else None,
         priority=head.priority or None,
@@ -237,7 +237,7 @@ def _text(given: Any) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _octets(given: Any) -> bytes | None:
+def _data(given: Any) -> bytes | None:
     return given if isinstance(given, bytes) else None
 
 

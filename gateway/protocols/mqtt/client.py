@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError
 from gateway.protocols.mqtt.connection import Connection, State, Table
-from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, violation
+from gateway.protocols.mqtt.data_types import UNBOUNDED, Bounds, ByteOrder, violation
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connack,

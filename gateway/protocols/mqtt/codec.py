@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.spooled import Body
-from gateway.protocols.mqtt.octets import (
+from gateway.protocols.mqtt.data_types import (
     UNBOUNDED,
     Bounds,
     ByteOrder,
@@ -67,7 +67,7 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
     Raises RemoteProtocolError (0x84) for an unknown name and level.
     """
     name = reader.binary()
-    level = reader.octet()
+    level = reader.byte()
     version = PROTOCOLS.get((name, level & ~BRIDGE))
     if version is None or (level & BRIDGE and version not in (Version.V31, Version.V311)):
         raise RemoteProtocolError(
@@ -105,7 +105,7 @@ def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
     Raises RemoteProtocolError with the reason code to respond with.
     """
     version, bridge = read_version(reader)
-    flags = _connect_flags(reader.octet(), version)
+    flags = _connect_flags(reader.byte(), version)
     reader.little = is_little(version, byte_order)
     keep_alive = reader.dialect_word()
     properties = read_list(reader, PacketType.CONNECT) if version is Version.V5 else NO_PROPERTIES
@@ -149,7 +149,7 @@ def _checked(reason: int, kind: PacketType) -> int:
 
 
 def _read_connack(reader: Reader, version: Version) -> Connack:
-    flags, code = reader.octet(), reader.octet()
+    flags, code = reader.byte(), reader.byte()
     if version < Version.V311:
         flags = 0  # reserved, or the response to a compression that was not requested
     elif flags > 1:
@@ -187,7 +187,7 @@ def _read_ack(reader: Reader, version: Version, kind: PacketType) -> Ack:
     packet_id = reader.packet_id()
     if reader.at == reader.end or version < Version.V5:
         return Ack(kind, packet_id)
-    reason = _checked(reader.octet(), kind)
+    reason = _checked(reader.byte(), kind)
     properties = read_list(reader, kind) if reader.at < reader.end else NO_PROPERTIES
     return Ack(kind, packet_id, reason, properties)
 
@@ -233,7 +233,7 @@ def _read_subscribe(reader: Reader, version: Version) -> Subscribe:
     found: list[Subscription] = []
     while reader.at < reader.end:
         filter = _read_filter(reader, len(found))
-        found.append(_read_options(reader.octet(), filter, version))
+        found.append(_read_options(reader.byte(), filter, version))
     if not found:
         raise violation("SUBSCRIBE without a topic filter")
     return Subscribe(packet_id, tuple(found), properties)
@@ -289,7 +289,7 @@ def _read_ending(reader: Reader, version: Version, kind: PacketType) -> tuple[in
     """Read the reason code and properties at the end of DISCONNECT and AUTH; both may be absent."""
     if reader.at == reader.end or version < Version.V5:
         return 0, NO_PROPERTIES
-    reason = _checked(reader.octet(), kind)
+    reason = _checked(reader.byte(), kind)
     return reason, read_list(reader, kind) if reader.at < reader.end else NO_PROPERTIES
 
 
@@ -339,7 +339,7 @@ def decode_packet(
 
 
 def decode(
-    octets: bytes,
+    data: bytes,
     at: int = 0,
     *,
     version: Version = Version.V5,
@@ -351,17 +351,17 @@ def decode(
     `packet_bytes_max` limits the size of the whole packet, in bytes; the length field is checked against it
     before the rest has arrived. Raises RemoteProtocolError if the packet is too large or invalid.
     """
-    if at >= len(octets):
+    if at >= len(data):
         return None
-    found = decode_length(octets, at + 1)
+    found = decode_length(data, at + 1)
     if found is None:
         return None
     size, start = found
     stop = start + size
     if stop - at > packet_bytes_max:
         raise RemoteProtocolError(
-            f"a packet of {stop - at} octets, over {packet_bytes_max}", reason=ReasonCode.PACKET_TOO_LARGE
+            f"a packet of {stop - at} bytes, over {packet_bytes_max}", reason=ReasonCode.PACKET_TOO_LARGE
         )
-    if stop > len(octets):
+    if stop > len(data):
         return None
-    return decode_packet(octets[at], octets[start:stop], version, byte_order), stop
+    return decode_packet(data[at], data[start:stop], version, byte_order), stop

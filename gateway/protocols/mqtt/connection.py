@@ -10,7 +10,7 @@ Memory and time are bounded for thousands of connections. Empty collections are 
 connection's memory has left the caches when its turn comes. A `bounded` connection limits the work of each
 call, since 64 KiB may be 32 768 packets: it counts steps of some microseconds (about one small packet), stops
 at STEPS_MAX, and is `unread` until the next call. Packets of `_run` cost a tenth of that, so only their rows
-are counted, after RUN_OCTETS bytes. Events before a corrupt packet are returned; the next call raises the
+are counted, after RUN_BYTES bytes. Events before a corrupt packet are returned; the next call raises the
 error.
 """
 
@@ -23,9 +23,9 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.gathered import Gathered
-from gateway.model.spooled import APART_OCTETS_MIN, Body, Piece
+from gateway.model.spooled import APART_BYTES_MIN, Body, Piece
 from gateway.protocols.mqtt.codec import decode_packet
-from gateway.protocols.mqtt.octets import (
+from gateway.protocols.mqtt.data_types import (
     UNBOUNDED,
     Bounds,
     ByteOrder,
@@ -41,7 +41,7 @@ from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_
 from gateway.protocols.mqtt.runs import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.spec import (
     FAILURE,
-    FIRST_OCTET,
+    FIRST_BYTE,
     PIPELINED_BYTES_MAX,
     REASONS,
     VARINT_MAX,
@@ -73,8 +73,8 @@ PUBACK: Final = int(PacketType.PUBACK)
 Table = Mapping[tuple[State, int], State]
 
 ACKS: Final = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
-PUBACK_HEAD: Final = bytes((FIRST_OCTET[PacketType.PUBACK], 2))
-_ACK_BY_FIRST: Final = {FIRST_OCTET[kind]: kind for kind in ACKS}
+PUBACK_HEAD: Final = bytes((FIRST_BYTE[PacketType.PUBACK], 2))
+_ACK_BY_FIRST: Final = {FIRST_BYTE[kind]: kind for kind in ACKS}
 _WORDS: Final = tuple(value.to_bytes(2, "big") for value in range(65_536))
 _PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flags in range(16))
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
@@ -82,11 +82,11 @@ _LENGTHS_END: Final = len(_LENGTHS)
 FIXED_HEADER_MAX: Final = 5  # 5: 2.1
 PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
 STEPS_MAX: Final = 128  # per call: one or two milliseconds, so that no flood delays the other connections
-STEP_OCTETS: Final = 16  # bytes per further step of a packet that the full codec decodes: about one filter
+STEP_BYTES: Final = 16  # bytes per further step of a packet that the full codec decodes: about one filter
 ROWS_MAX: Final = 1_024  # PUBLISH and acknowledgement rows per call: in all about as expensive as STEPS_MAX
-ACK_OCTETS: Final = 4  # size of an acknowledgement without reason and properties
-RUN_OCTETS: Final = 8_192  # bytes after which the rows are counted
-ALIAS_TOPICS_OCTETS_MAX: Final = 65_536  # of a peer's topics, which are stored as long as its connection
+ACK_BYTES: Final = 4  # size of an acknowledgement without reason and properties
+RUN_BYTES: Final = 8_192  # bytes after which the rows are counted
+ALIAS_TOPICS_BYTES_MAX: Final = 65_536  # of a peer's topics, which are stored as long as its connection
 ALIAS_WITHIN: Final = 64  # factor of the maximum number of properties: the alias may be behind them
 PUBLISH_PIECES: Final = 6  # pieces of each PUBLISH in `out`: joining all of them once is fastest
 
@@ -105,7 +105,7 @@ class Connection:
     """
 
     __slots__ = (
-        "_alias_octets",
+        "_alias_bytes",
         "_aliases",
         "_bounds",
         "_buffer",
@@ -175,7 +175,7 @@ class Connection:
         self._steps = 0
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
-        self._alias_octets = 0  # of the topics in it
+        self._alias_bytes = 0  # of the topics in it
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: Gathered | None = None
         self._needed = 0
@@ -253,7 +253,7 @@ class Connection:
                     break
                 if self.bounded and self._is_enough(events, at - begin):
                     break
-                if at - begin >= RUN_OCTETS:
+                if at - begin >= RUN_BYTES:
                     continue
                 self._steps += (at - begin) >> 6
             stop = self._one(data, at, events)
@@ -278,7 +278,7 @@ class Connection:
         if self.state not in self.reading:
             self._hold(buffer)
             return b""
-        if buffer.octets < self._needed:
+        if buffer.byte_count < self._needed:
             return b""
         self._buffer = None
         return buffer.joined()
@@ -292,12 +292,12 @@ class Connection:
             self.unread = False
             self._hold(rest)
 
-    def _is_enough(self, events: list[Event], octets: int) -> bool:
+    def _is_enough(self, events: list[Event], byte_count: int) -> bool:
         """Return True, and set `unread`, if this call has decoded as much as one call should.
 
-        `octets` is the size of the last run in bytes. Only called while more bytes remain.
+        `byte_count` is the size of the last run in bytes. Only called while more bytes remain.
         """
-        if octets >= RUN_OCTETS:
+        if byte_count >= RUN_BYTES:
             rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
             self.unread = rows >= ROWS_MAX
         self.unread = self.unread or self._steps >= STEPS_MAX
@@ -306,7 +306,7 @@ class Connection:
     @property
     def begun(self) -> int:
         """Size in bytes of the buffered part of an incomplete packet; 0 if there is none."""
-        return 0 if self._buffer is None else self._buffer.octets
+        return 0 if self._buffer is None else self._buffer.byte_count
 
     @property
     def due(self) -> int:
@@ -322,7 +322,7 @@ class Connection:
         self._needed = 0
         if self.state is State.CLOSED:
             self._buffer = None
-        elif buffer.octets > PIPELINED_BYTES_MAX:
+        elif buffer.byte_count > PIPELINED_BYTES_MAX:
             self.state = State.CLOSED
             text = "too much was sent before the CONNACK"
             self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))
@@ -338,8 +338,8 @@ class Connection:
         Return the position of the first other packet.
         """
         most = len(data) - 3
-        if most - at > RUN_OCTETS:
-            most = at + RUN_OCTETS
+        if most - at > RUN_BYTES:
+            most = at + RUN_BYTES
         while at < most:
             first = data[at]
             if 0x30 <= first < 0x3E:
@@ -418,14 +418,14 @@ class Connection:
         """
         first = data[at]
         rows: list[tuple[int, int]] | None = None
-        while at < most and data[at] == first and data[at + 1] == 2 and self.packet_bytes_max >= ACK_OCTETS:
+        while at < most and data[at] == first and data[at + 1] == 2 and self.packet_bytes_max >= ACK_BYTES:
             packet_id = data[at + 2] << 8 | data[at + 3]
             if not packet_id:
                 break
             if rows is None:
                 rows = self._acks(events, _ACK_BY_FIRST[first]).rows
             rows.append((packet_id, 0))
-            at += ACK_OCTETS
+            at += ACK_BYTES
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
@@ -466,7 +466,7 @@ class Connection:
         self._steps += size >> 8
         try:
             if size > self._bounds.properties_bytes_max:
-                raise too_much(f"{size} octets of properties")
+                raise too_much(f"{size} bytes of properties")
             listed = publish_essentials(data[start:body_at], self._bounds.properties_max)
             alias, properties, identified = listed.alias, listed.bare, listed.identified
             self._steps += 1 + (listed.total >> 3)
@@ -492,9 +492,9 @@ class Connection:
 
     def _alias(self, alias: int, topic: bytes) -> None:
         """Store the topic of an alias. Raises RemoteProtocolError if the topics of all are too long."""
-        self._alias_octets += len(topic) - len(self._aliases.get(alias, b""))
-        if self._alias_octets > ALIAS_TOPICS_OCTETS_MAX:
-            raise too_much(f"topic aliases for more than {ALIAS_TOPICS_OCTETS_MAX} octets of topics")
+        self._alias_bytes += len(topic) - len(self._aliases.get(alias, b""))
+        if self._alias_bytes > ALIAS_TOPICS_BYTES_MAX:
+            raise too_much(f"topic aliases for more than {ALIAS_TOPICS_BYTES_MAX} bytes of topics")
         self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
@@ -526,12 +526,12 @@ class Connection:
             if not self._may_answer_oversized(data, start):
                 return at
             raise RemoteProtocolError(
-                f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
+                f"a packet of {stop - at} bytes, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
             )
         if stop > end:
             self._needed = stop - at
             return at
-        self._steps += 1 + size // STEP_OCTETS
+        self._steps += 1 + size // STEP_BYTES
         packet = self._decode(data[at], data[start:stop])
         self.state = after
         if isinstance(packet, Ack):
@@ -625,18 +625,18 @@ class Connection:
 
     def send(self, packet: Packet) -> bool:
         """Queue `packet`. Return False, and queue nothing, if it exceeds the peer's maximum packet size."""
-        octets = encode(packet, self.version, self._byte_order)
-        if len(octets) > self.peer_packet_bytes_max:
+        data = encode(packet, self.version, self._byte_order)
+        if len(data) > self.peer_packet_bytes_max:
             return False
-        self._say(octets)
+        self._say(data)
         self.sent[packet.kind] += 1
         return True
 
-    def _say(self, octets: bytes) -> None:
+    def _say(self, data: bytes) -> None:
         if self.out is None:
-            self.out = [octets]
+            self.out = [data]
         else:
-            self.out.append(octets)
+            self.out.append(data)
 
     def _require(self, *states: State) -> None:
         """Raise LocalProtocolError unless the connection is in one of these states."""
@@ -669,7 +669,7 @@ class Connection:
             self._require(OPEN)
         limit = self.peer_packet_bytes_max
         safe = limit - FIXED_HEADER_MAX
-        common = min(safe, APART_OCTETS_MIN)
+        common = min(safe, APART_BYTES_MIN)
         v5 = self._v5
         little = self._little
         words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
@@ -694,7 +694,7 @@ class Connection:
                 if size > safe and size + 1 + len(length) > limit:
                     refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
                     continue
-                self.large |= len(body) >= APART_OCTETS_MIN
+                self.large |= len(body) >= APART_BYTES_MIN
             out += (firsts[flags], length, words[len(topic)], topic, middle, body)
         self.sent[PUBLISH] += (len(out) - before) // PUBLISH_PIECES
         return refused
@@ -730,7 +730,7 @@ class Connection:
         count = len(ids)
         if self._little:
             ids = [swapped(packet_id) for packet_id in ids]
-        base = FIRST_OCTET[kind] << 24 | 2 << 16
+        base = FIRST_BYTE[kind] << 24 | 2 << 16
         self._say(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
         self.sent[kind] += count
 

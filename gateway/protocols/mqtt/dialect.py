@@ -16,7 +16,7 @@ from gateway.protocols.mqtt.server import connack_unavailable
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.protocols.mqtt.translate import losses, message_id_in, publish_essentials, unread_list
 
-TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: the length has two bytes
+TOPIC_BYTES_MAX: Final = 65_535  # 1.5.4: the length has two bytes
 
 
 class MqttDialect(Dialect):
@@ -32,7 +32,7 @@ class MqttDialect(Dialect):
     assurance_max = 2
     message_id_field = "the user property amqp-message-id, which needs MQTT 5"
     target_options = frozenset(("qos", "retain"))
-    name_octets_max = TOPIC_OCTETS_MAX
+    name_bytes_max = TOPIC_BYTES_MAX
     wire_form = 1
     wire_is_name = True
     separator = "/"
@@ -58,7 +58,7 @@ class MqttDialect(Dialect):
     )
     meeting = "gateway"
     subprotocols = ("mqtt", "mqttv3.1")  # MQTT-6.0.0-3
-    first_octets = (b"\x10",)  # CONNECT
+    first_bytes = (b"\x10",)  # CONNECT
     frame_names = tuple(
         PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
         for number in range(16)
@@ -73,29 +73,29 @@ class MqttDialect(Dialect):
         if not name or any(character in name for character in "+#\0"):
             raise NameRefused(f"{short(name)} is not a topic name: empty, or a wildcard or NUL in it")
         made = topic_address(name)
-        if len(made.wire) > TOPIC_OCTETS_MAX:
-            raise NameRefused(f"a topic of {len(made.wire)} octets; at most {TOPIC_OCTETS_MAX} are allowed")
+        if len(made.wire) > TOPIC_BYTES_MAX:
+            raise NameRefused(f"a topic of {len(made.wire)} bytes; at most {TOPIC_BYTES_MAX} are allowed")
         return made
 
     def read_address(self, wire: bytes) -> Address:
         """Return the address of a topic that is encoded as UTF-8."""
         return topic_address(wire.decode(), wire)
 
-    def property_set(self, octets: bytes) -> PropertySet:
+    def property_set(self, data: bytes) -> PropertySet:
         """Return the property set of an encoded PUBLISH property list. Raises an error if it is malformed."""
-        return publish_essentials(octets)
+        return publish_essentials(data)
 
-    def unread_set(self, octets: bytes) -> PropertySet:
+    def unread_set(self, data: bytes) -> PropertySet:
         """Return the property set of a stored PUBLISH property list, without caching it."""
-        return unread_list(octets)
+        return unread_list(data)
 
-    def message_id(self, octets: bytes) -> str | None:
+    def message_id(self, data: bytes) -> str | None:
         """Return the message id in an encoded PUBLISH property list, or None."""
-        return message_id_in(octets)
+        return message_id_in(data)
 
-    def refusal(self, octets: bytes, text: str) -> bytes:
-        """Return a CONNACK "server unavailable" if `octets` hold a whole CONNECT, else b""."""
-        return connack_unavailable(octets, text)
+    def refusal(self, data: bytes, text: str) -> bytes:
+        """Return a CONNACK "server unavailable" if `data` hold a whole CONNECT, else b""."""
+        return connack_unavailable(data, text)
 
     def losses(self, message: Message) -> tuple[str, ...]:
         """Return the names of the losses when a message of another protocol is translated to MQTT."""

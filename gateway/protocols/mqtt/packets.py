@@ -187,13 +187,13 @@ Packet = (
 class Oversized:
     """PUBLISH over our size limit, in a version that has no reason code for it.
 
-    The connection skipped `octets` bytes of its body.
+    The connection skipped `byte_count` bytes of its body.
     """
 
     kind: ClassVar = PacketType.PUBLISH
 
     publish: Publish
-    octets: int
+    byte_count: int
 
 
 Event = (

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.protocols.mqtt.octets import (
+from gateway.protocols.mqtt.data_types import (
     Reader,
     encode_binary,
     encode_text,
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 
 
 def _bit(reader: Reader) -> int:
-    value = reader.octet()
+    value = reader.byte()
     if value > 1:
         raise violation(f"a property that is 0 or 1 is {value}")
     return value
@@ -71,20 +71,20 @@ _RULES: Final[dict[int, tuple[Property, PropertyRule]]] = {
 _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
-def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
+def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
     """Yield the properties of a list (without its length) in order; `place` is a PacketType or WILL.
 
     Raises 0x81 for a property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs
     twice or has a forbidden value, 0x97 for more than `most` properties.
     """
-    reader = Reader(octets)
+    reader = Reader(data)
     seen = 0
     count = 0
     while (start := reader.at) < reader.end:
         if count == most:
             raise too_much(f"more than {most} properties")
         count += 1
-        number = reader.octet()  # every existing identifier fits one byte of the varint
+        number = reader.byte()  # every existing identifier fits one byte of the varint
         found = _RULES.get(number)
         # The one property that may occur a thousand times.
         if found is _USER_PROPERTY and place in found[1].places:
@@ -109,13 +109,13 @@ def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
         raise violation("authentication data without a method")
 
 
-def decode_list(octets: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
+def decode_list(data: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
     """Return the properties of a list without its length. Raises 0x97 for more than `most` properties."""
-    if not octets:
+    if not data:
         return NO_PROPERTIES
     found: dict[Property, Any] = {}
     listed: dict[Property, list[Any]] = {}
-    for span in spans(octets, place, most):
+    for span in spans(data, place, most):
         if span.id in LISTED:
             listed.setdefault(span.id, found.setdefault(span.id, [])).append(span.value)
         else:
@@ -132,14 +132,14 @@ def read_list(reader: Reader, place: int) -> PropertyMap:
     """
     size = reader.varint()
     if size > reader.bounds.properties_bytes_max:
-        raise too_much(f"{size} octets of properties")
+        raise too_much(f"{size} bytes of properties")
     return decode_list(reader.take(size), place, reader.bounds.properties_max)
 
 
-def _number(value: int, low: int, high: int, octets: int) -> bytes:
+def _number(value: int, low: int, high: int, byte_count: int) -> bytes:
     if not low <= value <= high:
         raise LocalProtocolError(f"a property's value {value} is not within {low} and {high}")
-    return value.to_bytes(octets, "big")
+    return value.to_bytes(byte_count, "big")
 
 
 def encode_property(id: Property, value: Any) -> bytes:
@@ -183,8 +183,8 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
     """Encode the property length and the list."""
     if not properties:
         return b"\0"
-    octets = encode_list(properties, place)
-    return encode_varint(len(octets)) + octets
+    data = encode_list(properties, place)
+    return encode_varint(len(data)) + data
 
 
 def alias_among(raw: bytes, most: int) -> int:

@@ -26,7 +26,7 @@ TEXTS: Final = frozenset((CONTENT_TYPE, RESPONSE_TOPIC))
 NUMBERS: Final = {PAYLOAD_FORMAT: 2, ALIAS: 3, EXPIRY: 5}  # size in bytes, including the identifier
 ASCII: Final = bytes(range(0x80))
 OWN: Final = (b"gateway-", b"amqp-")  # prefixes of the user properties that mean something to the gateway
-OWN_FIRST: Final = bytes([octet in {name[0] for name in OWN} for octet in range(256)])
+OWN_FIRST: Final = bytes([byte in {name[0] for name in OWN} for byte in range(256)])
 USER_HEAD: Final = b"\x26\0"  # start of a user property: identifier, high byte of the name's length
 
 Decode = Callable[[bytes], Properties]

@@ -16,7 +16,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.spooled import Piece
 from gateway.protocols.mqtt.codec import read_version
 from gateway.protocols.mqtt.connection import Connection, State, Table, swapped
-from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, Reader, violation
+from gateway.protocols.mqtt.data_types import UNBOUNDED, Bounds, ByteOrder, Reader, violation
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connack,
@@ -341,23 +341,23 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason))
 
 
-def connack_unavailable(octets: bytes, text: str) -> bytes:
-    """Return the CONNACK that refuses a client that begins with `octets`, or b"" without a whole CONNECT.
+def connack_unavailable(data: bytes, text: str) -> bytes:
+    """Return the CONNACK that refuses a client that begins with `data`, or b"" without a whole CONNECT.
 
     Its code is "server unavailable", with `text` as the reason string in MQTT 5.
     """
     machine = ServerConnection(packet_bytes_max=CONNECT_BYTES_MAX)
     try:
-        machine.receive_data(octets, 0.0)
+        machine.receive_data(data, 0.0)
     except RemoteProtocolError:
         return b""
     if machine.state is not State.CONNECTING:
         return b""
     given = {Property.REASON_STRING: text} if machine.version == Version.V5 else {}
     machine.send_connack(reason=ReasonCode.SERVER_UNAVAILABLE, properties=given)
-    octets = machine.data_to_send()
-    assert isinstance(octets, bytes)
-    return octets
+    data = machine.data_to_send()
+    assert isinstance(data, bytes)
+    return data
 
 
 def _ids_of(event: Event) -> list[int]:

@@ -37,9 +37,9 @@ PROTOCOL_NAMES: Final = {version: name for (name, _), version in PROTOCOLS.items
 BRIDGE: Final = 0x80
 """Level bit with which brokers of the RSMB and Mosquitto family mark a client that is a broker."""
 
-LENGTH_OCTETS_MAX: Final = 4  # of a variable length integer (5: 1.5.5)
+LENGTH_BYTES_MAX: Final = 4  # of a variable length integer (5: 1.5.5)
 VARINT_MAX: Final = 268_435_455
-STRING_OCTETS_MAX: Final = 65_535
+STRING_BYTES_MAX: Final = 65_535
 CONNECT_BYTES_MAX: Final = 196_608  # the client is not yet authenticated, so it gets little memory
 CONTROL_BYTES_MAX: Final = 1_048_576  # all packets but PUBLISH: the longest has a thousand topic filters
 PIPELINED_BYTES_MAX: Final = 262_144  # what may wait behind a CONNECT that is still being authenticated
@@ -70,7 +70,7 @@ class PacketType(IntEnum):
 FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 """Low four bits of the first byte, where they are neither 0 nor the flags of PUBLISH (5: 2.1.3)."""
 
-FIRST_OCTET: Final = {kind: kind << 4 | FLAGS.get(kind, 0) for kind in PacketType}
+FIRST_BYTE: Final = {kind: kind << 4 | FLAGS.get(kind, 0) for kind in PacketType}
 
 DUP: Final = 8
 QOS: Final = 6

@@ -21,12 +21,12 @@ from gateway.model.caches import Recurring
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, fits
-from gateway.protocols.mqtt.octets import too_much
+from gateway.protocols.mqtt.data_types import too_much
 from gateway.protocols.mqtt.properties import encode_property, spans
 from gateway.protocols.mqtt.scanning import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
-    STRING_OCTETS_MAX,
+    STRING_BYTES_MAX,
     VARINT_MAX,
     PacketType,
     Property,
@@ -62,18 +62,18 @@ FORM: Final = "mqtt5"
 """Key of the encoding that `encode_properties` stores in a PropertySet of another protocol."""
 
 LOSSES: Final = (
-    Loss("header_name", "headers", "a name over 65 535 octets, no UTF-8, or with U+0000", "drop"),
+    Loss("header_name", "headers", "a name over 65 535 bytes, no UTF-8, or with U+0000", "drop"),
     Loss("header_value", "headers", "a value that is not of its type, or whose text cannot be said", "drop"),
-    Loss("header_types_long", "headers", "types over 65 535 octets: values become strings", "downgrade"),
-    Loss("text", "texts", "over 65 535 octets, no UTF-8, or with U+0000", "drop"),
-    Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
+    Loss("header_types_long", "headers", "types over 65 535 bytes: values become strings", "downgrade"),
+    Loss("text", "texts", "over 65 535 bytes, no UTF-8, or with U+0000", "drop"),
+    Loss("correlation_long", "correlation", "over 65 535 bytes", "drop"),
     Loss("reply_to", "reply-to", f"no topic name: user property {REPLY_TO}", "encode"),
 )
 """Content that MQTT 5 cannot carry. Earlier versions have no properties at all."""
 LOSING: Final = losing(LOSSES)
 
 _LISTS_MAX: Final = 4_096  # cached property lists; devices repeat a few
-_LIST_OCTETS_MAX: Final = 1_024  # bytes; longer lists are rarely repeated
+_LIST_BYTES_MAX: Final = 1_024  # bytes; longer lists are rarely repeated
 _lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
@@ -87,7 +87,7 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
     known = _lists.known.get(raw) or _lists.get(raw)
     if known is None:
         known = scan(raw, most, decode_properties) or _look_closely(raw, most)
-        if len(raw) <= _LIST_OCTETS_MAX:
+        if len(raw) <= _LIST_BYTES_MAX:
             _lists.put(raw, known)
     elif known.total > most:  # cached for a connection with a higher limit
         raise too_much(f"more than {most} properties")
@@ -223,18 +223,18 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
-        octets: bytes = _forwarded(property_set) if property_set.known is None else property_set.known
+        data: bytes = _forwarded(property_set) if property_set.known is None else property_set.known
     else:
-        octets = _form(property_set).octets
+        data = _form(property_set).data
     if message.expires:
         left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
-        octets += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
+        data += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
     hops = message.hops
     if hops:
-        octets += _HOPS[hops] if hops < len(_HOPS) else _hops(hops)
+        data += _HOPS[hops] if hops < len(_HOPS) else _hops(hops)
     for one in subscription_ids:
-        octets += encode_property(Property.SUBSCRIPTION_IDENTIFIER, one)
-    return octets
+        data += encode_property(Property.SUBSCRIPTION_IDENTIFIER, one)
+    return data
 
 
 def losses(message: Message) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ class Form(NamedTuple):
     """Encoded property list without what differs between messages, and the names of its lossy LOSSES."""
 
     key: str
-    octets: bytes
+    data: bytes
     losses: tuple[str, ...]
 
 
@@ -284,8 +284,8 @@ def _make_form(property_set: PropertySet) -> Form:
         if straight:
             return Form(FORM, straight, ())
     lost: set[str] = set()
-    octets = _encode(property_set, lost)
-    return Form(FORM, octets, tuple(sorted(lost & LOSING)))
+    data = _encode(property_set, lost)
+    return Form(FORM, data, tuple(sorted(lost & LOSING)))
 
 
 _OF_THE_WAY: Final = frozenset(
@@ -297,12 +297,12 @@ _OF_THE_WAY: Final = frozenset(
 def _forwarded(property_set: PropertySet) -> bytes:
     """Store in `known`, and return, the part of an MQTT client's list that is forwarded."""
     raw = property_set.raw
-    octets = property_set.known = b"".join(
+    data = property_set.known = b"".join(
         raw[span.start : span.stop]
         for span in spans(raw, PacketType.PUBLISH)
         if span.id not in _OF_THE_WAY and not (span.id is Property.USER_PROPERTY and span.value[0] == HOPS)
     )
-    return octets
+    return data
 
 
 def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
@@ -321,7 +321,7 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
             lost.add("reply_to")
             pairs.append((REPLY_TO, properties.reply_to))
     if properties.correlation is not None:
-        if len(properties.correlation) <= STRING_OCTETS_MAX:
+        if len(properties.correlation) <= STRING_BYTES_MAX:
             found.append(encode_property(Property.CORRELATION_DATA, properties.correlation))
         else:
             lost.add("correlation_long")

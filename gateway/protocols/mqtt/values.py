@@ -27,20 +27,20 @@ from typing import Any, Final
 from gateway.model.properties import NESTING_MAX, RANGES, Value, ValueType, fits, string
 
 STRING64: Final = "string64"
-_DECIMAL_OCTETS_MAX: Final = 512  # a sign, 255 digits and space for an exponent
+_DECIMAL_BYTES_MAX: Final = 512  # a sign, 255 digits and space for an exponent
 _DECIMAL_SCALE_MAX: Final = 255
 
 Type = Any
 """Type of one value in `gateway-types`: a name, the object of an array or table, or None for a string."""
 
 
-def is_text(octets: str) -> bool:
+def is_text(data: str) -> bool:
     """Return True if MQTT can carry the string: UTF-8, no NUL, at most 65 535 bytes."""
     try:
-        size = len(octets.encode())
+        size = len(data.encode())
     except UnicodeEncodeError:
         return False
-    return size <= 65_535 and "\0" not in octets
+    return size <= 65_535 and "\0" not in data
 
 
 def _plain(value: Value) -> tuple[Any, Type]:
@@ -49,8 +49,8 @@ def _plain(value: Value) -> tuple[Any, Type]:
     if kind is ValueType.STRING:
         if isinstance(content, str) and is_text(content):
             return content, None
-        octets = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-        return b64encode(octets).decode(), STRING64
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        return b64encode(data).decode(), STRING64
     if kind is ValueType.ARRAY:
         pairs = [_plain(one) for one in content]
         return [one for one, _ in pairs], {"array": [inner for _, inner in pairs]}
@@ -135,7 +135,7 @@ def _decimal(text: str) -> Decimal:
 
     Raises ValueError for any other text.
     """
-    if len(text) > _DECIMAL_OCTETS_MAX:
+    if len(text) > _DECIMAL_BYTES_MAX:
         raise ValueError("too long for a decimal")
     found = Decimal(text)
     _, digits, exponent = found.as_tuple()
@@ -155,10 +155,10 @@ def _from_string(text: str, type: str | None) -> Value:
         return string(text)
     if type == ValueType.DECIMAL.value:
         return Value(ValueType.DECIMAL, _decimal(text))
-    octets = b64decode(text, validate=True)
+    data = b64decode(text, validate=True)
     if type == ValueType.BYTES.value:
-        return Value(ValueType.BYTES, octets)
+        return Value(ValueType.BYTES, data)
     try:
-        return string(octets.decode())
+        return string(data.decode())
     except UnicodeDecodeError:
-        return Value(ValueType.STRING, octets)
+        return Value(ValueType.STRING, data)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from gateway.errors import LocalProtocolError
-from gateway.protocols.mqtt.octets import (
+from gateway.protocols.mqtt.data_types import (
     ByteOrder,
     encode_binary,
     encode_text,
@@ -37,7 +37,7 @@ from gateway.protocols.mqtt.spec import (
     BRIDGE,
     DUP,
     FAILURE,
-    FIRST_OCTET,
+    FIRST_BYTE,
     PROTOCOL_NAMES,
     REASONS,
     RETAIN,
@@ -87,7 +87,7 @@ def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
         pieces.append(encode_text(packet.user_name))
     if packet.password is not None:
         pieces.append(encode_binary(packet.password))
-    return frame(FIRST_OCTET[PacketType.CONNECT], b"".join(pieces))
+    return frame(FIRST_BYTE[PacketType.CONNECT], b"".join(pieces))
 
 
 class _Writer:
@@ -112,8 +112,8 @@ class _Writer:
         """Encode reason and properties in their shortest form (5: 3.4.2.1, 3.14.2.1)."""
         if not self.v5 or (not reason and not properties):
             return b""
-        octets = self.checked(reason, kind)
-        return octets + write_list(properties, kind) if properties else octets
+        data = self.checked(reason, kind)
+        return data + write_list(properties, kind) if properties else data
 
     def checked(self, reason: int, kind: PacketType) -> bytes:
         """Return the reason code as one byte.
@@ -200,7 +200,7 @@ def encode(packet: Packet, version: Version, byte_order: ByteOrder = "auto") -> 
     if isinstance(packet, Connect):
         return encode_connect(packet, byte_order)
     body = _WRITERS[type(packet)](packet, _Writer(version, byte_order))
-    first = FIRST_OCTET[packet.kind]
+    first = FIRST_BYTE[packet.kind]
     if isinstance(packet, Publish):
         first |= packet.dup * DUP | packet.qos << 1 | packet.retain * RETAIN
     return frame(first, body)

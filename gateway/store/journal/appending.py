@@ -27,7 +27,7 @@ from typing import Final
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
 from gateway.store.journal.converting import Conversion, ConversionError, remove_drafts
-from gateway.store.journal.format import DamageError, JournalError, Laid, Octets, lay_out, seal
+from gateway.store.journal.format import Bytes, DamageError, JournalError, Laid, lay_out, seal
 from gateway.store.journal.merging import merge_segments, remove_leftovers, statistics_of
 from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import (
@@ -49,11 +49,11 @@ PIECES_MAX: Final = 1_000  # of one system call (IOV_MAX is 1 024)
 MERGED_FROM: Final = 16  # small blocks; a segment with fewer is not rewritten
 SMALL_MAX: Final = 256  # small blocks in the segment in use, which readers read one by one
 # Bytes at a segment's end that stay in the page cache, for readers of new rows.
-CACHED_OCTETS: Final = 4 * 1_048_576
+CACHED_BYTES: Final = 4 * 1_048_576
 MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
 CONVERT_AGAIN_SECS: Final = 3_600.0  # after a failed conversion
 PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
-Pwritev = Callable[[int, Sequence[Octets], int], int]
+Pwritev = Callable[[int, Sequence[Bytes], int], int]
 
 
 class Appender:
@@ -105,7 +105,7 @@ class Appender:
         self.cut = 0
         self.segments = 0
         self._file: int | None = None
-        self._octets = 0
+        self._byte_count = 0
         self._let_go_to = 0  # offset up to which the file need not stay in the page cache
         self._opened = utc()  # when the segment in use was opened
         self._written = 0.0  # when its last row was written, on the scale of the segments' ages
@@ -132,30 +132,30 @@ class Appender:
         Raises OSError; then the journal is unchanged.
         """
         first = blocks[0]
-        if self._file is not None and self._is_full(first.header.octets):
+        if self._file is not None and self._is_full(first.header.byte_count):
             self._finish()
         if self._file is None:
             self._begin(first.header.base)
         assert self._file is not None
-        room = (self._segment_bytes or sys.maxsize) - self._octets
-        octets = first.header.octets
+        room = (self._segment_bytes or sys.maxsize) - self._byte_count
+        byte_count = first.header.byte_count
         pieces = [*first.pieces]
         count = 1
         for header, more, _ in blocks[1:]:
-            if octets + header.octets > room or len(pieces) + len(more) > PIECES_MAX:
+            if byte_count + header.byte_count > room or len(pieces) + len(more) > PIECES_MAX:
                 break
-            octets += header.octets
+            byte_count += header.byte_count
             pieces += more
             count += 1
         try:
-            self._write(self._file, pieces, octets)
+            self._write(self._file, pieces, byte_count)
         except OSError:
             with suppress(OSError):  # otherwise the rest is overwritten, or cut off at the next start
-                os.ftruncate(self._file, self._octets)
+                os.ftruncate(self._file, self._byte_count)
             raise
         for header, _, statistics in blocks[:count]:
-            self._summary.add(self._octets, header, statistics, small=is_small(header))
-            self._octets += header.octets
+            self._summary.add(self._byte_count, header, statistics, small=is_small(header))
+            self._byte_count += header.byte_count
         self.next = self._summary.next
         self._written = self._age_scale()
         self._unsynced = True
@@ -260,17 +260,20 @@ class Appender:
                     statistics = statistics_of(block_from(newest.shard, at, raw)) if plain else None
                     summary.add(at.offset, at.header, statistics, small=is_small(at.header))
                     end = at.end
-            octets = size_of(file)
+            byte_count = size_of(file)
         self.next = summary.next
         self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
-        self._octets, self._opened = end, min(opened, self._utc())  # its rows have times of the wall clock
+        self._byte_count, self._opened = (
+            end,
+            min(opened, self._utc()),
+        )  # its rows have times of the wall clock
         # The file's time is on the scale if its writer closed it, and else that of the wall clock.
         written = newest.path.stat().st_mtime + max(self._ahead_secs, 0.0)
         self._written = min(written, self._age_scale())
-        if octets > end:
+        if byte_count > end:
             os.ftruncate(self._file, end)
-            self.cut = octets - end
+            self.cut = byte_count - end
             self._unsynced = True
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
@@ -294,7 +297,7 @@ class Appender:
         path = self.folder / segment_name(self.shard, first)
         self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._octets = self._let_go_to = 0
+        self._byte_count = self._let_go_to = 0
         self._opened, self._written = self._utc(), self._age_scale()
         self.segments += 1
         if self._sync_secs:
@@ -304,8 +307,8 @@ class Appender:
             finally:
                 os.close(folder)
 
-    def _is_full(self, octets: int) -> bool:
-        """Return True if `octets` more bytes belong to the next segment.
+    def _is_full(self, byte_count: int) -> bool:
+        """Return True if `byte_count` more bytes belong to the next segment.
 
         A segment without rows is never full.
         """
@@ -313,20 +316,20 @@ class Appender:
             return False
         if self._summary.small >= SMALL_MAX:
             return True
-        if self._segment_bytes and self._octets + octets > self._segment_bytes:
+        if self._segment_bytes and self._byte_count + byte_count > self._segment_bytes:
             return True
         return bool(self._segment_secs) and self._utc() - self._opened >= self._segment_secs
 
-    def _write(self, file: int, pieces: Sequence[Octets], octets: int) -> None:
-        written = self._pwritev(file, pieces, self._octets)
-        while written < octets:
+    def _write(self, file: int, pieces: Sequence[Bytes], byte_count: int) -> None:
+        written = self._pwritev(file, pieces, self._byte_count)
+        while written < byte_count:
             begins = [0, *accumulate(map(len, pieces))]
             left = [
                 piece[max(0, written - begin) :]
                 for begin, piece in zip(begins, pieces, strict=False)
                 if begin + len(piece) > written
             ]
-            written += self._pwritev(file, left, self._octets + written)
+            written += self._pwritev(file, left, self._byte_count + written)
 
     def _sync(self) -> None:
         assert self._file is not None
@@ -341,7 +344,7 @@ class Appender:
         There they would displace pages that are read more often, and a new page may cost more than everything
         that is written into it.
         """
-        begin, end = self._let_go_to, (self._octets // CACHED_OCTETS - 1) * CACHED_OCTETS
+        begin, end = self._let_go_to, (self._byte_count // CACHED_BYTES - 1) * CACHED_BYTES
         if end > begin and hasattr(os, "posix_fadvise"):  # not on every system
             with suppress(OSError):  # only a hint
                 os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
@@ -352,9 +355,9 @@ class Appender:
         summary = self._summary
         assert self._file is not None
         if summary.small < MERGED_FROM:
-            index = seal(lay_out(index_draft(self.shard, self._octets, summary), 0))
-            self._write(self._file, index.pieces, index.header.octets)
-            self._octets += index.header.octets
+            index = seal(lay_out(index_draft(self.shard, self._byte_count, summary), 0))
+            self._write(self._file, index.pieces, index.header.byte_count)
+            self._byte_count += index.header.byte_count
             self._unsynced = True
         self._leave()
         if summary.small >= MERGED_FROM:
@@ -399,7 +402,7 @@ class Appender:
         """
         limit = self._segment_bytes or sys.maxsize
         waiting: list[Segment] = []
-        period, octets = -1, 0
+        period, byte_count = -1, 0
         ages_now = self._age_scale()
         for segment in without_repeats(own):
             if segment.next is not None or self._convert_from.get(segment.path, WallTime(0.0)) > now:
@@ -407,11 +410,11 @@ class Appender:
                     break
                 continue
             of = int((ages_now - _age(segment, ages_now)) // self._period)
-            is_over = of < ages_now // self._period or segment.octets > limit // MERGED_PART
-            if not is_over or (waiting and (of != period or octets + segment.octets > limit)):
+            is_over = of < ages_now // self._period or segment.byte_count > limit // MERGED_PART
+            if not is_over or (waiting and (of != period or byte_count + segment.byte_count > limit)):
                 break
             waiting.append(segment)
-            period, octets = of, octets + segment.octets
+            period, byte_count = of, byte_count + segment.byte_count
         if not waiting:
             return None
         try:
@@ -452,21 +455,21 @@ class Appender:
     def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
         """Yield lists of consecutive segments to merge: of the same period, which is over."""
         waiting: list[Segment] = []
-        period, octets = -1, 0
+        period, byte_count = -1, 0
         for segment in own:
             of = self._period_of(segment)
             most = (self._segment_bytes or sys.maxsize) // MERGED_PART
-            if segment.octets > most:  # the few large segments of a busy hour are not merged
+            if segment.byte_count > most:  # the few large segments of a busy hour are not merged
                 of = -1
-            fits = of == period and octets + segment.octets <= most * MERGED_PART
+            fits = of == period and byte_count + segment.byte_count <= most * MERGED_PART
             if not fits:
                 if len(waiting) > 1:
                     yield waiting
-                waiting, octets = [], 0
+                waiting, byte_count = [], 0
             period = of
             if 0 <= of < now // self._period:
                 waiting.append(segment)
-                octets += segment.octets
+                byte_count += segment.byte_count
         if len(waiting) > 1:
             yield waiting
 
@@ -487,15 +490,15 @@ class Appender:
         """Delete the oldest segments beyond the retention limits, never the newest."""
         self._looked, ages_now = self._utc(), self._age_scale()
         own = self._own()
-        octets = sum(segment.octets for segment in own)
+        byte_count = sum(segment.byte_count for segment in own)
         left = len(own)
         for segment in own[:-1]:
-            over = self._retention_bytes and octets > self._retention_bytes
+            over = self._retention_bytes and byte_count > self._retention_bytes
             old = self._retention_secs and _age(segment, ages_now) > self._retention_secs
             if not (over or old):
                 break
             segment.path.unlink(missing_ok=True)
-            octets -= segment.octets
+            byte_count -= segment.byte_count
             left -= 1
         self.segments = left
         with suppress(OSError):  # on a full disk the last record serves as well

@@ -22,7 +22,7 @@ class Names:
         """Return a column whose rows are `indices` into the dictionary `entries`."""
         numbers = self._numbers
         valid = numbers.get(f"{entries} valid", ABSENT)
-        buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} octets"])
+        buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} bytes"])
         return Column(name, Kind.CODED, buffers)
 
     def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
@@ -36,15 +36,15 @@ class Names:
         numbers = self._numbers
         valid = numbers.get(f"{name} valid", ABSENT)
         if kind is Kind.BINARY:
-            return Column(name, kind, (valid, numbers[f"{name} offsets"], numbers[f"{name} octets"]))
+            return Column(name, kind, (valid, numbers[f"{name} offsets"], numbers[f"{name} bytes"]))
         return Column(name, kind, (valid, numbers[name]))
 
 
 def _dictionary(name: str) -> tuple[str, ...]:
-    return f"{name} offsets", f"{name} octets"
+    return f"{name} offsets", f"{name} bytes"
 
 
-WIRE: Final = ("forms", "offsets", "octets")
+WIRE: Final = ("forms", "offsets", "bytes")
 
 
 SENDER: Final = ("source_endpoint", "client", "user", "remote_address")
@@ -81,7 +81,7 @@ NAMES: Final = Names(
     *("received", "settled", "recipient", "result", "slot", "sender", "source", "target", "set"),
     *FLAGS,
     *(f"delivered_{name}" for name in DELIVERED),
-    *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
+    *("expires valid", "expires", "body_size", "body valid", "body offsets", "body bytes"),
     *chain.from_iterable(_dictionary(name) for name in (*SENDER, *RECIPIENT, *OUTCOME)),
     *(f"{name} {part}" for name in ("source", "target", "set") for part in WIRE),
 )

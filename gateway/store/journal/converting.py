@@ -24,7 +24,7 @@ from gateway.store.journal.segments import Segment, parquet_name
 
 DRAFT: Final = ".parquet.tmp"
 REASON_CHARACTERS_MAX: Final = 500
-ERRORS_OCTETS_MAX: Final = 4 * REASON_CHARACTERS_MAX  # of the end of what the process wrote
+ERRORS_BYTES_MAX: Final = 4 * REASON_CHARACTERS_MAX  # of the end of what the process wrote
 CONVERT_SECS_MAX: Final = 3_600.0  # a gigabyte takes minutes, at the lowest priority
 
 
@@ -97,7 +97,7 @@ class Conversion:
         self._process.communicate()
         with self._errors:
             size = self._errors.seek(0, os.SEEK_END)
-            self._errors.seek(max(size - ERRORS_OCTETS_MAX, 0))
+            self._errors.seek(max(size - ERRORS_BYTES_MAX, 0))
             written = self._errors.read().decode("utf-8", "replace").strip()
         self._reason = written.rpartition("\n")[2][:REASON_CHARACTERS_MAX]
 

@@ -23,13 +23,13 @@ from gateway.model.message import NEVER, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
-from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
+from gateway.store.journal.entries import NUMBER, Entries, bitmap, bytes_of, even_offsets, offsets
 from gateway.store.journal.format import (
     BlockStatistics,
     Buffer,
+    Bytes,
     Draft,
     Header,
-    Octets,
     encode_columns,
     expanded,
 )
@@ -134,7 +134,7 @@ class Encoder:
         except KeyError:
             fresh = {id(sender): sender for sender in senders if id(sender) not in numbers}
             self._kept += fresh.values()
-            texts = [list(map(octets_of, sender.names)) for sender in fresh.values()]
+            texts = [list(map(bytes_of, sender.names)) for sender in fresh.values()]
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
@@ -237,7 +237,7 @@ class _Addresses:
 def _own(entries: OwnEntries) -> _Encoded:
     lengths = entries.lengths
     places = b"" if lengths is None else _places(None, len(lengths))
-    buffers = held_buffers(entries.forms, entries.sizes, entries.held.octets())
+    buffers = held_buffers(entries.forms, entries.sizes, entries.held.data())
     return _Encoded(repeated(places, 4, lengths), buffers)
 
 
@@ -245,7 +245,7 @@ def _indices(numbers: Runs[bytes]) -> Buffer:
     return repeated(b"".join(numbers.objects), 4, numbers.lengths)
 
 
-def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
+def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
     """Return the buffers of the bodies: sizes, validity, offsets, bytes."""
     parts, rows = gathering.parts, gathering.rows
     runs = chained([part.sizes for part in parts])
@@ -255,12 +255,12 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
     sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
     if not gathering.body_bytes_max:
         return sizes, b"", b"", b""
-    octets = gathering.held.octets()
+    data = gathering.held.data()
     if any(part.whole for part in parts):
         whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
         kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
-        return sizes, bitmap(whole), offsets(kept), octets
-    return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), octets
+        return sizes, bitmap(whole), offsets(kept), data
+    return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), data
 
 
 class _ByPart(NamedTuple):
@@ -300,7 +300,7 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
 @lru_cache(maxsize=16)
 def _lane_entries(keys: tuple[_LaneKey, ...]) -> list[bytes]:
     entries = Entries(len(RECIPIENT))
-    entries.add_all([(protocol.encode(), *map(octets_of, labels[:4])) for labels, protocol in keys])
+    entries.add_all([(protocol.encode(), *map(bytes_of, labels[:4])) for labels, protocol in keys])
     return entries.end(0)
 
 
@@ -309,7 +309,7 @@ def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
     entries = Entries(len(OUTCOME))
     entries.add_all(
         [
-            (verdict.name.lower().encode(), reason.value.encode(), octets_of(text))
+            (verdict.name.lower().encode(), reason.value.encode(), bytes_of(text))
             for verdict, reason, text in outcomes
         ]
     )

@@ -14,12 +14,12 @@ from typing import Final
 
 # Of a dictionary, which must be limited because peers choose addresses and properties.
 ENTRIES_MAX: Final = 65_536
-ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
-EVEN_OCTETS_MAX: Final = 4_096  # bytes of a value for which offsets are cached
+ENTRIES_BYTES_MAX: Final = 4 * 1_048_576
+EVEN_BYTES_MAX: Final = 4_096  # bytes of a value for which offsets are cached
 NUMBER: Final = struct.Struct("<I").pack
 
 
-def octets_of(text: str) -> bytes:
+def bytes_of(text: str) -> bytes:
     """Encode any text as valid UTF-8; a lone surrogate becomes its escape sequence."""
     try:
         return text.encode()
@@ -39,12 +39,12 @@ _DIGITS: Final = b"01" + bytes(254)
 class Entries:
     """Dictionary of a block: for each entry its texts, one for each column that uses it."""
 
-    __slots__ = ("_buffers", "_octets", "_stale", "_texts", "_were")
+    __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")
 
     def __init__(self, columns: int) -> None:
         self._texts: list[list[bytes]] = [[] for _ in range(columns)]
         self._buffers: list[bytes] | None = None
-        self._octets = 0
+        self._byte_count = 0
         self._stale = False
         self._were = 0
 
@@ -56,7 +56,7 @@ class Entries:
         first = len(self._texts[0])
         for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
             column += texts
-            self._octets += sum(map(len, texts))
+            self._byte_count += sum(map(len, texts))
         self._buffers = None
         count = len(entries)
         numbers = struct.pack(f"<{count}I", *range(first, first + count))
@@ -69,13 +69,16 @@ class Entries:
         """
         count = len(self)
         afresh = (
-            self._stale or count > 2 * rows + 64 or count > ENTRIES_MAX or self._octets > ENTRIES_OCTETS_MAX
+            self._stale
+            or count > 2 * rows + 64
+            or count > ENTRIES_MAX
+            or self._byte_count > ENTRIES_BYTES_MAX
         )
         if afresh:
             for column in self._texts:
                 column.clear()
             self._buffers = None
-            self._octets = 0
+            self._byte_count = 0
         self._were = len(self)
         return afresh
 
@@ -100,7 +103,7 @@ def offsets(sizes: list[int]) -> bytes:
 
 def even_offsets(size: int, count: int) -> bytes:
     """Return the offsets of `count` values of one size; devices keep sending bodies of a few sizes."""
-    if size > EVEN_OCTETS_MAX:
+    if size > EVEN_BYTES_MAX:
         return struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
     return _even_offsets(size, 1 << count.bit_length())[: 4 * count + 4]
 

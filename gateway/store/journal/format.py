@@ -84,7 +84,7 @@ from typing import Final, NamedTuple
 
 from gateway.errors import GatewayError
 
-Octets = bytes | memoryview
+Bytes = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
 VERSION: Final = 4
 """The only format that is read and written: that of release 0.1.0. Earlier formats were never released."""
@@ -92,14 +92,14 @@ GAP: Final = 1  # flag: rows are missing
 INDEX: Final = 2  # flag: summary of the segment that ends here
 MARK: Final = 4  # flag: only the low-water mark
 HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
-HEADER_OCTETS: Final = HEADER.size + 4
+HEADER_BYTES: Final = HEADER.size + 4
 LOW_WATER: Final = struct.Struct("<q")
 # Bytes of a block that contain its Header; the directory follows.
-LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size
+LOOK_BYTES: Final = HEADER_BYTES + LOW_WATER.size
 ABSENT: Final = 255  # instead of a buffer's number
 ALIGNMENT: Final = 8
 EXPANDED_MAX: Final = 1_040  # decompressed bytes for each compressed byte: zlib has 1 032 at most
-BUFFER_OCTETS_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB in addition
+BUFFER_BYTES_MAX: Final = 1 << 30  # of one buffer: a body has 256 MiB at most, a block some MiB in addition
 RUNS: Final = 1 << 31  # flag in the stored size: the buffer is written as runs
 COMPRESSED_FROM: Final = 64  # bytes; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
@@ -151,11 +151,11 @@ TEXT_OF: Final = {
 }
 """Part of an entry that a wire column shows. The first ADDRESS_TEXTS are parts of addresses."""
 ADDRESS_TEXTS: Final = 3
-ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
+ITEM_BYTES: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
 
 
 class Header(NamedTuple):
-    """Header of a block. `octets` is the size of the whole block in bytes.
+    """Header of a block. `byte_count` is the size of the whole block in bytes.
 
     Times are in microseconds UTC: `first_us` and `last_us` of the earliest and latest receipt in the block,
     `low_us` is the low-water mark (0 if unknown).
@@ -163,14 +163,14 @@ class Header(NamedTuple):
 
     flags: int
     shard: int
-    octets: int
+    byte_count: int
     base: int
     rows: int
     first_us: int
     last_us: int
     columns: int
     buffers: int
-    directory_octets: int
+    directory_bytes: int
     crc: int
     low_us: int = 0
 
@@ -197,9 +197,9 @@ class Column(NamedTuple):
     buffers: tuple[int, ...]
 
 
-def padding(octets: int) -> bytes:
-    """Return the zero bytes that follow `octets` bytes."""
-    return _PADDING[-octets % ALIGNMENT]
+def padding(byte_count: int) -> bytes:
+    """Return the zero bytes that follow `byte_count` bytes."""
+    return _PADDING[-byte_count % ALIGNMENT]
 
 
 def encode_header(header: Header) -> bytes:
@@ -209,7 +209,7 @@ def encode_header(header: Header) -> bytes:
         VERSION,
         header.flags,
         header.shard,
-        header.octets,
+        header.byte_count,
         header.base,
         header.rows,
         header.columns,
@@ -217,22 +217,22 @@ def encode_header(header: Header) -> bytes:
         header.last_us,
         header.buffers,
         0,
-        header.directory_octets,
+        header.directory_bytes,
         header.crc,
     )
     return raw + zlib.crc32(raw).to_bytes(4, "little")
 
 
 def decode_header(raw: bytes) -> Header | None:
-    """Decode the header in the first LOOK_OCTETS bytes of a block. Return None if it is missing or damaged.
+    """Decode the header in the first LOOK_BYTES bytes of a block. Return None if it is missing or damaged.
 
     Raises JournalError if the block is of another format.
     """
-    if len(raw) < LOOK_OCTETS or not raw.startswith(MAGIC):
+    if len(raw) < LOOK_BYTES or not raw.startswith(MAGIC):
         return None
-    if zlib.crc32(raw[: HEADER.size]) != int.from_bytes(raw[HEADER.size : HEADER_OCTETS], "little"):
+    if zlib.crc32(raw[: HEADER.size]) != int.from_bytes(raw[HEADER.size : HEADER_BYTES], "little"):
         return None
-    _, version, flags, shard, octets, base, rows, columns, first, last, buffers, _, directory, crc = (
+    _, version, flags, shard, byte_count, base, rows, columns, first, last, buffers, _, directory, crc = (
         HEADER.unpack_from(raw)
     )
     if version != VERSION:
@@ -240,8 +240,8 @@ def decode_header(raw: bytes) -> Header | None:
             f"the journal is of format {version}, this gateway's is {VERSION}: read it with a gateway that"
             " knows it, or name another folder in journal.path"
         )
-    (low,) = LOW_WATER.unpack_from(raw, HEADER_OCTETS)
-    return Header(flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc, low)
+    (low,) = LOW_WATER.unpack_from(raw, HEADER_BYTES)
+    return Header(flags, shard, byte_count, base, rows, first, last, columns, buffers, directory, crc, low)
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
@@ -292,30 +292,30 @@ class Laid(NamedTuple):
     """
 
     header: Header
-    pieces: list[Octets]
+    pieces: list[Bytes]
     statistics: BlockStatistics | None = None
 
 
 class Repeated:
     """Buffer of values of `width` bytes, each repeated as often as `lengths` says."""
 
-    __slots__ = ("lengths", "octets", "values", "width")
+    __slots__ = ("byte_count", "lengths", "values", "width")
 
     def __init__(self, values: bytes, width: int, lengths: Sequence[int]) -> None:
         self.values = values
         self.width = width
         self.lengths = lengths
-        self.octets = width * sum(lengths)
+        self.byte_count = width * sum(lengths)
 
     def __len__(self) -> int:
-        return self.octets
+        return self.byte_count
 
     def encoded(self) -> bytes:
         """Return the buffer as runs, or as single values if that is shorter."""
         count = len(self.lengths)
         head = 4 * count + 8
         head += -head % ALIGNMENT
-        if head + len(self.values) >= self.octets:
+        if head + len(self.values) >= self.byte_count:
             return expanded(self.values, self.width, self.lengths)
         runs = struct.pack(f"<{count + 2}I", count, self.width, *self.lengths)
         return runs.ljust(head, b"\0") + self.values
@@ -327,23 +327,23 @@ def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
     return b"".join([values[at : at + width] * count for at, count in zip(places, lengths, strict=True)])
 
 
-def decode_runs(stored: memoryview, octets: int) -> bytes:
-    """Return the `octets` bytes of a buffer that is written as runs.
+def decode_runs(stored: memoryview, byte_count: int) -> bytes:
+    """Return the `byte_count` bytes of a buffer that is written as runs.
 
     Raises DamageError if they do not fit.
     """
-    if len(stored) >= 8 and octets <= BUFFER_OCTETS_MAX:
+    if len(stored) >= 8 and byte_count <= BUFFER_BYTES_MAX:
         count, width = struct.unpack_from("<II", stored)
         head = 4 * count + 8
         values = bytes(stored[head + -head % ALIGNMENT :])
         if width and len(values) == width * count:
             lengths = struct.unpack_from(f"<{count}I", stored, 8)
-            if sum(lengths) * width == octets:
+            if sum(lengths) * width == byte_count:
                 return expanded(values, width, lengths)
     raise DamageError("the runs of a buffer do not fit together")
 
 
-Buffer = Octets | Repeated
+Buffer = Bytes | Repeated
 
 
 class Draft(NamedTuple):
@@ -367,23 +367,23 @@ def lay_out(draft: Draft, level: int) -> Laid:
         assert isinstance(given, bytes)
         content = given.ljust(len(given) + len(padding(len(given))))
         low_water = LOW_WATER.pack(header.low_us)
-        return Laid(header._replace(octets=LOOK_OCTETS + len(content)), [low_water + content])
+        return Laid(header._replace(byte_count=LOOK_BYTES + len(content)), [low_water + content])
     directory = len(buffers) * _BUFFER.size + len(columns)
-    pad = padding(LOOK_OCTETS + directory)
-    at = LOOK_OCTETS + directory + len(pad)
+    pad = padding(LOOK_BYTES + directory)
+    at = LOOK_BYTES + directory + len(pad)
     placed: dict[int, tuple[int, int, int]] = {}
     table: list[int] = []
-    pieces: list[Octets] = []
+    pieces: list[Bytes] = []
     for buffer in buffers:
-        octets = len(buffer)
-        if not octets:
+        byte_count = len(buffer)
+        if not byte_count:
             table += (0, 0, 0)
             continue
         place = placed.get(id(buffer))
         if place is None:
             stored, flag = _stored(buffer, level)
             count = len(stored)
-            place = placed[id(buffer)] = at, count | flag, octets
+            place = placed[id(buffer)] = at, count | flag, byte_count
             pieces.append(stored)
             at += count
             if tail := padding(at):
@@ -391,11 +391,11 @@ def lay_out(draft: Draft, level: int) -> Laid:
                 at += len(tail)
         table += place
     head = LOW_WATER.pack(header.low_us) + struct.pack(f"<{len(table)}I", *table) + columns + pad
-    done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
+    done = header._replace(byte_count=at, buffers=len(buffers), directory_bytes=directory + len(pad))
     return Laid(done, [head, *pieces], statistics)
 
 
-def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
+def _stored(buffer: Buffer, level: int) -> tuple[Bytes, int]:
     """Return what is written of a buffer, and the flag in its stored size."""
     if isinstance(buffer, Repeated):
         made = buffer.encoded()
@@ -405,13 +405,13 @@ def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
     return buffer, 0
 
 
-def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
+def seal(laid: Laid, crc32: Callable[[Bytes, int], int] = zlib.crc32) -> Laid:
     """Return the block as it is written: its header first, and the rest in few pieces.
 
     Separate memory (a memoryview) is not copied. `crc32` is that of zlib or a faster equivalent; it releases
     the interpreter lock, for which another thread may be waiting.
     """
-    pieces: list[Octets] = []
+    pieces: list[Bytes] = []
     crc = 0
     for apart, some in groupby(laid.pieces, lambda piece: isinstance(piece, memoryview)):
         if apart:
@@ -424,25 +424,25 @@ def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
     return Laid(header, [encode_header(header), *pieces], laid.statistics)
 
 
-def _compressed(buffer: Octets, level: int) -> Octets:
+def _compressed(buffer: Bytes, level: int) -> Bytes:
     """Return `buffer` compressed, or itself if that gains nothing: equal sizes mean uncompressed."""
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer
 
 
-def decompressed(stored: Octets, octets: int) -> bytes:
-    """Return the `octets` bytes of a compressed buffer. Raises DamageError if the size differs.
+def decompressed(stored: Bytes, byte_count: int) -> bytes:
+    """Return the `byte_count` bytes of a compressed buffer. Raises DamageError if the size differs.
 
     Never decompresses more than that, because a journal may come from an untrusted source.
     """
-    if octets > min(EXPANDED_MAX * len(stored), BUFFER_OCTETS_MAX):
-        raise DamageError(f"a buffer of {len(stored)} octets cannot be {octets}")
+    if byte_count > min(EXPANDED_MAX * len(stored), BUFFER_BYTES_MAX):
+        raise DamageError(f"a buffer of {len(stored)} bytes cannot be {byte_count}")
     machine = zlib.decompressobj()
     try:
-        made = machine.decompress(stored, octets + 1)
+        made = machine.decompress(stored, byte_count + 1)
     except zlib.error as error:
         raise DamageError(f"a buffer is not what was compressed: {error}") from None
-    if len(made) != octets or not machine.eof:
+    if len(made) != byte_count or not machine.eof:
         raise DamageError("a compressed buffer is not as long as it says")
     return made
 

@@ -18,15 +18,15 @@ from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.format import Octets
+from gateway.store.journal.format import Bytes
 from gateway.store.journal.runs import RUN_ALIKE, Runs, alike_in, lengths_of, runs_of
 from gateway.store.journal.wires import NOWHERE_ENTRY, Entered, address_entries, set_entries
 
-MEMORY_OCTETS: Final = 1_048_576
+MEMORY_BYTES: Final = 1_048_576
 # Size of a memory at which it is flushed, so that the next part most likely fits.
-NEARLY_FULL: Final = MEMORY_OCTETS - MEMORY_OCTETS // 8
+NEARLY_FULL: Final = MEMORY_BYTES - MEMORY_BYTES // 8
 # Of a waiting block; a smaller content is copied instead of keeping its memory.
-COPIED_OCTETS: Final = MEMORY_OCTETS // 16
+COPIED_BYTES: Final = MEMORY_BYTES // 16
 MEMORIES_MAX: Final = 16  # that wait to be reused; more may be in use
 NOWHERE: Final[Runs[Address]] = Runs([], None)
 NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
@@ -133,11 +133,11 @@ class Memories:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return memory of MEMORY_OCTETS bytes."""
+        """Return memory of MEMORY_BYTES bytes."""
         try:
             return self._free.pop()
         except IndexError:
-            return memoryview(mmap(-1, MEMORY_OCTETS, MAP_PRIVATE | MAP_ANONYMOUS))
+            return memoryview(mmap(-1, MEMORY_BYTES, MAP_PRIVATE | MAP_ANONYMOUS))
 
     def give_back(self, memory: memoryview) -> None:
         """Return memory that is no longer read to the pool."""
@@ -155,25 +155,25 @@ class Held:
         self.taken = 0
         self._more: list[bytes] = []
 
-    def put(self, octets: bytes) -> None:
+    def put(self, data: bytes) -> None:
         """Append bytes."""
         begin = self.taken
-        self.taken = end = begin + len(octets)
-        if end <= MEMORY_OCTETS:
-            self.memory[begin:end] = octets
+        self.taken = end = begin + len(data)
+        if end <= MEMORY_BYTES:
+            self.memory[begin:end] = data
         else:
-            self._more.append(octets)
+            self._more.append(data)
 
     @property
     def lent(self) -> bool:
-        """True if `octets` returns the memory itself.
+        """True if `data` returns the memory itself.
 
         While the disk is full a quiet gateway still encodes a small block each second; if each kept its
         memories, they would grow without limit.
         """
-        return self.taken > COPIED_OCTETS and not self._more
+        return self.taken > COPIED_BYTES and not self._more
 
-    def octets(self) -> Octets:
+    def data(self) -> Bytes:
         """Return all bytes."""
         if self.lent:
             return self.memory[: self.taken]
@@ -208,11 +208,11 @@ class OwnEntries:
 
     def add(self, entered: Entered, lengths: Sequence[int] | None) -> None:
         """Add entries, with the number of rows for which each stands."""
-        forms, octets = entered
+        forms, data = entered
         self._forms.append(forms)
         self._lengths.append((lengths, len(forms)))
-        self.sizes += map(len, octets)
-        self.held.put(b"".join(octets))
+        self.sizes += map(len, data)
+        self.held.put(b"".join(data))
 
     @property
     def forms(self) -> bytes:
@@ -232,7 +232,7 @@ class Gathering:
     the encoded entries of the columns that are `apart`.
     """
 
-    __slots__ = ("body_bytes_max", "held", "octets", "parts", "rows", "sets", "sources", "targets")
+    __slots__ = ("body_bytes_max", "byte_count", "held", "parts", "rows", "sets", "sources", "targets")
 
     def __init__(self, memories: Memories, *, body_bytes_max: int, apart: Apart = TOGETHER) -> None:
         self.held = Held(memories.take())
@@ -242,7 +242,7 @@ class Gathering:
         self.targets = OwnEntries(memories.take()) if apart.targets else None
         self.parts: list[SettledRows] = []
         self.rows = 0
-        self.octets = 0
+        self.byte_count = 0
         """Size of all bodies in bytes, recorded or not."""
         self.body_bytes_max = body_bytes_max
 
@@ -337,13 +337,13 @@ class Gathering:
             total, runs = largest * count, Runs(sizes[:1], [count])
         else:
             total, largest, runs = sum(sizes), max(sizes), Runs(sizes, None)
-        self.octets += total
+        self.byte_count += total
         if not most:
             return runs, None
         if largest <= most:
-            octets = b"".join(bodies)
-            if len(octets) == total:  # otherwise one of them is a file (model/spooled.py), which is not read
-                self.held.put(octets)
+            data = b"".join(bodies)
+            if len(data) == total:  # otherwise one of them is a file (model/spooled.py), which is not read
+                self.held.put(data)
                 return runs, None
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
         self.held.put(b"".join([body for body, taken in zip(bodies, whole, strict=True) if taken]))

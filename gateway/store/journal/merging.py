@@ -23,10 +23,10 @@ from gateway.store.journal.format import (
     MARK,
     BlockStatistics,
     Buffer,
+    Bytes,
     DamageError,
     Draft,
     Header,
-    Octets,
     Repeated,
     lay_out,
     seal,
@@ -37,7 +37,7 @@ from gateway.store.journal.summary import Summary, index_draft, is_small, summar
 from gateway.store.journal.wires import wire_buffers
 
 MERGED_ROWS: Final = 4_096
-MERGED_OCTETS: Final = 4 * 1_048_576
+MERGED_BYTES: Final = 4 * 1_048_576
 Known = TypeVar("Known")
 
 
@@ -52,7 +52,7 @@ class _Dictionary:
         """Return the indices of a block into this dictionary."""
         buffers = [block.buffers(name) for name in self._columns]
         found = buffers[0][0].cast("I")
-        texts = [(starts.cast("i"), octets) for _, _, starts, octets in buffers]
+        texts = [(starts.cast("i"), data) for _, _, starts, data in buffers]
         return _renumbered(found, self.numbers, lambda at: tuple([_slice(*text, at) for text in texts]))
 
     def buffers(self) -> list[bytes]:
@@ -62,7 +62,7 @@ class _Dictionary:
         return entries.end(0)
 
 
-class _Octets:
+class _Bytes:
     """Dictionary of the encoded entries that rows of merged blocks use, each with its form before it."""
 
     def __init__(self) -> None:
@@ -70,17 +70,17 @@ class _Octets:
 
     def indices(self, block: Block, name: str) -> bytes:
         """Return the indices of a column of a block into this dictionary."""
-        places, forms, offsets, octets = block.entries(name)
+        places, forms, offsets, data = block.entries(name)
         found = places.cast("I") if places else range(block.header.rows)
         starts = offsets.cast("i")
         return _renumbered(
-            found, self._numbers, lambda at: bytes(forms[at : at + 1]) + _slice(starts, octets, at)
+            found, self._numbers, lambda at: bytes(forms[at : at + 1]) + _slice(starts, data, at)
         )
 
     def buffers(self) -> list[Buffer]:
         """Return the buffers of the dictionary."""
-        octets = [entry[1:] for entry in self._numbers]
-        return wire_buffers(bytes([entry[0] for entry in self._numbers]), octets)
+        data = [entry[1:] for entry in self._numbers]
+        return wire_buffers(bytes([entry[0] for entry in self._numbers]), data)
 
 
 def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Callable[[int], Known]) -> bytes:
@@ -95,15 +95,15 @@ def _renumbered(found: Iterable[int], numbers: dict[Known, int], entry_at: Calla
     return array("I", [here[one] for one in found]).tobytes()
 
 
-def _slice(starts: memoryview, octets: memoryview, at: int) -> bytes:
-    return bytes(octets[starts[at] : starts[at + 1]])
+def _slice(starts: memoryview, data: memoryview, at: int) -> bytes:
+    return bytes(data[starts[at] : starts[at + 1]])
 
 
 def merged(blocks: Sequence[Block]) -> Draft:
     """Return one block with the rows of consecutive blocks. All must have this gateway's columns."""
     rows = sum(block.header.rows for block in blocks)
     senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
-    origins, goals, sets = _Octets(), _Octets(), _Octets()
+    origins, goals, sets = _Bytes(), _Bytes(), _Bytes()
 
     def values(name: str) -> bytes:
         return b"".join([block.buffers(name)[1] for block in blocks])
@@ -197,8 +197,8 @@ def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
     found: list[memoryview] = []
     for block in blocks:
         rows = block.header.rows
-        valid, starts, octets = block.buffers("body")
-        found.append(octets)
+        valid, starts, data = block.buffers("body")
+        found.append(data)
         if starts:
             ends = starts.cast("i")
             sizes += [ends[at + 1] - ends[at] for at in range(rows)]
@@ -233,7 +233,7 @@ def merge_segments(
             for header, pieces, statistics in _rewritten(segments, summary, level):
                 out.writelines(pieces)
                 summary.add(offset, header, statistics, small=is_small(header))
-                offset += header.octets
+                offset += header.byte_count
                 pause()
             laid = seal(lay_out(index_draft(int(first.shard), offset, summary), 0))
             out.writelines(laid.pieces)
@@ -247,22 +247,22 @@ def merge_segments(
         raise
     for segment in segments[1:]:
         segment.path.unlink(missing_ok=True)
-    return offset + laid.header.octets
+    return offset + laid.header.byte_count
 
 
 def _rewritten(
     segments: Iterable[Segment], summary: Summary, level: int
-) -> Iterator[tuple[Header, list[Octets], BlockStatistics | None]]:
+) -> Iterator[tuple[Header, list[Bytes], BlockStatistics | None]]:
     waiting: list[Block] = []
-    rows = octets = 0
+    rows = byte_count = 0
     for piece in _pieces(segments, summary):
         block = piece if isinstance(piece, Block) else None
-        if waiting and (block is None or rows + block.header.rows > MERGED_ROWS or octets > MERGED_OCTETS):
+        if waiting and (block is None or rows + block.header.rows > MERGED_ROWS or byte_count > MERGED_BYTES):
             yield _laid(waiting, level)
-            waiting, rows, octets = [], 0, 0
+            waiting, rows, byte_count = [], 0, 0
         if block is not None:
             waiting.append(block)
-            rows, octets = rows + block.header.rows, octets + block.header.octets
+            rows, byte_count = rows + block.header.rows, byte_count + block.header.byte_count
         elif isinstance(piece, tuple):
             header, raw, statistics = piece
             yield header, [raw], statistics
@@ -270,9 +270,9 @@ def _rewritten(
         yield _laid(waiting, level)
 
 
-def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Octets], BlockStatistics | None]:
+def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Bytes], BlockStatistics | None]:
     if len(blocks) == 1:
-        return blocks[0].header, [blocks[0].octets], statistics_of(blocks[0])
+        return blocks[0].header, [blocks[0].data], statistics_of(blocks[0])
     return seal(lay_out(merged(blocks), level))
 
 
@@ -286,24 +286,24 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
             summary.replaced += known.replaced if known is not None else 0
             for at in walk(file, segment.path):
                 if isinstance(at, Hole):
-                    raise DamageError(f"{at.path}: octets {at.offset} to {at.end} are no block")
+                    raise DamageError(f"{at.path}: bytes {at.offset} to {at.end} are no block")
                 header = at.header
                 summary.low_us = max(summary.low_us, header.low_us)
                 if header.flags & (INDEX | MARK) or header.next <= expected:
                     continue
-                octets = content_of(file, at)
-                if header.base != expected or octets is None:
+                data = content_of(file, at)
+                if header.base != expected or data is None:
                     raise DamageError(
                         f"{at.path}: the block at offset {at.offset} does not follow, or is damaged"
                     )
                 expected = header.next
                 if header.gap:
-                    yield header, octets, None
+                    yield header, data, None
                     continue
                 summary.replaced += not counted
-                block = block_from(segment.shard, at, octets)
-                if header.rows * 2 > MERGED_ROWS or header.octets > MERGED_OCTETS // 2 or not _ours(block):
-                    yield header, octets, statistics_of(block)
+                block = block_from(segment.shard, at, data)
+                if header.rows * 2 > MERGED_ROWS or header.byte_count > MERGED_BYTES // 2 or not _ours(block):
+                    yield header, data, statistics_of(block)
                 else:
                     yield block
 

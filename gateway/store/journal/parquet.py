@@ -74,7 +74,7 @@ class ParquetSegment:
                 raise ValueError("its row groups are not as long as it says")
         except (*self._errors, TypeError, KeyError) as error:
             raise DamageError(f"{segment.path} cannot be read: {error}") from error
-        self.summary.spans = [span._replace(octets=group.total_byte_size) for span, group, _ in spans]
+        self.summary.spans = [span._replace(byte_count=group.total_byte_size) for span, group, _ in spans]
         self.names = frozenset(self._file.schema_arrow.names)
 
     def __enter__(self) -> Self:
@@ -96,7 +96,7 @@ class ParquetSegment:
                 gap = next(lost, None)
             if span.next > expected:
                 rows, times = span.next - span.first, (span.first_us, span.last_us)
-                header = Header(0, 0, span.octets, span.first, rows, *times, 0, 0, 0, 0, low_us)
+                header = Header(0, 0, span.byte_count, span.first, rows, *times, 0, 0, 0, 0, low_us)
                 yield At(self._segment.path, span.offset, header)
         while gap is not None:
             yield gap

@@ -32,17 +32,17 @@ from gateway.store.journal.format import (
     ADDRESS_TEXTS,
     BUFFERS,
     INDEX,
-    ITEM_OCTETS,
-    LOOK_OCTETS,
+    ITEM_BYTES,
+    LOOK_BYTES,
     MARK,
     RUNS,
     TEXT_OF,
+    Bytes,
     Column,
     DamageError,
     Header,
     JournalError,
     Kind,
-    Octets,
     buffer_table,
     decode_columns,
     decode_runs,
@@ -122,7 +122,7 @@ class Extent(NamedTuple):
     missing: int
     blocks: int
     segments: int
-    octets: int
+    byte_count: int
     first_us: int | None
     last_us: int | None
     low_us: int | None = None
@@ -148,7 +148,7 @@ class Stretch(NamedTuple):
     next: int
     place: Place
     end: Place
-    octets: int
+    byte_count: int
     first_us: int
     last_us: int
     routes: frozenset[str] | None
@@ -171,7 +171,7 @@ class Entries(NamedTuple):
     indices: memoryview
     forms: memoryview
     offsets: memoryview
-    octets: memoryview
+    data: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +184,14 @@ class Block:
 
     shard: str
     at: At
-    octets: bytes
+    data: bytes
     columns: Mapping[str, Column]
     places: list[tuple[int, int, int]]
     begin: int
     end: int
     expand: Expand = decode_runs
     _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
-    _texts: dict[tuple[int, int], list[tuple[Octets, ...]]] = field(default_factory=dict)  # as above
+    _texts: dict[tuple[int, int], list[tuple[Bytes, ...]]] = field(default_factory=dict)  # as above
 
     @property
     def header(self) -> Header:
@@ -210,19 +210,19 @@ class Block:
 
     def entries(self, name: str) -> Entries:
         """Return the encoded entries of a column of kind 9."""
-        indices, forms, offsets, octets, _ = self.columns[name].buffers
-        return Entries(*map(self._buffer, (indices, forms, offsets, octets)))
+        indices, forms, offsets, byte_count, _ = self.columns[name].buffers
+        return Entries(*map(self._buffer, (indices, forms, offsets, byte_count)))
 
     def _told(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
-        indices, forms, offsets, octets, text = numbers
+        indices, forms, offsets, byte_count, text = numbers
         places = self._buffer(indices)
         if not places:  # each row has its own
             places = memoryview(array("I", range(self.at.header.rows)).tobytes())
         # Imported here because it needs the protocols, which readers of other columns do without.
         from gateway.store.journal.wires import address_dictionaries, id_dictionary, set_dictionaries
 
-        entries = map(self._buffer, (forms, offsets, octets))
-        key = offsets, octets
+        entries = map(self._buffer, (forms, offsets, byte_count))
+        key = offsets, byte_count
         found = self._texts.get(key)
         if found is None and text == TEXT_OF["message_id"]:
             made = id_dictionary(*entries)
@@ -235,8 +235,8 @@ class Block:
 
     def texts(self, name: str) -> list[str | None]:
         """Return the dictionary of a coded column."""
-        _, valid, offsets, octets = self.buffers(name)
-        values = _slices(offsets, octets)
+        _, valid, offsets, data = self.buffers(name)
+        values = _slices(offsets, data)
         return _with_nulls([str(value, "utf-8") for value in values], valid)
 
     def values(self, name: str) -> list[Any]:
@@ -247,15 +247,15 @@ class Block:
             indices = self.buffers(name)[0]
             texts = self.texts(name) if indices else []
             return [texts[index] for index in unpack(f"<{rows}I", indices)] if indices else [None] * rows
-        if kind in ITEM_OCTETS:
+        if kind in ITEM_BYTES:
             valid, numbers = self.buffers(name)
             if not numbers:
                 return [None] * rows
             return _with_nulls(unpack(f"<{rows}{_CODES[kind]}", numbers), valid)
-        valid, offsets, octets = self.buffers(name)
+        valid, offsets, data = self.buffers(name)
         if not offsets:
             return [None] * rows
-        plain = [bytes(value) for value in _slices(offsets, octets)]
+        plain = [bytes(value) for value in _slices(offsets, data)]
         if kind is Kind.TEXT:
             return _with_nulls([value.decode() for value in plain], valid)
         return _with_nulls(plain, valid)
@@ -279,13 +279,13 @@ class Block:
     def _buffer(self, number: int) -> memoryview:
         if number == ABSENT:
             return _NOTHING
-        offset, stored, octets = self.places[number]
-        view = memoryview(self.octets)[offset : offset + (stored & ~RUNS)]
-        if stored == octets:
+        offset, stored, byte_count = self.places[number]
+        view = memoryview(self.data)[offset : offset + (stored & ~RUNS)]
+        if stored == byte_count:
             return view
         known = self._decoded.get(number)
         if known is None:
-            made = self.expand(view, octets) if stored & RUNS else decompressed(view, octets)
+            made = self.expand(view, byte_count) if stored & RUNS else decompressed(view, byte_count)
             known = self._decoded[number] = memoryview(made)
         return known
 
@@ -329,16 +329,16 @@ def _row_group(shard: str, at: At, file: ParquetSegment, begin: int) -> ParquetB
 
 
 def block_from(
-    shard: str, at: At, octets: bytes, begin: int | None = None, expand: Expand = decode_runs
+    shard: str, at: At, data: bytes, begin: int | None = None, expand: Expand = decode_runs
 ) -> Block:
     """Return the block of these bytes, which must be sound."""
     header = at.header
-    directory = octets[LOOK_OCTETS : LOOK_OCTETS + header.directory_octets]
+    directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
     places = buffer_table(directory, header.buffers)
     columns = _columns(directory[12 * header.buffers :], header.columns)
     named = {column.name: column for column in columns}
     first = header.base if begin is None else begin
-    return Block(shard, at, octets, named, places, first, header.next, expand)
+    return Block(shard, at, data, named, places, first, header.next, expand)
 
 
 Item = TypeVar("Item")
@@ -350,8 +350,8 @@ def _with_nulls(values: Sequence[Item], valid: memoryview) -> list[Item | None]:
     return [value if valid[at >> 3] >> (at & 7) & 1 else None for at, value in enumerate(values)]
 
 
-def _slices(offsets: memoryview, octets: memoryview) -> list[memoryview]:
-    return [octets[begin:end] for begin, end in pairwise(unpack(f"<{len(offsets) // 4}i", offsets))]
+def _slices(offsets: memoryview, data: memoryview) -> list[memoryview]:
+    return [data[begin:end] for begin, end in pairwise(unpack(f"<{len(offsets) // 4}i", offsets))]
 
 
 class JournalReader:
@@ -442,7 +442,7 @@ class JournalReader:
             missing=total.missing,
             blocks=total.blocks,
             segments=len(segments),
-            octets=sum(segment.octets for segment in segments),
+            byte_count=sum(segment.byte_count for segment in segments),
             first_us=total.received[0] if total.rows else None,
             last_us=total.received[1] if total.rows else None,
             low_us=total.low_us or None,
@@ -569,7 +569,7 @@ class JournalReader:
             place, end = Place(at.path, at.offset), Place(at.path, at.end)
             expected = max(expected, item.begin)
             yield Stretch(
-                *(expected, header.next, place, end, header.octets, header.first_us, header.last_us, None)
+                *(expected, header.next, place, end, header.byte_count, header.first_us, header.last_us, None)
             )
 
     def _scan(
@@ -691,9 +691,12 @@ class JournalReader:
             for span in summary.spans:
                 yield range(behind, span.first)  # a gap, if any
                 behind = span.next
-                place, end = Place(segment.path, span.offset), Place(segment.path, span.offset + span.octets)
+                place, end = (
+                    Place(segment.path, span.offset),
+                    Place(segment.path, span.offset + span.byte_count),
+                )
                 times = span.first_us, span.last_us
-                yield Stretch(span.first, span.next, place, end, span.octets, *times, routes)
+                yield Stretch(span.first, span.next, place, end, span.byte_count, *times, routes)
             yield range(behind, summary.next)
             return
         passed = {}
@@ -723,7 +726,7 @@ class JournalReader:
         while True:
             if passed and (span := passed.get(offset)) is not None:
                 yield span
-                offset += span.octets
+                offset += span.byte_count
                 continue
             item = next(walk(file, segment.path, offset), None)
             if item is None:
@@ -754,10 +757,10 @@ class JournalReader:
         """Return the Gap that the writer has recorded for rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
-        octets = content_of(file, at)
-        if octets is None:  # the header has the numbers
+        data = content_of(file, at)
+        if data is None:  # the header has the numbers
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
-        given = json.loads(octets[LOOK_OCTETS:])
+        given = json.loads(data[LOOK_BYTES:])
         return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
 
     def read(self, shard: str, at: At) -> Block:
@@ -785,13 +788,13 @@ class JournalReader:
 
     @staticmethod
     def _sound(file: BinaryIO, at: At) -> bytes:
-        octets = content_of(file, at)
-        if octets is None:
+        data = content_of(file, at)
+        if data is None:
             raise DamageError(
                 f"{at.path}: the block at offset {at.offset} (rows {at.header.base} to"
                 f" {at.header.next - 1}) is damaged"
             )
-        return octets
+        return data
 
     def blocks(
         self,

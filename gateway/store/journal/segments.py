@@ -13,8 +13,8 @@ from typing import BinaryIO, Final, NamedTuple
 
 from gateway.store.journal.format import (
     ALIGNMENT,
-    HEADER_OCTETS,
-    LOOK_OCTETS,
+    HEADER_BYTES,
+    LOOK_BYTES,
     MAGIC,
     Header,
     JournalError,
@@ -30,21 +30,21 @@ NAME: Final = re.compile(r"(\d{1,10})-(\d{20})(?:\.gwj|-(\d{20})\.parquet)")
 """Name of a segment: shard, sequence of its first row, and of one in Parquet the number behind its last."""
 
 LEVELS: Final = 2  # levels of folders below a journal's: a replica's, and a worker's in it
-SEARCH_OCTETS: Final = 1_048_576  # bytes read at once when searching for the next block
+SEARCH_BYTES: Final = 1_048_576  # bytes read at once when searching for the next block
 
 
 class Segment(NamedTuple):
     """File of a journal.
 
     `shard` is its number, after the names of the folders below the journal's, each with a slash. `first` is
-    the sequence number of its first row. `octets` is its size in bytes when it was listed, `inode` identifies
-    the file. `next` is the number behind the last row of a segment in Parquet, and None for blocks.
+    the sequence number of its first row. `byte_count` is its size when it was listed, `inode` identifies the
+    file. `next` is the number behind the last row of a segment in Parquet, and None for blocks.
     """
 
     path: Path
     shard: str
     first: int
-    octets: int
+    byte_count: int
     inode: int = 0
     next: int | None = None
 
@@ -59,7 +59,7 @@ class At(NamedTuple):
     @property
     def end(self) -> int:
         """Offset behind the block."""
-        return self.offset + self.header.octets
+        return self.offset + self.header.byte_count
 
 
 class Hole(NamedTuple):
@@ -161,28 +161,28 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
     """Return the block at `offset`, or None if there is no complete one. The content is not checked."""
     file.seek(offset)
     try:
-        header = decode_header(file.read(LOOK_OCTETS))
+        header = decode_header(file.read(LOOK_BYTES))
     except JournalError as error:
         raise JournalError(f"{path}: {error}") from error
-    if header is None or header.octets < LOOK_OCTETS:
+    if header is None or header.byte_count < LOOK_BYTES:
         return None
-    return At(path, offset, header) if offset + header.octets <= size_of(file) else None
+    return At(path, offset, header) if offset + header.byte_count <= size_of(file) else None
 
 
 def content_of(file: BinaryIO, at: At) -> bytes | None:
     """Return the whole block, or None if its content is damaged."""
     file.seek(at.offset)
-    octets = file.read(at.header.octets)
-    if len(octets) < at.header.octets:
+    data = file.read(at.header.byte_count)
+    if len(data) < at.header.byte_count:
         return None
-    return octets if crc32(memoryview(octets)[HEADER_OCTETS:]) == at.header.crc else None
+    return data if crc32(memoryview(data)[HEADER_BYTES:]) == at.header.crc else None
 
 
 def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
     """Return the next block with sound header and content, searching from `offset` behind damage."""
     while True:
         file.seek(offset)
-        chunk = file.read(SEARCH_OCTETS)
+        chunk = file.read(SEARCH_BYTES)
         place = chunk.find(MAGIC)
         while place >= 0:
             if (offset + place) % ALIGNMENT == 0:
@@ -190,6 +190,6 @@ def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
                 if at is not None and content_of(file, at) is not None:
                     return at
             place = chunk.find(MAGIC, place + 1)
-        if len(chunk) < SEARCH_OCTETS:
+        if len(chunk) < SEARCH_BYTES:
             return None
-        offset += SEARCH_OCTETS - ALIGNMENT  # the magic may cross two chunks
+        offset += SEARCH_BYTES - ALIGNMENT  # the magic may cross two chunks

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from gateway.store.journal.format import (
     INDEX,
-    LOOK_OCTETS,
+    LOOK_BYTES,
     MARK,
     BlockStatistics,
     DamageError,
@@ -24,10 +24,10 @@ from gateway.store.journal.format import (
 )
 from gateway.store.journal.segments import Segment, block_at, content_of, size_of
 
-SPAN_OCTETS: Final = 1_048_576
+SPAN_BYTES: Final = 1_048_576
 ROUTES_MAX: Final = 1_000  # in the list; a segment with more has no list
 SMALL_ROWS: Final = 512
-SMALL_OCTETS: Final = 131_072  # bytes; a block with few rows may have large bodies, and is not small then
+SMALL_BYTES: Final = 131_072  # bytes; a block with few rows may have large bodies, and is not small then
 TRAILER: Final = struct.Struct("<8sQ")
 TRAILER_MAGIC: Final = b"GWJINDEX"
 
@@ -38,7 +38,7 @@ class Span(NamedTuple):
     offset: int
     first: int
     next: int
-    octets: int
+    byte_count: int
     first_us: int
     last_us: int
 
@@ -90,13 +90,13 @@ class Summary:
                 if len(self.routes) > ROUTES_MAX:
                     self.routes = None
         span = self.spans[-1] if self.spans else None
-        if span is not None and span.offset + span.octets == offset and span.octets < SPAN_OCTETS:
+        if span is not None and span.offset + span.byte_count == offset and span.byte_count < SPAN_BYTES:
             received = wider((span.first_us, span.last_us), header.first_us, header.last_us)
-            octets = span.octets + header.octets
-            self.spans[-1] = Span(span.offset, span.first, header.next, octets, *received)
+            byte_count = span.byte_count + header.byte_count
+            self.spans[-1] = Span(span.offset, span.first, header.next, byte_count, *received)
         else:
             self.spans.append(
-                Span(offset, header.base, header.next, header.octets, header.first_us, header.last_us)
+                Span(offset, header.base, header.next, header.byte_count, header.first_us, header.last_us)
             )
 
     def has(self, routes: Iterable[str]) -> bool:
@@ -115,7 +115,7 @@ def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
 
 def is_small(header: Header) -> bool:
     """Return True if a block should be merged with its neighbours."""
-    return 0 < header.rows < SMALL_ROWS and header.octets < SMALL_OCTETS and not header.gap
+    return 0 < header.rows < SMALL_ROWS and header.byte_count < SMALL_BYTES and not header.gap
 
 
 def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
@@ -142,11 +142,11 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
     at = block_at(file, segment.path, offset)
     if at is None or at.end != size or not at.header.flags & INDEX:
         return None
-    octets = content_of(file, at)
-    if octets is None:
+    data = content_of(file, at)
+    if data is None:
         return None
     try:
-        return decode_summary(json.loads(octets[LOOK_OCTETS : -TRAILER.size]))
+        return decode_summary(json.loads(data[LOOK_BYTES : -TRAILER.size]))
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{segment.path}: what its end says cannot be read: {error}") from error
 

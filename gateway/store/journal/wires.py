@@ -20,8 +20,8 @@ from gateway.model.address import Address
 from gateway.model.dialect import Dialect
 from gateway.model.properties import PropertySet
 from gateway.protocols import DIALECTS, dialect_of
-from gateway.store.journal.entries import Entries, bitmap, octets_of, offsets
-from gateway.store.journal.format import Buffer, DamageError, Octets, Repeated
+from gateway.store.journal.entries import Entries, bitmap, bytes_of, offsets
+from gateway.store.journal.format import Buffer, Bytes, DamageError, Repeated
 from gateway.store.properties import encode_properties, encode_texts
 
 Texts = tuple[bytes | None, ...]
@@ -33,20 +33,20 @@ U32: Final = Struct("<I").pack
 NULL: Final = U32(0xFFFF_FFFF)  # instead of a length
 FORM_OF: Final = {name: dialect.wire_form for name, dialect in DIALECTS.items() if dialect.wire_form}
 WRITERS: Final = {dialect.wire_form: dialect for dialect in DIALECTS.values() if dialect.wire_form}
-PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; a larger one is recorded as {"omitted": bytes}
+PROPERTIES_BYTES_MAX: Final = 65_536  # of one set; a larger one is recorded as {"omitted": bytes}
 MALFORMED: Final[SetTexts] = (b'{"malformed":true}', None, None, None)
 TOLD: Final = "journal"  # key in PropertySet.forms
 ROWS_APART: Final = 65_536
 APART_FROM: Final = 64  # rows of a block, of which half must be new
 REMEMBERED: Final = 4_096  # sets and addresses cached for readers of block after block
-REMEMBERED_OCTETS: Final = 1_024  # bytes of the largest cached one
+REMEMBERED_BYTES: Final = 1_024  # bytes of the largest cached one
 
 
 def words_of(address: Address) -> AddressTexts:
     """Return the journal's texts of an address: as one text, its scope (None without scopes), its name."""
     dialect = dialect_of(address)
-    scope = None if dialect.scope_word is None else octets_of(address.scope)
-    return octets_of(dialect.show(address)), scope, octets_of(address.name)
+    scope = None if dialect.scope_word is None else bytes_of(address.scope)
+    return bytes_of(dialect.show(address)), scope, bytes_of(address.name)
 
 
 def recorded(found: PropertySet) -> SetTexts:
@@ -57,7 +57,7 @@ def recorded(found: PropertySet) -> SetTexts:
     """
     if found.read_texts is not None:
         made = encode_texts(found.read_texts, found.raw)
-        if made is not None and len(made) <= PROPERTIES_OCTETS_MAX:
+        if made is not None and len(made) <= PROPERTIES_BYTES_MAX:
             return made, None, None, None
     form: SetTexts | None = found.forms.get(TOLD)
     if form is None:
@@ -71,14 +71,14 @@ def _recorded(found: PropertySet) -> SetTexts:
     except RemoteProtocolError:
         return MALFORMED
     made = encode_properties(properties) or b"{}"
-    if len(made) > PROPERTIES_OCTETS_MAX:
+    if len(made) > PROPERTIES_BYTES_MAX:
         made = b'{"omitted":%d}' % len(made)
     name, kind = properties.message_id, properties.content_type
     return (
         made,
-        None if name is None else octets_of(name),
+        None if name is None else bytes_of(name),
         _text_of(properties.correlation),
-        None if kind is None else octets_of(kind),
+        None if kind is None else bytes_of(kind),
     )
 
 
@@ -99,16 +99,16 @@ def framed(texts: Texts) -> bytes:
 NOWHERE_TEXTS: Final = framed((None, None, None))  # of a missing address
 
 
-def _unframed(octets: bytes) -> Texts:
+def _unframed(data: bytes) -> Texts:
     found: list[bytes | None] = []
     at = 0
-    while at < len(octets):
-        length, at = octets[at : at + 4], at + 4
+    while at < len(data):
+        length, at = data[at : at + 4], at + 4
         if length == NULL:
             found.append(None)
         else:
             end = at + int.from_bytes(length, "little")
-            found.append(octets[at:end])
+            found.append(data[at:end])
             at = end
     return tuple(found)
 
@@ -132,19 +132,17 @@ def set_entries(sets: list[PropertySet]) -> Entered:
         return b"", []
     protocol = sets[0].protocol
     common = FORM_OF.get(protocol, TEXTS)
-    octets = [
-        one.raw for one in sets if one.protocol is protocol and 0 < len(one.raw) <= PROPERTIES_OCTETS_MAX
-    ]
-    if common and len(octets) == len(sets):
-        return bytes((common,)) * len(octets), octets
+    data = [one.raw for one in sets if one.protocol is protocol and 0 < len(one.raw) <= PROPERTIES_BYTES_MAX]
+    if common and len(data) == len(sets):
+        return bytes((common,)) * len(data), data
     forms: list[int] = []
-    octets = []
+    data = []
     for one in sets:
         raw = one.raw
-        form = FORM_OF.get(one.protocol, TEXTS) if raw and len(raw) <= PROPERTIES_OCTETS_MAX else TEXTS
+        form = FORM_OF.get(one.protocol, TEXTS) if raw and len(raw) <= PROPERTIES_BYTES_MAX else TEXTS
         forms.append(form)
-        octets.append(raw if form else framed(recorded(one)))
-    return bytes(forms), octets
+        data.append(raw if form else framed(recorded(one)))
+    return bytes(forms), data
 
 
 class Wires:
@@ -170,10 +168,10 @@ class Wires:
         self._forms.clear()
         return True
 
-    def add_all(self, forms: bytes, octets: Sequence[bytes]) -> list[bytes]:
+    def add_all(self, forms: bytes, data: Sequence[bytes]) -> list[bytes]:
         """Add entries and return their encoded numbers."""
         self._forms += forms
-        return self._entries.add_all([(one,) for one in octets])
+        return self._entries.add_all([(one,) for one in data])
 
     def end(self, rows: int, fresh: int) -> list[Buffer]:
         """Return the buffers once all rows have their numbers; `fresh` entries were added for them."""
@@ -192,14 +190,14 @@ class Wires:
         self._apart = max(self._apart - rows, 0)
 
 
-def wire_buffers(forms: bytes, octets: list[bytes]) -> list[Buffer]:
+def wire_buffers(forms: bytes, data: list[bytes]) -> list[Buffer]:
     """Return the buffers of a dictionary with these entries."""
-    return held_buffers(forms, list(map(len, octets)), b"".join(octets))
+    return held_buffers(forms, list(map(len, data)), b"".join(data))
 
 
-def held_buffers(forms: bytes, sizes: list[int], octets: Octets) -> list[Buffer]:
+def held_buffers(forms: bytes, sizes: list[int], data: Bytes) -> list[Buffer]:
     """Return the buffers of a dictionary whose entries are joined."""
-    return [_forms_buffer(forms), offsets(sizes), octets]
+    return [_forms_buffer(forms), offsets(sizes), data]
 
 
 def _forms_buffer(forms: bytes) -> Buffer:
@@ -209,42 +207,42 @@ def _forms_buffer(forms: bytes) -> Buffer:
 
 # --- for readers
 
-Dictionary = tuple[Octets, ...]
+Dictionary = tuple[Bytes, ...]
 """Validity, offsets and bytes, as of a coded column."""
 
 
-def address_dictionaries(forms: memoryview, starts: memoryview, octets: memoryview) -> list[Dictionary]:
+def address_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
     """Return the dictionaries of the columns that share entries of addresses, in the order of their texts.
 
     Raises DamageError for an unknown form.
     """
     kinds = set(forms)
     if len(kinds) == 1 and (form := kinds.pop()) != TEXTS and _writer_of(form).wire_is_name:
-        plain: Dictionary = b"", starts, octets
+        plain: Dictionary = b"", starts, data
         return [plain, (bytes((len(forms) + 7) // 8), bytes(len(starts)), b""), plain]
-    texts = [_address_texts(form, entry) for form, entry in _entries(forms, starts, octets)]
+    texts = [_address_texts(form, entry) for form, entry in _entries(forms, starts, data)]
     return [_dictionary(column) for column in zip(*texts, strict=True)]
 
 
-def set_dictionaries(forms: memoryview, starts: memoryview, octets: memoryview) -> list[Dictionary]:
+def set_dictionaries(forms: memoryview, starts: memoryview, data: memoryview) -> list[Dictionary]:
     """Return the dictionaries of the columns that share entries of properties, in the order of their texts.
 
     Each entry is decoded once. Raises DamageError for an unknown form.
     """
-    texts = [_set_texts(form, entry) for form, entry in _entries(forms, starts, octets)]
+    texts = [_set_texts(form, entry) for form, entry in _entries(forms, starts, data)]
     return [_dictionary(column) for column in zip(*texts, strict=True)]
 
 
-def id_dictionary(forms: memoryview, starts: memoryview, octets: memoryview) -> Dictionary:
+def id_dictionary(forms: memoryview, starts: memoryview, data: memoryview) -> Dictionary:
     """Return the dictionary of message ids, for which entries need not be decoded whole.
 
     Raises DamageError for an unknown form.
     """
-    return _dictionary(tuple([_message_id(form, entry) for form, entry in _entries(forms, starts, octets)]))
+    return _dictionary(tuple([_message_id(form, entry) for form, entry in _entries(forms, starts, data)]))
 
 
-def _entries(forms: memoryview, starts: memoryview, octets: memoryview) -> Iterator[tuple[int, bytes]]:
-    raw = bytes(octets)
+def _entries(forms: memoryview, starts: memoryview, data: memoryview) -> Iterator[tuple[int, bytes]]:
+    raw = bytes(data)
     places = pairwise(unpack(f"<{len(starts) // 4}i", starts))
     return ((form, raw[begin:end]) for form, (begin, end) in zip(forms, places, strict=True))
 
@@ -255,27 +253,27 @@ def _dictionary(texts: Texts) -> Dictionary:
     return valid, offsets(list(map(len, filled))), b"".join(filled)
 
 
-def _address_texts(form: int, octets: bytes) -> Texts:
-    return _unframed(octets) if form == TEXTS else _known_address(form, octets)
+def _address_texts(form: int, data: bytes) -> Texts:
+    return _unframed(data) if form == TEXTS else _known_address(form, data)
 
 
-def _set_texts(form: int, octets: bytes) -> SetTexts:
+def _set_texts(form: int, data: bytes) -> SetTexts:
     if form == TEXTS:
-        made, *ids = _unframed(octets)
+        made, *ids = _unframed(data)
         name, correlation, kind = [*ids, None, None][:3]  # the first gateways wrote no more than the id
         return made or b"", name, correlation, kind
-    return _known_set(form, octets) if len(octets) <= REMEMBERED_OCTETS else _read_set(form, octets)
+    return _known_set(form, data) if len(data) <= REMEMBERED_BYTES else _read_set(form, data)
 
 
-def _message_id(form: int, octets: bytes) -> bytes | None:
+def _message_id(form: int, data: bytes) -> bytes | None:
     if form == TEXTS:
-        return _unframed(octets)[1]
-    return _known_id(form, octets) if len(octets) <= REMEMBERED_OCTETS else _read_id(form, octets)
+        return _unframed(data)[1]
+    return _known_id(form, data) if len(data) <= REMEMBERED_BYTES else _read_id(form, data)
 
 
 @lru_cache(REMEMBERED)
-def _known_address(form: int, octets: bytes) -> Texts:
-    return words_of(_writer_of(form).read_address(octets))
+def _known_address(form: int, data: bytes) -> Texts:
+    return words_of(_writer_of(form).read_address(data))
 
 
 def _writer_of(form: int) -> Dialect:
@@ -284,20 +282,20 @@ def _writer_of(form: int) -> Dialect:
     return WRITERS[form]
 
 
-def _read_set(form: int, octets: bytes) -> SetTexts:
+def _read_set(form: int, data: bytes) -> SetTexts:
     try:
-        found = _writer_of(form).unread_set(octets)
+        found = _writer_of(form).unread_set(data)
     except RemoteProtocolError:
         return MALFORMED
     return recorded(found)
 
 
-def _read_id(form: int, octets: bytes) -> bytes | None:
+def _read_id(form: int, data: bytes) -> bytes | None:
     try:
-        found = _writer_of(form).message_id(octets)
+        found = _writer_of(form).message_id(data)
     except RemoteProtocolError:
         return None
-    return None if found is None else octets_of(found)
+    return None if found is None else bytes_of(found)
 
 
 _known_set: Final = lru_cache(REMEMBERED)(_read_set)

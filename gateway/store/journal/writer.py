@@ -39,9 +39,9 @@ from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_d
 from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.wall import SECOND, WallClock
 
-CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit
-FLUSH_OCTETS: Final = 4 * 1_048_576  # bytes of bodies after which rows are encoded
-WRITE_OCTETS: Final = 2 * 1_048_576  # bytes of blocks after which the thread is woken
+CHUNK_BYTES_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit
+FLUSH_BYTES: Final = 4 * 1_048_576  # bytes of bodies after which rows are encoded
+WRITE_BYTES: Final = 2 * 1_048_576  # bytes of blocks after which the thread is woken
 WRITE_BLOCKS_MAX: Final = 100  # at a time
 MARK_SECS: Final = 60.0  # between two low-water marks without traffic
 
@@ -81,7 +81,7 @@ class _Block(NamedTuple):
     """
 
     block: Draft | Laid
-    octets: int
+    byte_count: int
     memories: Sequence[memoryview]
 
 
@@ -96,7 +96,7 @@ class JournalWriter:
     when writing starts to fail, when it works again and when rows are lost; it is mostly called in the
     writer's thread. `oldest` returns when the oldest unsettled message was received, or None.
 
-    Counters: `rows`, `blocks`, `octets` (bytes) written, `dropped` rows, `errors` of the disk, `failed` rows
+    Counters: `rows`, `blocks`, `byte_count` written, `dropped` rows, `errors` of the disk, `failed` rows
     that could not be encoded (a bug). The constructor raises JournalError as Appender does.
     """
 
@@ -130,12 +130,12 @@ class JournalWriter:
         self._encoder = Encoder(shard)
         largest = chosen.body_bytes_max
         self._rows_max = max(
-            1, min(chosen.block_rows_max, CHUNK_OCTETS_MAX // largest if largest else 1 << 31)
+            1, min(chosen.block_rows_max, CHUNK_BYTES_MAX // largest if largest else 1 << 31)
         )
         self._wall = WallClock(clock, utc)
         self._utc = utc
         self._tell = tell
-        self.rows = self.blocks = self.octets = self.errors = self.failed = 0
+        self.rows = self.blocks = self.byte_count = self.errors = self.failed = 0
         self.failure = ""  # current error of the disk
         # The event loop's.
         self._rows_in = 0
@@ -166,7 +166,7 @@ class JournalWriter:
         return self._rows_in - self.rows - self.failed
 
     @property
-    def backlog_octets(self) -> int:
+    def backlog_bytes(self) -> int:
         """Size in bytes of the blocks that wait to be written."""
         return self._queued - self._written
 
@@ -277,7 +277,7 @@ class JournalWriter:
             self._gathering = self._gather()
             return
         most = self.options.flush_rows
-        if gathering.rows >= most or gathering.octets >= FLUSH_OCTETS or gathering.nearly_full:
+        if gathering.rows >= most or gathering.byte_count >= FLUSH_BYTES or gathering.nearly_full:
             self._flush()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -309,9 +309,9 @@ class JournalWriter:
             self._queue(draft, gathering.memories(lent=True))
             for memory in gathering.memories(lent=False):
                 self._memories.give_back(memory)
-        if self.dropped > self._accounted and self.backlog_octets <= self.options.backlog_bytes_max:
+        if self.dropped > self._accounted and self.backlog_bytes <= self.options.backlog_bytes_max:
             self._queue(self._dropped())
-        if self.backlog_octets > WRITE_OCTETS:
+        if self.backlog_bytes > WRITE_BYTES:
             self._wake.set()
 
     def _queue(self, draft: Draft, memories: Sequence[memoryview] = ()) -> None:
@@ -321,9 +321,9 @@ class JournalWriter:
             block = _Block(draft, sum(map(len, draft.buffers)), memories)
         else:
             laid = seal(lay_out(draft, 0), crc32)
-            block = _Block(laid, laid.header.octets, memories)
+            block = _Block(laid, laid.header.byte_count, memories)
         self._blocks.append(block)
-        self._queued += block.octets
+        self._queued += block.byte_count
 
     def _dropped(self) -> Draft:
         """Return the gap for the rows that were dropped since the last one."""
@@ -390,12 +390,12 @@ class JournalWriter:
         # An almost full disk may have space for one block.
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
         for header, *_ in self._laid[:written]:
-            _, octets, memories = self._blocks.popleft()
+            _, byte_count, memories = self._blocks.popleft()
             for memory in memories:
                 self._memories.give_back(memory)
-            self._written += octets
+            self._written += byte_count
             self.blocks += 1
-            self.octets += header.octets
+            self.byte_count += header.byte_count
             if not header.gap:
                 self.rows += header.rows
         del self._laid[:written]

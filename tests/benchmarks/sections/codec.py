@@ -1,10 +1,10 @@
 """Codecs in memory: nanoseconds per message, ours against pamqp (AMQP 0-9-1) and paho-mqtt (MQTT).
 
 Ours are measured as the gateway uses them: a whole read in and its rows out, a batch of rows in and the
-octets of one write out. The peers get every advantage that their interface allows: pamqp is handed each frame
+bytes of one write out. The peers get every advantage that their interface allows: pamqp is handed each frame
 already cut out, and frame objects that were made before; paho's socket is replaced by memory and its logging
-is off. Their decoders read the properties, and ours leave them as octets: so ours are made to look them up
-too, as the gateway does for every message that it takes in, in what it remembers by those octets.
+is off. Their decoders read the properties, and ours leave them as bytes: so ours are made to look them up
+too, as the gateway does for every message that it takes in, in what it remembers by those bytes.
 
 mqttproto is not on the package index; paho's `_send_publish` and `_packet_read` stand in for it.
 """
@@ -92,16 +92,16 @@ def _publish_packets(qos: int) -> list[bytes]:
 
 def _decode_publish() -> Pair:
     """QoS 0: at QoS 1, paho's reader would also write the PUBACK."""
-    octets = b"".join(_publish_packets(0))
+    data = b"".join(_publish_packets(0))
     machine, client = _mqtt_server(), _paho()
 
     def ours() -> int:
-        (event,) = machine.receive_data(octets, 0.0)
+        (event,) = machine.receive_data(data, 0.0)
         assert isinstance(event, Publishes)
         return len(event.rows)
 
     def theirs() -> None:
-        client._sock = _Memory(octets)
+        client._sock = _Memory(data)
         for _ in range(BATCH):
             client._packet_read()
 
@@ -180,22 +180,22 @@ def _marshal(frames: list[tuple[Any, Any, Any]]) -> list[bytes]:
     return [marshal(one, 1) for three in frames for one in three]
 
 
-def _unmarshal(octets: list[bytes]) -> None:
+def _unmarshal(data: list[bytes]) -> None:
     unmarshal = frame.unmarshal
-    for one in octets:
+    for one in data:
         unmarshal(one)
 
 
-def _decode(octets: list[bytes], receive: Callable[[bytes, float], list[Any]], properties_at: int) -> Pair:
-    """Rows out of octets, each with the property set that the gateway remembers."""
-    read = b"".join(octets)
+def _decode(data: list[bytes], receive: Callable[[bytes, float], list[Any]], properties_at: int) -> Pair:
+    """Rows out of bytes, each with the property set that the gateway remembers."""
+    read = b"".join(data)
 
     def ours() -> int:
         (event,) = receive(read, 0.0)
         return len([content_properties(row[properties_at]) for row in event.contents])
 
     assert ours() == BATCH
-    return ours, lambda: _unmarshal(octets)
+    return ours, lambda: _unmarshal(data)
 
 
 def _decode_basic_publish() -> Pair:

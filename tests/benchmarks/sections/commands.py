@@ -36,7 +36,7 @@ finally:
         print(*[line.split()[1] for line in status if line.startswith("VmHWM:")], file=sys.stderr)
 """
 HELP_SECS_MAX: Final = 0.3
-HELP_OCTETS_MAX: Final = 40 * 1024 * 1024
+HELP_BYTES_MAX: Final = 40 * 1024 * 1024
 HELPS: Final = 3  # of each command, for each repetition that is asked for
 READY_SECS_MAX: Final = 900.0
 MESSAGE_SECS_MAX: Final = 60.0
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
 
     secs: float
     cpu_secs: float
-    octets: int
+    byte_count: int
 
 
 def _lines() -> list[list[str]]:
@@ -78,8 +78,8 @@ def _help(line: list[str]) -> Cost:
 
 def _helped(line: list[str], repeat: int) -> Figure:
     costs = [_help(line) for _ in range(HELPS * repeat)]
-    secs, octets = median([one.secs for one in costs]), max(one.octets for one in costs)
-    ratio = min(HELP_SECS_MAX / secs, HELP_OCTETS_MAX / octets)
+    secs, byte_count = median([one.secs for one in costs]), max(one.byte_count for one in costs)
+    ratio = min(HELP_SECS_MAX / secs, HELP_BYTES_MAX / byte_count)
     return Figure(
         " ".join(["gateway", *line, "--help"]),
         "s",
@@ -89,7 +89,7 @@ def _helped(line: list[str], repeat: int) -> Figure:
         target=1.0,
         more={
             "CPU s": f"{median([one.cpu_secs for one in costs]):.2f}",
-            "MB of memory": f"{octets / 2**20:.1f}",
+            "MB of memory": f"{byte_count / 2**20:.1f}",
         },
     )
 

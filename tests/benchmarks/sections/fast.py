@@ -2,7 +2,7 @@
 
 Both protocols publish persistent messages with confirms to a durable queue, over as many connections with the
 same window, and one consumer acknowledges each message singly. A large body goes from one producer through
-the gateway to one consumer; its peer is a process that does nothing but copy octets from one Trio stream to
+the gateway to one consumer; its peer is a process that does nothing but copy bytes from one Trio stream to
 another, for the same two programs at its ends.
 """
 
@@ -29,11 +29,11 @@ from tests.interop.servers import LOOPBACK
 
 MESSAGES: Final = "AMQP/Fast confirmed, persistent, 20 connections, window 100 -> acks"
 TARGET: Final = 1.0
-LARGE: Final = {8 << 20: None, 64 << 20: 0.8}  # octets of a body, which is held in memory or on disk: target
-RUN_OCTETS: Final = 256 << 20  # of bodies, in one run
-FRAGMENT_OCTETS: Final = 131_072
-READ_OCTETS: Final = 1 << 18
-COPY_OCTETS: Final = 65_536  # what the gateway reads at a time, too
+LARGE: Final = {8 << 20: None, 64 << 20: 0.8}  # bytes of a body, which is held in memory or on disk: target
+RUN_BYTES: Final = 256 << 20  # of bodies, in one run
+FRAGMENT_BYTES: Final = 131_072
+READ_BYTES: Final = 1 << 18
+COPY_BYTES: Final = 65_536  # what the gateway reads at a time, too
 MEGABYTE: Final = 1_000_000
 CONNECT_SECS_MAX: Final = 30.0
 
@@ -52,7 +52,7 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     bare = {size: [_through_copy(size) for _ in range(repeat)] for size in LARGE}
     return [
         compared(MESSAGES, fast, amqp, TARGET),
-        *[_octets(size, through[size], bare[size]) for size in LARGE],
+        *[_body(size, through[size], bare[size]) for size in LARGE],
     ]
 
 
@@ -60,7 +60,7 @@ Passed = tuple[float, float]
 """MB/s, and seconds of CPU that the process in the middle used."""
 
 
-def _octets(size: int, ours: list[Passed], peer: list[Passed]) -> Figure:
+def _body(size: int, ours: list[Passed], peer: list[Passed]) -> Figure:
     rates = median([rate for rate, _ in ours]), median([rate for rate, _ in peer])
     used = median([cpu for _, cpu in ours]), median([cpu for _, cpu in peer])
     return Figure(
@@ -70,8 +70,8 @@ def _octets(size: int, ours: list[Passed], peer: list[Passed]) -> Figure:
         ratio=rates[0] / rates[1],
         target=LARGE[size],
         more={
-            "CPU us/MB": f"{used[0] / (RUN_OCTETS / MEGABYTE) * 1e6:.0f}",
-            "peer's": f"{used[1] / (RUN_OCTETS / MEGABYTE) * 1e6:.0f}",
+            "CPU us/MB": f"{used[0] / (RUN_BYTES / MEGABYTE) * 1e6:.0f}",
+            "peer's": f"{used[1] / (RUN_BYTES / MEGABYTE) * 1e6:.0f}",
         },
     )
 
@@ -80,7 +80,7 @@ def _octets(size: int, ours: list[Passed], peer: list[Passed]) -> Figure:
 
 
 def _timed(sending: Callable[[Connection], None], receive: Callable[[], int]) -> float:
-    """MB/s from the first octet sent to the last one received. `sending` runs in a process of its own, and
+    """MB/s from the first byte sent to the last one received. `sending` runs in a process of its own, and
     starts when it hears anything."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -90,8 +90,8 @@ def _timed(sending: Callable[[Connection], None], receive: Callable[[], int]) ->
         ours.recv()
         begin = time.perf_counter()
         ours.send(True)
-        octets = receive()
-        return octets / MEGABYTE / (time.perf_counter() - begin)
+        byte_count = receive()
+        return byte_count / MEGABYTE / (time.perf_counter() - begin)
     finally:
         process.join(CONNECT_SECS_MAX)
 
@@ -99,14 +99,14 @@ def _timed(sending: Callable[[Connection], None], receive: Callable[[], int]) ->
 def _message(size: int) -> bytes:
     """One message as its producer writes it, without a tag."""
     head = wires.fast_head(size, persistent=False)
-    piece = bytes(FRAGMENT_OCTETS)
-    first = piece[: FRAGMENT_OCTETS - len(head)]
+    piece = bytes(FRAGMENT_BYTES)
+    first = piece[: FRAGMENT_BYTES - len(head)]
     left = size - len(first)
     parts = [wires.fast_send(0, head + first, partial=True)]
     while left > 0:
-        octets = min(left, FRAGMENT_OCTETS)
-        left -= octets
-        parts.append(wires.fast_send(0, piece[:octets], partial=left > 0))
+        byte_count = min(left, FRAGMENT_BYTES)
+        left -= byte_count
+        parts.append(wires.fast_send(0, piece[:byte_count], partial=left > 0))
     return b"".join(parts)
 
 
@@ -114,7 +114,7 @@ def _write(sock: socket.socket, pipe: Connection, size: int) -> None:
     message = _message(size)
     pipe.send(True)
     pipe.recv()
-    for _ in range(RUN_OCTETS // size):
+    for _ in range(RUN_BYTES // size):
         sock.sendall(message)
 
 
@@ -125,7 +125,7 @@ def _large(gateway: Gateway, size: int) -> Passed:
 
 
 def _through_gateway(port: int, size: int) -> float:
-    count = RUN_OCTETS // size
+    count = RUN_BYTES // size
     with closing(wires.fast_connect(port, "large", producer=False)) as consumer:
         wires.fast_consume(consumer, count)
 
@@ -133,7 +133,7 @@ def _through_gateway(port: int, size: int) -> float:
             with closing(wires.fast_connect(port, "large", producer=True)) as sock:
                 _write(sock, pipe, size)
                 sock.shutdown(socket.SHUT_WR)
-                while sock.recv(READ_OCTETS):
+                while sock.recv(READ_BYTES):
                     continue
 
         messages = _Messages(consumer)
@@ -145,11 +145,11 @@ class _Messages:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._inbox = memoryview(bytearray(READ_OCTETS))
+        self._inbox = memoryview(bytearray(READ_BYTES))
         self._at = self._end = 0  # what of the inbox has not been looked at
 
     def _fill(self, wanted: int) -> None:
-        """Have `wanted` octets, few, in the inbox."""
+        """Have `wanted` bytes, few, in the inbox."""
         if self._end - self._at < wanted:
             left = bytes(self._inbox[self._at : self._end])
             self._inbox[: len(left)] = left
@@ -173,8 +173,8 @@ class _Messages:
         self._at += size
 
     def read(self, wanted: int) -> int:
-        """Read one message and acknowledge it; returns the octets of its body."""
-        octets, partial, number = -15, True, 0
+        """Read one message and acknowledge it; returns the bytes of its body."""
+        byte_count, partial, number = -15, True, 0
         while partial:
             command = self._take(int.from_bytes(self._take(2), "big"))
             if command[0] != 41 or command[-1] != 0xCE:
@@ -183,21 +183,21 @@ class _Messages:
             fragment = int.from_bytes(command[7:11], "big")
             partial = bool(command[11] & 1)
             self._skip(fragment)
-            octets += fragment
-        if octets != wanted:
-            raise Wrong(f"{octets} octets of {wanted}")
+            byte_count += fragment
+        if byte_count != wanted:
+            raise Wrong(f"{byte_count} bytes of {wanted}")
         self._sock.sendall(wires.fast_frame(21, b"\0\1\0\0" + number.to_bytes(4, "big")))
-        return octets
+        return byte_count
 
 
 def _through_copy(size: int) -> Passed:
-    """The same octets through a process that copies them."""
+    """The same bytes through a process that copies them."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     copier = context.Process(target=_copier, args=(theirs,), daemon=True)
     copier.start()
     port = ours.recv()
-    total = len(_message(size)) * (RUN_OCTETS // size)
+    total = len(_message(size)) * (RUN_BYTES // size)
     with closing(wires.open_socket(port)) as sock:
 
         def sending(pipe: Connection) -> None:
@@ -206,7 +206,7 @@ def _through_copy(size: int) -> Passed:
                 out.shutdown(socket.SHUT_WR)
 
         def receive() -> int:
-            left, inbox = total, bytearray(READ_OCTETS)
+            left, inbox = total, bytearray(READ_BYTES)
             while left:
                 read = sock.recv_into(inbox)
                 if not read:
@@ -234,5 +234,5 @@ async def _copy(pipe: Connection) -> None:
         target = await listener.accept()
         source = await listener.accept()
         async with target, source:
-            while data := await source.receive_some(COPY_OCTETS):
+            while data := await source.receive_some(COPY_BYTES):
                 await target.send_all(data)

@@ -28,7 +28,7 @@ from tests.benchmarks.subjects import Gateway, Rabbit, Subject
 
 RATES: Final = (1_000, 10_000)
 CONNECTIONS: Final = 20
-BODY_OCTETS: Final = 128
+BODY_BYTES: Final = 128
 WARM_UP_SECS: Final = 1.0
 REST_SECS: Final = 15.0
 READ: Final = 1 << 18
@@ -36,7 +36,7 @@ DUE: Final = struct.Struct(">Q")
 NANOSECONDS: Final = 1_000_000_000
 PR_SET_TIMERSLACK: Final = 29
 QUEUE: Final = "latency"
-PUBACK_OCTETS: Final = 4
+PUBACK_BYTES: Final = 4
 
 
 def _publish(port: int, rate: int, count: int, ready: Any, late: Any, sent: Any) -> None:
@@ -52,7 +52,7 @@ def _publish(port: int, rate: int, count: int, ready: Any, late: Any, sent: Any)
     by_descriptor = {sock.fileno(): sock for sock in socks}
     for descriptor in by_descriptor:
         answers.register(descriptor, select.EPOLLIN)
-    filling = b"x" * (BODY_OCTETS - DUE.size)
+    filling = b"x" * (BODY_BYTES - DUE.size)
     ready.set()
     lateness = []
     begin = time.monotonic_ns() + NANOSECONDS // 10
@@ -86,7 +86,7 @@ def _times(sock: Any, count: int) -> list[int]:
         size = found[0]
         whole = len(data) // size
         first = len(times) + 1
-        body_at = size - 1 - BODY_OCTETS
+        body_at = size - 1 - BODY_BYTES
         times += [now - DUE.unpack_from(data, at + body_at)[0] for at in range(0, whole * size, size)]
         data = data[whole * size :]
         sock.sendall(b"".join([ACK_TAG.pack(ACK_HEAD, tag, 0xCE) for tag in range(first, first + whole)]))
@@ -161,7 +161,7 @@ def _acknowledgements(subject: Subject, rate: int, seconds: float) -> tuple[floa
             if place is None:
                 consumer.readable()
                 continue
-            whole, rests[place] = divmod(rests[place] + len(socks[place].recv(READ)), PUBACK_OCTETS)
+            whole, rests[place] = divmod(rests[place] + len(socks[place].recv(READ)), PUBACK_BYTES)
             now = time.monotonic_ns()
             times += [now - sent[place].popleft() for _ in range(whole)]
     for sock in (*socks, consumer.sock):

@@ -88,14 +88,14 @@ def _queued(port: int) -> int:
 KEPT: Final[dict[str, Callable[[int], int]]] = {
     "a subscription of an MQTT session": _subscriptions,
     "an MQTT session that is away": _sessions,
-    "a retained message of 128 octets": _retained,
-    "a message of 128 octets for a session that is away": _queued,
+    "a retained message of 128 bytes": _retained,
+    "a message of 128 bytes for a session that is away": _queued,
 }
 """Who makes so many of a thing, at a port."""
 
 
 def _kept(subject: Subject, make: Callable[[int], int]) -> float:
-    """Octets each."""
+    """Bytes each."""
     with subject:
         with wires.mqtt_connect(subject.mqtt_port, "first"):
             time.sleep(SETTLE_SECS)
@@ -116,5 +116,5 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     for number, (name, make) in enumerate(KEPT.items()):
         mine = _kept(Gateway(folder / f"keeps-{number}"), make)
         theirs = _kept(Mosquitto(folder / f"mosquitto-{number}"), make)
-        figures.append(Figure(f"{name}, beside Mosquitto", "octets each", mine, theirs, ratio=theirs / mine))
+        figures.append(Figure(f"{name}, beside Mosquitto", "bytes each", mine, theirs, ratio=theirs / mine))
     return figures

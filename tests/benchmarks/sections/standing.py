@@ -38,15 +38,15 @@ class Stood(NamedTuple):
     seconds until all were back. `stored`: bytes of the database for each."""
 
     begun_secs: float
-    octets: float
+    byte_count: float
     back_secs: float
     stored: float = 0.0
 
 
 class Clean(NamedTuple):
-    """Octets of memory for each client, and further queues for all of them."""
+    """Bytes of memory for each client, and further queues for all of them."""
 
-    octets: float
+    byte_count: float
     queues: int
 
 
@@ -135,7 +135,7 @@ def _measured(
     first = _clients(port, present=False)
     begun_secs = time.monotonic() - began
     time.sleep(SETTLE_SECS)
-    octets, stored = (rabbit.rss() - before) / SESSIONS, (database_bytes() - empty) / SESSIONS
+    byte_count, stored = (rabbit.rss() - before) / SESSIONS, (database_bytes() - empty) / SESSIONS
     began = time.monotonic()
     lose()
     _close(first)
@@ -146,7 +146,7 @@ def _measured(
             wires.mqtt_publish(sender, f"to/standing-{at:05d}", b"x")
             wires.mqtt_answer(again[at], 0x32)  # it has its subscription still
     _close(again)
-    return Stood(begun_secs, octets, back_secs, stored)
+    return Stood(begun_secs, byte_count, back_secs, stored)
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -157,9 +157,9 @@ def measure(folder: Path) -> list[Figure]:
         Figure(
             f"each of {SESSIONS} clean subscribers at a replica, against the plugin's",
             "KiB",
-            clean.octets / 1024,
-            peers.octets / 1024,
-            peers.octets / clean.octets,
+            clean.byte_count / 1024,
+            peers.byte_count / 1024,
+            peers.byte_count / clean.byte_count,
             more={"queues for all of them": clean.queues, "at the plugin": peers.queues},
         ),
         Figure(
@@ -172,9 +172,9 @@ def measure(folder: Path) -> list[Figure]:
         Figure(
             "RabbitMQ's memory for each, against the plugin's with its connection",
             "KiB",
-            ours.octets / 1024,
-            plugin.octets / 1024,
-            plugin.octets / ours.octets,
+            ours.byte_count / 1024,
+            plugin.byte_count / 1024,
+            plugin.byte_count / ours.byte_count,
             more={"in the database, KiB": round(ours.stored / 1024, 2)},
         ),
         Figure(

@@ -80,7 +80,7 @@ def _measured(folder: Path, length: int) -> Figure:
     if count != MESSAGES:
         raise SubjectError(f"{count} of {MESSAGES} messages were found again")
     return Figure(
-        f"start-up with {MESSAGES} stored messages of {len(BODY)} octets, rows of {length}",
+        f"start-up with {MESSAGES} stored messages of {len(BODY)} bytes, rows of {length}",
         "s",
         secs,
         SECS_MAX,
@@ -108,7 +108,7 @@ def _empty(folder: Path, repeat: int) -> Figure:
         EMPTY_SECS_MAX,
         ratio=EMPTY_SECS_MAX / secs,
         target=1.0,
-        more={"MB of memory": round(max(octets for _, octets in found) / 1e6)},
+        more={"MB of memory": round(max(byte_count for _, byte_count in found) / 1e6)},
     )
 
 

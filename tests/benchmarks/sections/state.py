@@ -316,8 +316,8 @@ def _bytes(connection: Connection, what: str) -> Figure:
         "SELECT pg_total_relation_size('session') + pg_total_relation_size('subscription')"
     ).fetchone()
     assert row is not None
-    octets = row[0] / SESSIONS
-    return _within(what, "bytes", [octets], SESSION_BYTES_MAX)
+    byte_count = row[0] / SESSIONS
+    return _within(what, "bytes", [byte_count], SESSION_BYTES_MAX)
 
 
 class Submitting:

@@ -30,7 +30,7 @@ FEW: Final = 1_000
 SUBSCRIBERS: Final = 1_000
 CHANGES: Final = 10  # a second, and as many are taken back
 PROPERTIES: Final = 4
-LARGE_OCTETS: Final = 262_144
+LARGE_BYTES: Final = 262_144
 ROUTES: Final = 200
 AGAINST_RABBIT: Final = target(2.0, 4.0)
 AGAINST_MOSQUITTO: Final = target(0.7, 1.5)
@@ -68,7 +68,7 @@ def _loads() -> dict[str, Load]:
     headers = Load("amqp", "amqp", 0, 0, persistent=False, properties=PROPERTIES)
     five = Load("mqtt", "mqtt", 0, 0, level=MQTT_5, properties=PROPERTIES)
     large = Load(
-        "amqp", "amqp", 0, 0, durable=True, body_octets=LARGE_OCTETS, window=10, ahead_max=200, connections=4
+        "amqp", "amqp", 0, 0, durable=True, body_bytes=LARGE_BYTES, window=10, ahead_max=200, connections=4
     )
     return {"a": a, "headers": headers, "five": five, "large": large}
 

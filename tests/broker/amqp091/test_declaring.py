@@ -281,10 +281,10 @@ BROKEN: Final = [
 ]
 
 
-@pytest.mark.parametrize("octets, expected", BROKEN)
-def test_a_file_that_cannot_be_taken_is_told(tmp_path: Path, octets: str, expected: str) -> None:
+@pytest.mark.parametrize("data, expected", BROKEN)
+def test_a_file_that_cannot_be_taken_is_told(tmp_path: Path, data: str, expected: str) -> None:
     text = exported(tmp_path)
-    (tmp_path / "definitions.json").write_text(octets)
+    (tmp_path / "definitions.json").write_text(data)
     with pytest.raises(ConfigurationError) as refused:
         Gateway(settings_of(tmp_path, text))
     assert str(refused.value).startswith(f"{tmp_path}/definitions.json")

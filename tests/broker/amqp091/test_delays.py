@@ -136,7 +136,7 @@ def test_messages_come_when_they_are_due_and_not_in_their_order(time: Time, host
     assert taken(host) == [b"late", b"same"]
     delayed = host.exchanges["d"].delayed
     assert delayed is not None
-    assert (len(delayed), delayed.octets, delayed.unacknowledged) == (0, 0, 0)
+    assert (len(delayed), delayed.byte_count, delayed.unacknowledged) == (0, 0, 0)
 
 
 def test_what_arrives_says_that_its_delay_is_over_and_is_not_delayed_again(time: Time, host: Host) -> None:
@@ -284,8 +284,8 @@ def test_a_sender_with_too_much_memory_is_restrained(time: Time, host: Host) -> 
     assert delayed is not None
     for _ in range(3):
         sent(host, native(bytes(100_000), integer(1_000)))
-    ((claim, octets, user),) = delayed.claims()
-    assert (octets > 300_000, user) == (True, SENDER.user)
+    ((claim, byte_count, user),) = delayed.claims()
+    assert (byte_count > 300_000, user) == (True, SENDER.user)
     claim.restrain(True)
     claim.restrain(True)
     answers = Answers()
@@ -304,13 +304,13 @@ def test_a_sender_with_too_much_memory_is_restrained(time: Time, host: Host) -> 
 def test_a_sender_has_a_share_of_the_exchange(time: Time, what: str, may_hold: bool) -> None:
     """Others get in until it is full, and the shares follow what leaves."""
     lots = 1 << 30
-    weight = native(b"", integer(1_000)).octets
+    weight = native(b"", integer(1_000)).byte_count
     shares = partial(UserShares, "delayed messages", user_share=0.5)
     host = VirtualHost(
         "/",
         lambda: None,
         queue_messages_max=10 if what == "number" else lots,
-        queue_octets_max=10 * weight if what == "bytes" else lots,
+        queue_bytes_max=10 * weight if what == "bytes" else lots,
         full_queues=FullQueues(lambda user: may_hold, shares),
     )
     delayed = delaying(host)
@@ -341,12 +341,12 @@ def test_a_sender_has_a_share_of_the_exchange(time: Time, what: str, may_hold: b
 def test_a_sender_waits_for_its_own_messages_and_not_for_years(time: Time, eves: int, what: str) -> None:
     """What another user delays for years may fill the exchange; it holds nobody for as long as that."""
     lots = 1 << 30
-    weight = native(b"", integer(1_000)).octets
+    weight = native(b"", integer(1_000)).byte_count
     host = VirtualHost(
         "/",
         lambda: None,
         queue_messages_max=10 if what == "number" else lots,
-        queue_octets_max=10 * weight if what == "bytes" else lots,
+        queue_bytes_max=10 * weight if what == "bytes" else lots,
         full_queues=FullQueues(lambda _: True, partial(UserShares, "delayed messages", user_share=0.5)),
     )
     delayed = delaying(host)

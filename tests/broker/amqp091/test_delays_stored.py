@@ -57,7 +57,7 @@ class Scene:
 
     def _create(self, store: Store) -> None:
         definitions = Definitions(
-            *(store, "/", Bodies(Limits(), store)), memory_messages_max=NO_LIMIT, memory_octets_max=NO_LIMIT
+            *(store, "/", Bodies(Limits(), store)), memory_messages_max=NO_LIMIT, memory_bytes_max=NO_LIMIT
         )
         self.host = VirtualHost("/", lambda: None, definitions=definitions, lost=self._note_lost)
 
@@ -165,7 +165,7 @@ def test_due_messages_that_the_disk_refuses_wait_until_it_works_again(scene: Sce
     assert scene.on_disk() == [b"1", b"2"]
     scene.advance(RETRY_SECS)
     assert scene.on_disk() == [b"1", b"2"]
-    assert (len(scene.delayed), scene.delayed.octets, scene.lost) == (0, 0, [])
+    assert (len(scene.delayed), scene.delayed.byte_count, scene.lost) == (0, 0, [])
     assert scene.taken() == [b"1", b"2"]
 
 

@@ -77,7 +77,7 @@ def test_a_batch_into_a_short_queue_leaves_its_end_and_tells_all_accepted() -> N
     assert publish(one, bodies(*"abcdefgh")).outcomes == [ACCEPTED] * 8
     assert drained(one) == [b"f", b"g", b"h"]
     assert host.dead_lettering.dropped == {"queue_maxlen": 5}
-    assert (one.octets, len(one)) == (0, 0)
+    assert (one.byte_count, len(one)) == (0, 0)
 
 
 def test_a_queue_that_refuses_takes_what_fits_in_order_and_what_its_consumer_makes_room_for() -> None:
@@ -92,7 +92,7 @@ def test_a_queue_that_refuses_takes_what_fits_in_order_and_what_its_consumer_mak
     assert (drained(one), host.full_queues.refused) == ([b"e", b"f"], 2)
 
 
-def test_octets_are_counted_message_by_message() -> None:
+def test_bytes_are_counted_message_by_message() -> None:
     one = queue(Host(), "q", max_length_bytes=5, overflow="reject-publish")
     outcomes = publish(one, bodies("abc", "defg", "h", "ij", "")).outcomes
     assert outcomes == [ACCEPTED, FULL, ACCEPTED, FULL, ACCEPTED]
@@ -189,7 +189,7 @@ def test_very_many_that_expire_at_once_go_in_turns() -> None:
         host.alarms.ring(time.time())
         assert before - len(one) <= 2 * EXPIRED_MAX + 1
     assert taker.bodies == [b"new"]
-    assert one.octets == 0
+    assert one.byte_count == 0
 
 
 def test_no_letter_of_a_long_queue_is_given_up() -> None:
@@ -403,16 +403,16 @@ def test_whatever_history_a_client_claims_makes_a_letter(claimed: Headers) -> No
 
 def _table(headers: Headers) -> bytes:
     """A table, deeper than we would write one."""
-    octets = b""
+    data = b""
     for name, value in headers:
-        octets += bytes((len(name),)) + name.encode() + _value(value)
-    return len(octets).to_bytes(4, "big") + octets
+        data += bytes((len(name),)) + name.encode() + _value(value)
+    return len(data).to_bytes(4, "big") + data
 
 
 def _value(value: Value) -> bytes:
     if value.type is ValueType.ARRAY:
-        octets = b"".join(_value(one) for one in value.value)
-        return b"A" + len(octets).to_bytes(4, "big") + octets
+        data = b"".join(_value(one) for one in value.value)
+        return b"A" + len(data).to_bytes(4, "big") + data
     if value.type is ValueType.TABLE:
         return b"F" + _table(value.value)
     return encode_value(value)
@@ -672,9 +672,9 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
         if arguments.get("overflow") == "reject-publish-dlx" and one.options.dead_letter_exchange is None:
             refused = 0  # each was noted as a death
         assert published == len(one) + len(held) + len(grave) + dropped + done + refused
-        assert (one.unacknowledged, one.octets >= 0) == (len(held), True)
+        assert (one.unacknowledged, one.byte_count >= 0) == (len(held), True)
         if not len(one):
-            assert one.octets == 0
+            assert one.byte_count == 0
     one.requeue(held)
     grave.add(rest := Taker(credit=0))
     emptied((one, taker), (grave, rest))
@@ -687,7 +687,7 @@ def emptied(*rows: tuple[AmqpQueue, Taker]) -> None:
         taker.credit = 1_000
         one.dispatch()
         one.acknowledged([position for position, _, _ in taker.taken])
-        assert len(one) == one.unacknowledged == one.octets == 0
+        assert len(one) == one.unacknowledged == one.byte_count == 0
 
 
 def quorum(host: Host, name: str, **arguments: int | str) -> AmqpQueue:

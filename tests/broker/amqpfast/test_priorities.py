@@ -79,7 +79,7 @@ def test_higher_first_and_in_order_of_arrival() -> None:
     one.add(taker)
     assert taker.bodies == [b"2", b"5", b"1", b"3", b"0", b"4"]
     assert [position for position, _, _ in taker.got] == [2, 5, 1, 3, 0, 4]
-    assert (len(one), one.octets, one.unacknowledged) == (0, 0, 6)
+    assert (len(one), one.byte_count, one.unacknowledged) == (0, 0, 6)
 
 
 def test_what_returns_is_in_its_place_again() -> None:
@@ -138,12 +138,12 @@ def test_purge_withdraw_take_and_browse() -> None:
     assert found.body == b"2"
     one.withdraw(2, 1)
     assert one.look_at(2) is None
-    assert (len(one), one.octets) == (2, weight_of(found for _, found in one.browse()))
+    assert (len(one), one.byte_count) == (2, weight_of(found for _, found in one.browse()))
     taken = one.take()
     assert taken is not None
     assert (taken[0], taken[1].body, taken[2]) == (1, b"1", False)
     assert one.purge() == 1
-    assert (len(one), one.octets, one.take()) == (0, 0, None)
+    assert (len(one), one.byte_count, one.take()) == (0, 0, None)
 
 
 def test_expired_messages_are_dropped_wherever_they_wait() -> None:
@@ -152,7 +152,7 @@ def test_expired_messages_are_dropped_wherever_they_wait() -> None:
     assert [found.body for _, found in one.browse()] == [b"a"]
     one.add(taker)
     assert taker.bodies == [b"a"]
-    assert (len(one), one.octets) == (0, 0)
+    assert (len(one), one.byte_count) == (0, 0)
 
 
 WISHES: list[Callable[[Message], bool] | None] = [None, lambda one: one.body[-1] % 2 == 0]
@@ -193,7 +193,7 @@ def test_any_order_of_operations_loses_and_doubles_nothing(seed: int) -> None:
         assert sorted(done + held + waits) == sorted(sent)
         assert idle_report(one) == []
         assert (len(one), one.unacknowledged) == (len(waits), len(held))
-        assert one.octets == weight_of(waiting)
+        assert one.byte_count == weight_of(waiting)
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])

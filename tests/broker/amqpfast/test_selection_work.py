@@ -69,7 +69,7 @@ def subscription(passes: Passes, selects: Asked, *, may_hold: bool = True) -> Su
     return Subscription(
         Interest("t", prefix=False, selector=b"x", selects=selects),
         messages_max=10_000,
-        octets_max=1 << 20,
+        bytes_max=1 << 20,
         full_queues=FullQueues(lambda user: may_hold),
         work=passes.work,
     )

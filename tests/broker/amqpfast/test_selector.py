@@ -257,10 +257,10 @@ OF_MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("mime_type, octets, holds", OF_MESSAGES)
-def test_what_a_message_says(mime_type: str, octets: bytes, holds: bool) -> None:
+@pytest.mark.parametrize("mime_type, data, holds", OF_MESSAGES)
+def test_what_a_message_says(mime_type: str, data: bytes, holds: bool) -> None:
     message = Message(fast_address("queue", "q"), b"", property_set(SAYS), durable=True)
-    selects = selection(mime_type, octets)
+    selects = selection(mime_type, data)
     assert selects is not None
     assert selects(message) is holds
 

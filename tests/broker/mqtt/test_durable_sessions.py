@@ -200,7 +200,7 @@ class SessionModel(RuleBasedStateMachine):
                 self.held.discard(self.released[0])
                 assert session.finish(self.released.pop(0))
             session.pump()
-        assert session._octets == 0
+        assert session._byte_count == 0
         assert self.accepted <= set(self.delivered)
         for qos in (1, 2):
             first = list(dict.fromkeys(one for one in self.delivered if self.qos[one] == qos))
@@ -216,11 +216,11 @@ class SessionModel(RuleBasedStateMachine):
         assert len(self.session._waiting or ()) <= 2 * (MEMORY_MAX + 6) + PIECE_MAX
 
     @invariant()
-    def octets_are_those_of_what_is_held(self) -> None:
+    def bytes_are_those_of_what_is_held(self) -> None:
         session = self.session
         held = weight_of(message for message, _, _ in session._waiting or ())
         held += weight_of(row.message for row in session.in_flight.values())
-        assert session._octets == held + (0 if session._aside is None else session._aside.octets)
+        assert session._byte_count == held + (0 if session._aside is None else session._aside.byte_count)
 
 
 TestSessionModel = pytest.mark.needs("time")(SessionModel.TestCase)
@@ -317,7 +317,7 @@ def test_what_the_disk_does_not_take_is_refused_and_owed_no_longer(tmp_path: Pat
         answers = publish(grant, several(3, qos=2))
         assert world.one.commit() is not ACCEPTED
         assert [outcome.reason for outcome in answers.outcomes] == [Reason.STORE] * 3
-        assert (len(session), session._octets, outlet.rows) == (0, 0, [])
+        assert (len(session), session._byte_count, outlet.rows) == (0, 0, [])
         world.disk.fault = ""
         world.one.until_healthy(True)
         publish(grant, several(1, qos=2))

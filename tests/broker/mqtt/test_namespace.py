@@ -9,7 +9,7 @@ import pytest
 
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
 from gateway.broker.mqtt.session import SubscriptionOptions, Walk
-from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt
 
@@ -63,7 +63,7 @@ def test_an_empty_body_forgets_and_a_later_one_replaces() -> None:
     space.retained.keep(mqtt("a", b"", retain=True))
     space.retained.keep(mqtt("b", b"newer", retain=True))
     assert found(space, "#") == [b"newer"]
-    assert space.retained.octets == 5 + MESSAGE_OCTETS
+    assert space.retained.byte_count == 5 + MESSAGE_BYTES
 
 
 def test_what_is_retained_expires() -> None:
@@ -80,7 +80,7 @@ def test_retain_handling(handling: int, first: int, again: int) -> None:
     assert [len(found(space, "a", options)) for _ in range(2)] == [first, again]
 
 
-@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2 * (1 + MESSAGE_OCTETS)}])
+@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"bytes_max": 2 * (1 + MESSAGE_BYTES)}])
 def test_retained_messages_are_bounded_and_the_refused_are_counted(limits: dict[str, Any]) -> None:
     space = Space(retained=Retained(**limits))
     retained(space, "a", "b", "c", "a")

@@ -10,7 +10,7 @@ import pytest
 from gateway import clock
 from gateway.broker.mqtt.retained import RETAINED_FULL, SLACK, Retained
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
+from gateway.model.message import MESSAGE_BYTES, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from tests.broker.mqtt.test_durable_sessions import World
 from tests.broker.parts import Space, connected, mqtt, publish
@@ -66,7 +66,7 @@ def bodies(retained: Retained) -> dict[str, bytes]:
     return {message.address.name: bytes(message.body) for message in retained.messages()}
 
 
-@pytest.mark.parametrize("limits", [{"messages_max": 3}, {"octets_max": 3 * (1 + MESSAGE_OCTETS)}])
+@pytest.mark.parametrize("limits", [{"messages_max": 3}, {"bytes_max": 3 * (1 + MESSAGE_BYTES)}])
 def test_expired_messages_free_their_places(utc: Utc, limits: dict[str, Any]) -> None:
     retained = Retained(**limits)
     soon = utc.now + 10
@@ -76,7 +76,7 @@ def test_expired_messages_free_their_places(utc: Utc, limits: dict[str, Any]) ->
     assert told(retained, one("d")) == [ACCEPTED]
     assert told(retained, one("e")) == [RETAINED_FULL]
     assert bodies(retained) == {"b": b"x", "c": b"x", "d": b"x"}
-    assert (retained.refused, retained.octets) == (2, 3 * (1 + MESSAGE_OCTETS))
+    assert (retained.refused, retained.byte_count) == (2, 3 * (1 + MESSAGE_BYTES))
 
 
 def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
@@ -85,7 +85,7 @@ def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
         space.retained.keep(one(topic, expires=utc.now + 10))
     utc.now += 10
     space.expire(0.0)
-    assert (len(space.retained), space.retained.octets) == (0, 0)
+    assert (len(space.retained), space.retained.byte_count) == (0, 0)
     outlet = connected(space.session("c"))
     space.subscribe(space.sessions["c"], "#", SubscriptionOptions(1))
     space.sessions["c"].pull()
@@ -117,7 +117,7 @@ def test_updates_of_what_expires_take_no_more_memory(utc: Utc) -> None:
 
 
 def test_an_update_at_the_limit_keeps_the_old_value_and_is_refused() -> None:
-    retained = Retained(octets_max=2 * (MESSAGE_OCTETS + 10))
+    retained = Retained(bytes_max=2 * (MESSAGE_BYTES + 10))
     assert told(retained, one("a", b"a" * 10), one("b", b"b" * 10)) == [ACCEPTED] * 2
     assert told(retained, one("a", b"A" * 11), one("b", b"B" * 10)) == [RETAINED_FULL, ACCEPTED]
     assert bodies(retained) == {"a": b"a" * 10, "b": b"B" * 10}
@@ -146,7 +146,7 @@ def test_the_disk_has_what_the_topic_retains(tmp_path: Path, utc: Utc, restart: 
     crashes = Crashes()
     crashes.settled = {b"old", b"gone"}
     with World(tmp_path, crashes=crashes) as world:
-        world.space.retained.shares.octets_max = 2 * (MESSAGE_OCTETS + 5)
+        world.space.retained.shares.bytes_max = 2 * (MESSAGE_BYTES + 5)
         answers = publish(world.space.retained, [one("a", b"kept"), one("b", b"gone", utc.now + 10)])
         assert world.one.commit() is ACCEPTED
         assert answers.outcomes == [ACCEPTED] * 2

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gateway import clock
-from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, Grant, SessionLimits, SubscriptionOptions
+from gateway.broker.mqtt.session import ROWS_BYTES_MAX, ROWS_MAX, Grant, SessionLimits, SubscriptionOptions
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Answers, Space, connected, mqtt, publish
@@ -114,7 +114,7 @@ def test_expired_messages_are_passed_over_however_many_there_are() -> None:
 def test_what_is_written_in_one_go_is_bounded() -> None:
     space = Space()
     session = space.session("c", "#")
-    space.give(*several(ROWS_MAX + 1), *[mqtt(body=bytes(ROWS_OCTETS_MAX)) for _ in range(2)])
+    space.give(*several(ROWS_MAX + 1), *[mqtt(body=bytes(ROWS_BYTES_MAX)) for _ in range(2)])
     outlet = connected(session, receive_maximum=1_000)
     assert outlet.runs == [ROWS_MAX, 2, 1]
 

@@ -127,7 +127,7 @@ class Bench:
             store,
             self.letters,
             memory_messages_max=50,
-            memory_octets_max=1 << 20,
+            memory_bytes_max=1 << 20,
             quotas=self.quotas,
             jitter=lambda: 1.0,
             clock=lambda: self.now,

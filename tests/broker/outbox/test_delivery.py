@@ -12,7 +12,7 @@ from gateway.broker import storage
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.model.message import MESSAGE_BYTES
 from gateway.model.outcome import ACCEPTED
 from tests.broker.outbox.bench import DOWN, REFUSED, TOO_LARGE, Bench, made, mapping
 
@@ -30,9 +30,9 @@ def test_a_message_is_accepted_when_it_is_on_disk_though_the_link_is_down(bench:
     assert source.told == []
     bench.commit()
     assert source.told == [(1, ACCEPTED), (2, ACCEPTED)]
-    assert (bench.state.messages, bench.state.octets, bench.state.problem) == (
+    assert (bench.state.messages, bench.state.byte_count, bench.state.problem) == (
         2,
-        2 * (1 + MESSAGE_OCTETS),
+        2 * (1 + MESSAGE_BYTES),
         "the link is down",
     )
     assert bench.link.parts == []
@@ -85,7 +85,7 @@ def test_never_more_than_the_window_is_on_its_way(tmp_path: Path) -> None:
 def test_large_messages_do_not_fill_memory_with_the_window(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.broker.outbox.outbox.IN_FLIGHT_OCTETS_MAX", 4 + 2 * MESSAGE_OCTETS)
+    monkeypatch.setattr("gateway.broker.outbox.outbox.IN_FLIGHT_BYTES_MAX", 4 + 2 * MESSAGE_BYTES)
     bench.link.up = False
     bench.stored(*range(10, 20))
     monkeypatch.setattr("gateway.broker.queue.DISPATCH_MESSAGES_MAX", 1)

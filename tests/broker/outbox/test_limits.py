@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.outbox.marks import MARKS
 from gateway.broker.outbox.outbox import OutboxLimits
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.model.message import MESSAGE_BYTES
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.store.store import Store
 from tests.broker.outbox.bench import DOWN, REFUSED, Bench, made
@@ -27,11 +27,11 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     "more, way, refused",
     [
         (", outbox: {messages_max: 3}", {}, [4, 5]),
-        (f", outbox: {{bytes_max: {3 * (1 + MESSAGE_OCTETS)}}}", {}, [4, 5]),
+        (f", outbox: {{bytes_max: {3 * (1 + MESSAGE_BYTES)}}}", {}, [4, 5]),
         ("", {"limits": OutboxLimits(messages_max=3)}, [4, 5]),
         (", outbox: {messages_max: 4}", {"limits": OutboxLimits(messages_max=3)}, [5]),
     ],
-    ids=["messages", "octets", "of the link", "the route's own goes first"],
+    ids=["messages", "bytes", "of the link", "the route's own goes first"],
 )
 def test_a_full_outbox_refuses_what_is_new(
     tmp_path: Path, more: str, way: dict[str, Any], refused: list[int]

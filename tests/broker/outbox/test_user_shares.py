@@ -9,7 +9,7 @@ import pytest
 
 from gateway.broker.outbox.outbox import OUTBOX_FULL, OUTBOX_USER_FULL
 from gateway.broker.shares import UserQuotas
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.model.message import MESSAGE_BYTES
 from gateway.model.outcome import ACCEPTED
 from gateway.model.shares import UserShares
 from gateway.settings.limits import Limits
@@ -40,11 +40,11 @@ def is_exact(bench: Bench) -> bool:
     """Return True if the users have in sum what waits."""
     (outbox,) = bench.outboxes
     of = outbox._shares
-    return (of.count, of.total) == (len(outbox._queue), outbox._queue.octets)
+    return (of.count, of.total) == (len(outbox._queue), outbox._queue.byte_count)
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("more", ["messages_max: 8", f"bytes_max: {8 * (1 + MESSAGE_OCTETS)}"])
+@pytest.mark.parametrize("more", ["messages_max: 8", f"bytes_max: {8 * (1 + MESSAGE_BYTES)}"])
 def test_one_user_has_no_more_than_its_share(tmp_path: Path, more: str, restart: bool) -> None:
     bench = made(tmp_path, f", outbox: {{{more}}}")
     assert told(bench, "greedy", 1, 2, 3) == []

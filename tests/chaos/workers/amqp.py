@@ -54,8 +54,8 @@ class Channel(Amqp):
     def arrived(self) -> list[Event]:
         """What has come since. Raises ConnectionError when the broker has closed anything."""
         events, self._events = self._events, []
-        if octets := readable(self.sock):
-            events += self.machine.receive_data(octets, time.monotonic())
+        if data := readable(self.sock):
+            events += self.machine.receive_data(data, time.monotonic())
         for event in events:
             if isinstance(event, ChannelClosed | Closed):
                 raise ConnectionError(f"closed: {event.reply_code} {event.text}")

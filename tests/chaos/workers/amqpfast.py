@@ -52,8 +52,8 @@ class Courier(Fast):
     def arrived(self) -> list[Event]:
         """What has come since. Raises ConnectionError when the server has closed anything."""
         events, self.events = self.events, []
-        if octets := readable(self.sock):
-            events += self.machine.receive_data(octets, time.monotonic())
+        if data := readable(self.sock):
+            events += self.machine.receive_data(data, time.monotonic())
         for event in events:
             if isinstance(event, Closed | ChannelClosed | HandleClosed):
                 raise ConnectionError(f"closed: {event.reply_code} {event.text}")

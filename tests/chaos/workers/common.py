@@ -27,7 +27,7 @@ BEAT_SECS: Final = 0.4
 SILENCE_SECS_MAX: Final = 3.0
 WINDOW: Final = 50
 PROBE: Final = "probe"
-OCTETS: Final = 65_536
+BYTES: Final = 65_536
 
 
 class At(NamedTuple):
@@ -51,10 +51,10 @@ def readable(sock: socket.socket) -> bytes:
     """What has arrived, waiting a moment for it; b"" for nothing. Raises ConnectionError at the end."""
     if not select.select([sock], [], [], POLL_SECS)[0]:
         return b""
-    octets = sock.recv(OCTETS)
-    if not octets:
+    data = sock.recv(BYTES)
+    if not data:
         raise ConnectionError("the peer has closed the connection")
-    return octets
+    return data
 
 
 class Worker(threading.Thread):

@@ -41,8 +41,8 @@ class Device(Mqtt):
     def arrived(self) -> list[Event]:
         """What has come since. Raises ConnectionError when the broker has said goodbye."""
         events, self._events = self._events, []
-        if octets := readable(self.sock):
-            events += self.machine.receive_data(octets, 0.0)
+        if data := readable(self.sock):
+            events += self.machine.receive_data(data, 0.0)
         for event in events:
             if isinstance(event, Disconnect):
                 raise ConnectionError(f"closed: {event.reason:#04x}")

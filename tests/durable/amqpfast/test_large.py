@@ -11,12 +11,12 @@ import pytest
 
 from gateway.protocols.amqpfast import commands as m
 from tests.ingress.amqpfast.client import EMPTY, PERSISTENT, TOPIC, fresh, head
-from tests.ingress.amqpfast.large import MIB, Whole, octets, sha1
+from tests.ingress.amqpfast.large import MIB, Whole, data, sha1
 from tests.interop.gateway_process import GatewayProcess
 
 LARGE: Final = 200 * MIB
-BODY: Final = octets(3 * MIB)
-OTHER: Final = octets(2 * MIB, 2)
+BODY: Final = data(3 * MIB)
+OTHER: Final = data(2 * MIB, 2)
 LIMITS: Final = {"fast_memory_bytes_max": MIB}
 CLIENT: Final = "c"
 
@@ -34,7 +34,7 @@ def spool(gateway: GatewayProcess) -> list[Path]:
 
 
 def resident(gateway: GatewayProcess) -> int:
-    """Octets of memory that the gateway has."""
+    """Bytes of memory that the gateway has."""
     text = Path(f"/proc/{gateway.process.pid}/statm").read_text(encoding="ascii")
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -114,7 +114,7 @@ def test_several_owe_the_one_file(gateway: GatewayProcess) -> None:
 
 def test_more_than_the_memory_of_a_queue(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path, limits=LIMITS | {"queue_memory_bytes_max": MIB}) as gateway:
-        bodies = [octets(2 * MIB, seed) for seed in range(5)]
+        bodies = [data(2 * MIB, seed) for seed in range(5)]
         with Whole(gateway).open() as client:
             handle = client.handle("q")
             for at, body in enumerate(bodies):
@@ -173,7 +173,7 @@ def test_a_transaction_is_there_whole_or_not_at_all(gateway: GatewayProcess) -> 
 def test_a_transfer_goes_on_exactly_where_it_broke_off_after_each_of_two_kills(
     gateway: GatewayProcess,
 ) -> None:
-    body, said = octets(LARGE), head(persistent=True, identifier="large")
+    body, said = data(LARGE), head(persistent=True, identifier="large")
     digest, at = sha1(body), 0
     for part in (1, 2):
         with Whole(gateway, CLIENT).open(restartable=True) as client:
@@ -245,17 +245,17 @@ def test_a_slow_reader_does_not_make_memory_grow(gateway: GatewayProcess) -> Non
         client.large()
         client.ack(1)
         before = resident(gateway)
-        transfer, piece = client.sized(handle, size), octets(MIB)
+        transfer, piece = client.sized(handle, size), data(MIB)
         for _ in range(size // MIB - 1):
             client.write(transfer, piece, last=False)
         tag = client.machine.new_tag(1)
         client.write(transfer, piece, tag)
         assert client.reply()[2] == tag
         assert resident(gateway) - before < 16 * MIB
-        left = size - len(client.part().octets)
+        left = size - len(client.part().data)
         with Whole(gateway).open() as other:
             assert other.quiet()  # the gateway has gone on
         assert resident(gateway) - before < 16 * MIB
         while left:
-            left -= len(client.part().octets)
+            left -= len(client.part().data)
         assert resident(gateway) - before < 16 * MIB

@@ -70,11 +70,11 @@ class Remote:
             elif isinstance(event, e.MethodReceived):
                 self._method(event.channel, event.method)
 
-    def _publish(self, channel: int, octets: bytes, properties: bytes, body: bytes) -> None:
+    def _publish(self, channel: int, data: bytes, properties: bytes, body: bytes) -> None:
         if channel not in self.machine.channels:
             return
         world = self.world
-        method = decode_publish(octets)
+        method = decode_publish(data)
         self.newest = channel
         number = self.numbers[channel] = self.numbers[channel] + 1
         if method.exchange and method.exchange not in world.exchanges:

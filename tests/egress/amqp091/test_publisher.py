@@ -16,7 +16,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping.router import Router, Targets
 from gateway.model.batch import Batch, Recipient
-from gateway.model.message import MESSAGE_OCTETS, NEVER, Message
+from gateway.model.message import MESSAGE_BYTES, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
 from gateway.model.times import Monotonic
@@ -92,7 +92,7 @@ def nack(number: int, multiple: bool = False) -> Confirm:
     ],
 )
 async def test_confirms_settle(confirms: list[Confirm], first: str, refused: str) -> None:
-    """In one octet stream or one by one, over parts of one, four and five messages."""
+    """In one byte stream or one by one, over parts of one, four and five messages."""
     for together in (True, False):
         one, source = rig()
         for part in (bodies(0, 1), bodies(1, 5), bodies(5, 10)):
@@ -156,14 +156,14 @@ async def test_no_more_is_on_its_way_than_the_window_allows() -> None:
 
 
 async def test_beyond_its_limits_a_link_that_is_down_releases_the_newest() -> None:
-    one = LinkRig(limits=Limits(queue_messages_max=5, queue_bytes_max=100 + 5 * MESSAGE_OCTETS))
+    one = LinkRig(limits=Limits(queue_messages_max=5, queue_bytes_max=100 + 5 * MESSAGE_BYTES))
     source = Settled()
     outgoing = one.session.publisher
     source.publish(outgoing, EX, bodies(0, 4))
     source.publish(outgoing, EX, bodies(4, 6))
-    source.publish(outgoing, EX, [b"x" * (98 + MESSAGE_OCTETS)])
+    source.publish(outgoing, EX, [b"x" * (98 + MESSAGE_BYTES)])
     source.publish(outgoing, EX, bodies(6, 7))
-    assert set(source.order) == {b"5", b"6", b"x" * (98 + MESSAGE_OCTETS)}
+    assert set(source.order) == {b"5", b"6", b"x" * (98 + MESSAGE_BYTES)}
     outcome = source.outcomes[b"5"]
     assert (outcome.verdict, outcome.reason) == (Verdict.RELEASED, Reason.TARGET_DOWN)
     assert not one.session.idle
@@ -171,7 +171,7 @@ async def test_beyond_its_limits_a_link_that_is_down_releases_the_newest() -> No
     one.world.exchanges[EX] = "topic"
     one.connect()
     assert one.world.bodies == [b"0", b"1", b"2", b"3", b"4"]
-    assert (outgoing.waiting_messages, outgoing.waiting_octets) == (0, 0)
+    assert (outgoing.waiting_messages, outgoing.waiting_bytes) == (0, 0)
 
 
 async def test_a_blocked_broker_gets_nothing_until_it_says_so() -> None:

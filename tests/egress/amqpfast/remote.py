@@ -61,7 +61,7 @@ class World:
         self.held: dict[bytes, bytes] = {}  # of a restartable transfer, by its head
         self.ignores_prepare = False
         self.prepared: list[tuple[bytes, bytes]] = []  # head and hash
-        self.break_at = 0  # octets of a large message at which this server stops listening
+        self.break_at = 0  # bytes of a large message at which this server stops listening
         self.limits: dict[str, int] = {}
         self.sent: list[Sent] = []
         self.acks: list[tuple[int, int]] = []
@@ -174,7 +174,7 @@ class Remote:
         if world.break_at and len(held) >= world.break_at:
             return
         assert event.offset == len(held)
-        world.held[head] = held + event.octets
+        world.held[head] = held + event.data
         if event.last:
             self._send(event.handle, event.tag, head, world.held.pop(head), event.dest_name.decode())
 

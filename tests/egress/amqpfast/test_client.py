@@ -246,7 +246,7 @@ async def test_large_bodies(client: Client, tmp_path: Path, restartable: bool) -
     assert told == sorted(told)
     await sender.upload(body + b"!")
     reading = await client.channel()
-    reading.memory_octets_max = len(body)
+    reading.memory_bytes_max = len(body)
     consumer = await reading.consume("queue", "q")
     first, second = await anext(consumer), await anext(consumer)
     assert first.message.body == body
@@ -355,7 +355,7 @@ async def test_large_bodies_are_delivered_on_a_restartable_channel(client: Clien
     """The gateway announces them there by PREPARE, and what is small it does not."""
     body = bytes(range(256)) * 12_288  # 3 MiB
     channel = await client.channel(restartable=True)
-    channel.memory_octets_max = len(body)
+    channel.memory_bytes_max = len(body)
     consumer = await channel.consume(service, "q")
     sender = await (await client.channel()).sender(service, "q")
     head = head_of(persistent=True, headers={"a": "b"})

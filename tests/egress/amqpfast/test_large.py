@@ -19,17 +19,17 @@ from tests.egress.amqpfast.remote import LinkRig
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
-BIG = bytes(range(256)) * 80  # 20 480 octets
+BIG = bytes(range(256)) * 80  # 20 480 bytes
 
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
     """What counts as large, for a test's patience."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("gateway.egress.amqpfast.publisher.LARGE_OCTETS", 2_000)
+    patch.setattr("gateway.egress.amqpfast.publisher.LARGE_BYTES", 2_000)
     yield
     patch.undo()
-    assert large.LARGE_OCTETS == 1_048_576
+    assert large.LARGE_BYTES == 1_048_576
 
 
 def message(body: bytes) -> Message:
@@ -155,7 +155,7 @@ async def test_it_is_written_as_the_stream_drains() -> None:
     one, source = rig(restartable=False)
     sink = one.session.publisher
     sink.publish(source.part([message(BIG)], sink))
-    one.stream.congested = True  # the handle is open, and the first octets are encoded
+    one.stream.congested = True  # the handle is open, and the first bytes are encoded
     one.move()
     one.connection.drained()
     one.move()

@@ -69,7 +69,7 @@ class FakeStream:
         self.doomed = error
         self.congested = True
 
-    def expect(self, octets: int) -> None:
+    def expect(self, byte_count: int) -> None:
         """Here all comes at once."""
 
     def again(self) -> None:
@@ -261,7 +261,7 @@ class World:
         return self.remote
 
     def talk(self, now: float = 0.0) -> None:
-        """Carry octets to and fro until nobody has anything to say; each arrival is one wake-up."""
+        """Carry bytes to and fro until nobody has anything to say; each arrival is one wake-up."""
         for _ in range(1_000):
             said = whole(self.stream.owner.data_to_send()) if self.stream.owner else self.stream.last
             self.stream.last = b""
@@ -311,8 +311,8 @@ def message(
     properties: PropertySet = NO_PROPERTIES,
     hops: int = 1,
 ) -> Message:
-    octets = body.encode() if isinstance(body, str) else body
-    return Message(topic_address(topic), octets, properties, qos, qos > 0, retain, expires, hops)
+    data = body.encode() if isinstance(body, str) else body
+    return Message(topic_address(topic), data, properties, qos, qos > 0, retain, expires, hops)
 
 
 def row(
@@ -322,7 +322,7 @@ def row(
 
 
 def broken() -> PropertySet:
-    """A property set whose octets cannot be read."""
+    """A property set whose bytes cannot be read."""
 
     def decode(raw: bytes) -> Any:
         raise RemoteProtocolError("not readable", reason=0x81)

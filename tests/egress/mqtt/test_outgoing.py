@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.egress.mqtt.publisher import BARREN_MAX, NUMBERS_MAX, PACKET_IDS, SWEEP_SECS, SWEEPS_MAX
 from gateway.egress.mqtt.session import MqttLinkConnection
-from gateway.model.message import MESSAGE_OCTETS
+from gateway.model.message import MESSAGE_BYTES
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.mqtt.runs import PublishRow
@@ -323,8 +323,8 @@ async def test_a_message_over_the_packet_limit_is_rejected_and_the_rest_goes() -
     "limits, kept",
     [
         ({"queue_messages_max": 3}, 3),
-        ({"queue_bytes_max": 5 * (1 + MESSAGE_OCTETS)}, 5),
-        ({"queue_bytes_max": 1 + MESSAGE_OCTETS}, 1),
+        ({"queue_bytes_max": 5 * (1 + MESSAGE_BYTES)}, 5),
+        ({"queue_bytes_max": 1 + MESSAGE_BYTES}, 1),
     ],
 )
 async def test_what_waits_is_bounded_and_the_newest_is_released(limits: dict[str, int], kept: int) -> None:

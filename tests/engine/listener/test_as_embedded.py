@@ -49,7 +49,7 @@ MODULES: Final = (
 AWAY: Final = "sessions whose clients are away are in the database, and not among those of a replica"
 NOBODY: Final = "0x10 is not said: nobody knows who subscribes elsewhere"
 SHARED: Final = "shared subscriptions are granted at QoS 1 at most"
-LONG: Final = "the topic is longer than 255 octets as a routing key"
+LONG: Final = "the topic is longer than 255 bytes as a routing key"
 EXCEPTIONS: Final = {
     "mqtt_a_session_is_resumed_with_what_was_in_flight": AWAY,
     "mqtt_a_session_that_was_not_to_stay_is_gone": AWAY,

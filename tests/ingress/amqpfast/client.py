@@ -54,7 +54,7 @@ PEER: Final = 3
 def head(
     *, persistent: bool = False, priority: int = 0, headers: dict[str, Any] | None = None, **more: Any
 ) -> bytes:
-    """The octets of a head behind the body-size."""
+    """The bytes of a head behind the body-size."""
     pairs: Headers = tuple((name, _value(value)) for name, value in (headers or {}).items())
     return encode_head_properties(Head(persistent=persistent, priority=priority, headers=pairs, **more))
 
@@ -126,9 +126,9 @@ class Fast(Raw):
     # Saying.
 
     def flush(self) -> None:
-        octets = self.machine.data_to_send()
-        if octets:
-            self.send(octets)
+        data = self.machine.data_to_send()
+        if data:
+            self.send(data)
 
     def say(self, *commands: m.Command) -> None:
         """Commands in one write, without waiting."""
@@ -176,10 +176,10 @@ class Fast(Raw):
 
     def hear(self) -> None:
         """What comes next."""
-        octets = self.sock.recv(65_536)
-        if not octets:
+        data = self.sock.recv(65_536)
+        if not data:
             raise ConnectionError(f"the gateway has closed the connection; before: {self.events}")
-        self.events += self.machine.receive_data(octets, 0.0)
+        self.events += self.machine.receive_data(data, 0.0)
         self.flush()
 
     def reply(self) -> ReplyRow:

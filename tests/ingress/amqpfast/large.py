@@ -14,12 +14,12 @@ from gateway.settings import Limits
 from tests.ingress.amqpfast.client import EMPTY, Fast
 
 MIB: Final = 1_048_576
-WRITTEN_OCTETS: Final = 262_144  # handed to the socket at once
+WRITTEN_BYTES: Final = 262_144  # handed to the socket at once
 BODY_MAX: Final = 0xFFFF_FFFF
 SMALL_MEMORY: Final = Limits(fast_memory_bytes_max=MIB)
 
 
-def octets(size: int, seed: int = 1) -> bytes:
+def data(size: int, seed: int = 1) -> bytes:
     """A body that is like no other."""
     return random.Random(seed).randbytes(size)
 
@@ -51,13 +51,13 @@ class Whole(Fast):
         return Transfer(self.machine, handle, head, size, **more)
 
     def write(self, transfer: Transfer, body: bytes, tag: int = 0, *, last: bool = True) -> None:
-        """Octets of a transfer, to its end unless `last` is not set."""
+        """Bytes of a transfer, to its end unless `last` is not set."""
         at = written = 0
         while True:
             piece = body[at : at + transfer.room]
             at += len(piece)
             transfer.write(piece, last=last and at == len(body), tag=tag if last and at == len(body) else 0)
-            if at - written >= WRITTEN_OCTETS or at == len(body):
+            if at - written >= WRITTEN_BYTES or at == len(body):
                 self.flush()
                 written = at
             if at == len(body):
@@ -82,7 +82,7 @@ class Whole(Fast):
     def resume(
         self, handle: int, body: bytes, at: int, tag: int = 0, *, stop: int | None = None, name: str = ""
     ) -> Transfer:
-        """Go on behind the `at` octets that the gateway has, up to `stop`."""
+        """Go on behind the `at` data that the gateway has, up to `stop`."""
         transfer = self.transfer(handle, body, resumed=True, name=name)
         self.write(transfer, body[at:stop], tag, last=stop is None)
         return transfer
@@ -102,7 +102,7 @@ class Whole(Fast):
         while True:
             part = self.next(Fragment)
             head = part.head or head
-            parts.append(part.octets)
+            parts.append(part.data)
             if part.last:
                 bits = part.bits & (DELIVERED | REDELIVERED | RECOVERY | NOTIFY_STREAMING)
                 return (part.handle, part.number, bits, head, b"".join(parts), part.dest_name)
@@ -112,6 +112,6 @@ class Whole(Fast):
         return self.next(Fragment)
 
     def next_part(self) -> tuple[int, bytes]:
-        """The next fragment of a message: handle and octets."""
+        """The next fragment of a message: handle and bytes."""
         part = self.next(Fragment)
-        return part.handle, part.octets
+        return part.handle, part.data

@@ -1,4 +1,4 @@
-"""Conversations with the three clients of 2005 (C, Java, Perl), octet for octet, as they have to go today.
+"""Conversations with the three clients of 2005 (C, Java, Perl), byte for byte, as they have to go today.
 
 Each line is what the client or the server says; frames are put together here, not by the codec. `TMP` stands
 for the name that the gateway makes. What the first server did wrong has a conversation that goes on.
@@ -65,8 +65,8 @@ def text(said: str) -> bytes:
 
 
 def frame(kind: int, *fields: bytes) -> bytes:
-    octets = bytes([kind]) + b"".join(fields) + b"\xce"
-    return two(len(octets)) + octets
+    data = bytes([kind]) + b"".join(fields) + b"\xce"
+    return two(len(data)) + data
 
 
 def tune(frame_max: int, channels: int, handles: int) -> bytes:
@@ -108,12 +108,12 @@ def message(body: bytes, priority: int = 0, expiration: int = 0) -> bytes:
     return four(len(body)) + head + body
 
 
-def send(number: int, tag: int, octets: bytes, bits: int = 0) -> bytes:
-    return frame(31, two(number), two(tag), four(len(octets)), bytes([bits]), b"\0") + octets
+def send(number: int, tag: int, data: bytes, bits: int = 0) -> bytes:
+    return frame(31, two(number), two(tag), four(len(data)), bytes([bits]), b"\0") + data
 
 
-def notify(number: int, nbr: int, bits: int, name: str, octets: bytes) -> bytes:
-    return frame(41, two(number), four(nbr), four(len(octets)), bytes([bits]), text(name)) + octets
+def notify(number: int, nbr: int, bits: int, name: str, data: bytes) -> bytes:
+    return frame(41, two(number), four(nbr), four(len(data)), bytes([bits]), text(name)) + data
 
 
 def consume(number: int, tag: int, prefetch: int = 10, bits: int = 0) -> bytes:
@@ -458,10 +458,10 @@ ROWS: Final[list[tuple[str, tuple[str, ...], list[Line]]]] = [
 ]
 
 
-def expected(octets: bytes) -> re.Pattern[bytes]:
+def expected(data: bytes) -> re.Pattern[bytes]:
     """What a line of the server has to be: names that it makes, and texts for people (`*`), are free."""
-    pattern = re.escape(octets).replace(re.escape(TMP), rb"\x14tmp-[0-9a-f]{16}")
-    begin, free, end = octets.partition(text("*"))
+    pattern = re.escape(data).replace(re.escape(TMP), rb"\x14tmp-[0-9a-f]{16}")
+    begin, free, end = data.partition(text("*"))
     if free:
         pattern = rb".." + re.escape(begin[2:]) + rb"[^\0].+?" + re.escape(end)
     return re.compile(pattern, re.DOTALL)
@@ -470,15 +470,15 @@ def expected(octets: bytes) -> re.Pattern[bytes]:
 def converse(gateway: Running, mode: str, lines: list[Line]) -> None:
     with Raw(gateway.port(mode)) as raw:
         heard = b""
-        for at, (who, octets) in enumerate(lines):
+        for at, (who, data) in enumerate(lines):
             if who == "C":
                 assert not heard, f"unasked, before line {at}: {heard!r}"
-                raw.send(octets)
+                raw.send(data)
                 continue
-            pattern = expected(octets)
+            pattern = expected(data)
             while not (found := pattern.match(heard)):
-                heard += raw.sock.recv(65_536) or pytest.fail(f"line {at}: {octets!r}, but {heard!r}")
-                assert len(heard) <= len(octets) + 1_000, f"line {at}: {octets!r}, but {heard!r}"
+                heard += raw.sock.recv(65_536) or pytest.fail(f"line {at}: {data!r}, but {heard!r}")
+                assert len(heard) <= len(data) + 1_000, f"line {at}: {data!r}, but {heard!r}"
             heard = heard[found.end() :]
         raw.sock.shutdown(socket.SHUT_WR)
         assert heard + raw.rest() == b""

@@ -1,4 +1,4 @@
-"""The clients of 2005 and what they met: octets against a listener with `compatibility: openamq-2005`.
+"""The clients of 2005 and what they met: bytes against a listener with `compatibility: openamq-2005`.
 
 What the first server did wrong is here too, the other way round.
 """
@@ -36,9 +36,9 @@ def old() -> Iterator[Running]:
 def recv(raw: Raw, count: int) -> bytes:
     found = b""
     while len(found) < count:
-        octets = raw.sock.recv(count - len(found))
-        assert octets, f"the gateway has closed the connection behind {found!r}"
-        found += octets
+        data = raw.sock.recv(count - len(found))
+        assert data, f"the gateway has closed the connection behind {found!r}"
+        found += data
     return found
 
 
@@ -168,10 +168,10 @@ def test_handles_are_freed_with_their_channel(old: Running) -> None:
 
 def test_answers_to_a_handle_do_not_reach_its_successor(gateway: Running) -> None:
     with Fast(gateway).open() as client:
-        octets = encode_command(m.HandleOpen(1, 40, 1, 0, True, dest_name="q"))
+        data = encode_command(m.HandleOpen(1, 40, 1, 0, True, dest_name="q"))
         send = encode_command(m.HandleSend(40, 5, 4 + len(EMPTY) + 1)) + (1).to_bytes(4, "big") + EMPTY + b"a"
         client.machine.open_handle(m.HandleOpen(1, dest_name="other", producer=True), confirm=False)
-        client.send((octets + send + encode_command(m.HandleClose(40))) * 50)
+        client.send((data + send + encode_command(m.HandleClose(40))) * 50)
         client.machine.data_to_send()
         raw = b""
         while raw.count(encode_command(m.HandleClose(40))) < 50:

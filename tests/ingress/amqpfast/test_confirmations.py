@@ -15,7 +15,7 @@ from gateway.protocols.amqpfast.spec import REDELIVERED
 from gateway.settings import Limits
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
-from tests.ingress.amqpfast.large import MIB, Whole, octets
+from tests.ingress.amqpfast.large import MIB, Whole, data
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 MAPPING = """
@@ -192,14 +192,14 @@ def test_a_stream_of_a_peer_comes_after_the_reply_before_it(site: Site, end: str
         if end == "reply":
             got = b""
             while len(got) < 6:
-                got += bytes(client.next(Fragment).octets)
+                got += bytes(client.next(Fragment).data)
             assert got == b"onetwo"
         number = client.channel()
         client.put(client.handle("q", channel=number), b"goes on")
 
 
 def test_large_messages_wait_in_line(site: Site) -> None:
-    bodies = [octets(2 * MIB, seed) for seed in (1, 2)]
+    bodies = [data(2 * MIB, seed) for seed in (1, 2)]
     with Whole(site.gateway).open() as client, Whole(site.gateway).open() as other:
         client.consume(client.handle("q"))
         owe(client)

@@ -15,13 +15,13 @@ from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.settings import Limits, ListenerTls
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, PERSISTENT, TOPIC, fresh, head
-from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, octets
+from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, data
 from tests.ingress.clients import Mqtt
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.test_tls import make_certificate
 
-BODY = octets(3 * MIB)
-OTHER = octets(2 * MIB, 2)
+BODY = data(3 * MIB)
+OTHER = data(2 * MIB, 2)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ SPILLED = [
 
 @pytest.mark.parametrize("what, limits, size, spilled", SPILLED, ids=[row[0] for row in SPILLED])
 def test_where_a_body_arrives(what: str, limits: Limits, size: int, spilled: bool) -> None:
-    body = octets(size)
+    body = data(size)
     with running(settings_of(limits=limits)) as gateway:
         spool = gateway.gateway.bodies.spool
         with Whole(gateway).open() as client:
@@ -193,7 +193,7 @@ def test_what_is_broken_off_is_forgotten(gateway: Running, end: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("unreliable", [False, True])
 def test_what_was_not_wholly_delivered_goes_to_another(gateway: Running, end: str, unreliable: bool) -> None:
-    body = octets(30 * MIB)
+    body = data(30 * MIB)
     with Whole(gateway).open() as client, Whole(gateway).open() as other:
         handle = client.handle("q")
         client.put_large(handle, body)
@@ -217,7 +217,7 @@ def test_what_was_not_wholly_delivered_goes_to_another(gateway: Running, end: st
 
 
 def test_an_early_acknowledgement_does_not_cover_what_is_still_on_its_way(gateway: Running) -> None:
-    body = octets(30 * MIB)
+    body = data(30 * MIB)
     with Whole(gateway).open() as client:
         handle = client.handle("q")
         client.put_large(handle, body)
@@ -349,7 +349,7 @@ def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None
     make_certificate(tmp_path, LOOPBACK)
     tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
     listeners = {"secure": make_listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
-    bodies = [BODY, octets(MIB + MIB // 2, 3)]
+    bodies = [BODY, data(MIB + MIB // 2, 3)]
     limits = Limits(fast_memory_bytes_max=2 * MIB)
     with running(settings_of(limits=limits, listeners=listeners)) as gateway:
 

@@ -16,11 +16,11 @@ from gateway.settings import Limits
 from gateway.settings.amqpfast import OutOfBand
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PERSISTENT, Fast
-from tests.ingress.amqpfast.large import MIB, Whole, octets
+from tests.ingress.amqpfast.large import MIB, Whole, data
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
-BODY = octets(3 * MIB)
-SMALL = octets(5_000)
+BODY = data(3 * MIB)
+SMALL = data(5_000)
 LIMITS = Limits(fast_memory_bytes_max=MIB, fast_message_bytes_max=4 * MIB)
 
 
@@ -126,12 +126,12 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize("what, octets_, code", BAD_FILES, ids=[row[0] for row in BAD_FILES])
-def test_bad_files(client: Whole, folder: Path, what: str, octets_: bytes | None, code: int) -> None:
+@pytest.mark.parametrize("what, bytes_, code", BAD_FILES, ids=[row[0] for row in BAD_FILES])
+def test_bad_files(client: Whole, folder: Path, what: str, bytes_: bytes | None, code: int) -> None:
     handle = client.handle("q")
-    if octets_ is not None:
-        (folder / f"{handle}-1.send").write_bytes(octets_)
-    size = len(framed(SMALL)) if octets_ is None or what == "too short" else len(octets_)
+    if bytes_ is not None:
+        (folder / f"{handle}-1.send").write_bytes(bytes_)
+    size = len(framed(SMALL)) if bytes_ is None or what == "too short" else len(bytes_)
     tell(client, handle, size)
     if code == 311:
         assert client.channel_closed() == (1, code)

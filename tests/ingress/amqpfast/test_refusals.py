@@ -32,18 +32,18 @@ Say = Callable[[Fast], int]
 
 def commands(raw: Raw, count: int) -> list[m.Command]:
     """The next commands, none of which has a fragment."""
-    octets = b""
+    data = b""
     found: list[m.Command] = []
     while len(found) < count:
-        frame = decode_frame(octets, 0, FRAME_MAX)
+        frame = decode_frame(data, 0, FRAME_MAX)
         if frame is None:
             more = raw.sock.recv(65_536)
             assert more, found
-            octets += more
+            data += more
         else:
             begin, stop, after = frame
-            found.append(decode_command(octets[begin:stop]))
-            octets = octets[after:]
+            found.append(decode_command(data[begin:stop]))
+            data = data[after:]
     return found
 
 
@@ -124,12 +124,12 @@ def test_the_answer_to_501_ends_the_connection_at_once(fixed: Running) -> None:
     with Fast(fixed).open() as client:
         began = time.monotonic()
         client.send(b"\xff\xff\0\0")
-        client.send(b"\0\1" + b"octets that are no frames")
+        client.send(b"\0\1" + b"bytes that are no frames")
         (found,) = commands(client, 1)
         assert isinstance(found, m.ConnectionClose)
         assert found.reply_code == 501
-        for octet in encode_command(m.ConnectionClose(200, "as you wish")):
-            client.send(bytes((octet,)))
+        for byte in encode_command(m.ConnectionClose(200, "as you wish")):
+            client.send(bytes((byte,)))
         assert client.sock.recv(1) == b""
         assert time.monotonic() - began < CLOSE_WAIT_SECS / 2
 
@@ -212,10 +212,10 @@ OF_CONNECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("what, octets, code", OF_CONNECTIONS, ids=[row[0] for row in OF_CONNECTIONS])
-def test_it_costs_the_connection(fixed: Running, what: str, octets: bytes, code: int) -> None:
+@pytest.mark.parametrize("what, data, code", OF_CONNECTIONS, ids=[row[0] for row in OF_CONNECTIONS])
+def test_it_costs_the_connection(fixed: Running, what: str, data: bytes, code: int) -> None:
     with Fast(fixed).open() as client:
-        client.send(octets)
+        client.send(data)
         assert client.closed() == code
 
 

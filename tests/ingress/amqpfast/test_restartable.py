@@ -17,12 +17,12 @@ from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
 from gateway.settings import Limits, Store, User
 from tests.ingress.amqpfast.client import EMPTY, Fast, head
-from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, octets, sha1
+from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, data, sha1
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.passwords import hashed
 
-BODY = octets(3 * MIB)
-SMALL = octets(5_000)
+BODY = data(3 * MIB)
+SMALL = data(5_000)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def partials(gateway: Running) -> int:
 
 
 def break_off(gateway: Running, at: int, said: bytes = EMPTY, client_name: str = "c") -> None:
-    """Send the first `at` octets of BODY, and lose the connection."""
+    """Send the first `at` bytes of BODY, and lose the connection."""
     spool = gateway.gateway.bodies.spool
     before = gateway.ask(lambda: spool.used)
     with Whole(gateway, client_name).open(restartable=True) as client:
@@ -65,7 +65,7 @@ USERS = {name: User(password_hash=SecretStr(hashed("right"))) for name in ("ann"
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_nobody_resumes_what_another_user_has_begun(tmp_path: Path, restarted: bool) -> None:
-    """Whoever did would read the other's octets: neither on its queue nor on its own, with the client-name of
+    """Whoever did would read the other's bytes: neither on its queue nor on its own, with the client-name of
     the other or without one, before or after a restart."""
     given = settings_of(limits=SMALL_MEMORY, users=USERS, store=Store(path=tmp_path))
     said = head(identifier="file-1")
@@ -323,7 +323,7 @@ def test_the_gateway_prepares_and_goes_on_where_the_client_is(gateway: Running, 
 HASHES = {
     "lower case": (sha1(BODY), sha1(BODY)),
     "upper case": (sha1(BODY).upper(), sha1(BODY)),
-    "raw octets": (bytes.fromhex(sha1(BODY).decode()), sha1(BODY)),
+    "raw bytes": (bytes.fromhex(sha1(BODY).decode()), sha1(BODY)),
     "none": (b"", b""),
 }
 

@@ -37,7 +37,7 @@ def test_each_message_goes_to_one_consumer(gateway: Running) -> None:
         assert other.quiet()
 
 
-def test_notify_carries_the_full_name_and_the_head_octet_for_octet(gateway: Running) -> None:
+def test_notify_carries_the_full_name_and_the_head_byte_for_byte(gateway: Running) -> None:
     said = head(
         persistent=True, priority=4, identifier="id-1", mime_type="text/plain", headers={"n": -7, "s": "x"}
     )
@@ -231,16 +231,16 @@ def test_a_large_body_comes_and_goes_in_fragments_also_between_those_of_another_
         found = {1: b"", 2: b""}
         while sum(map(len, found.values())) < len(body) + len(other_body):
             part = client.next(Fragment)
-            found[part.number] += part.octets
+            found[part.number] += part.data
         assert sorted(found.values()) == sorted([body, other_body])
 
 
 @pytest.mark.parametrize("unreliable", [False, True])
-@pytest.mark.parametrize("octets", [0, 100_000])
+@pytest.mark.parametrize("byte_count", [0, 100_000])
 def test_a_head_larger_than_a_clients_frames_waits_for_others(
-    gateway: Running, unreliable: bool, octets: int
+    gateway: Running, unreliable: bool, byte_count: int
 ) -> None:
-    wide, body = head(headers={"wide": "v" * 3_000}), b"x" * octets
+    wide, body = head(headers={"wide": "v" * 3_000}), b"x" * byte_count
     with Fast(gateway).open() as client, Fast(gateway, frame_max=1_024).open() as small:
         client.put(client.handle("q"), b"1" + body, head=wide)
         client.put(client.handle("q"), b"2")
@@ -555,7 +555,7 @@ def test_a_stream_is_echoed_fragment_by_fragment(gateway: Running) -> None:
             stream.write(piece, tag=client.machine.new_tag(1))
             client.flush()
             assert client.reply()[3] == 200
-            found += client.next(Fragment).octets
+            found += client.next(Fragment).data
         assert found == b"onetwo" + b"three" * 1_000
         client.machine.close_handle(handle)
         client.flush()

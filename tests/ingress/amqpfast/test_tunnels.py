@@ -1,4 +1,4 @@
-"""Peers that connect to an address: octets of a stream go there, and come back, until either side ends."""
+"""Peers that connect to an address: bytes of a stream go there, and come back, until either side ends."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def tunnelling(target: socket.socket) -> Iterator[Running]:
 
 
 def heard(client: Fast, count: int) -> bytes:
-    """So many octets of the stream that comes back."""
+    """So many bytes of the stream that comes back."""
     found = b""
     while len(found) < count:
         part = client.next(Fragment)
         assert part.bits & NOTIFY_STREAMING
-        found += part.octets
+        found += part.data
     return found
 
 
-def test_octets_go_both_ways(target: socket.socket, tunnelling: Running) -> None:
+def test_bytes_go_both_ways(target: socket.socket, tunnelling: Running) -> None:
     with Fast(tunnelling).open() as client:
         handle = client.handle("shell", PEER)
         stream = Transfer(client.machine, handle, EMPTY, 0, streaming=True)

@@ -54,7 +54,7 @@ def refusals(lines: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "listener, octets, title, answer",
+    "listener, data, title, answer",
     [
         ("mqtt", CONNECT, "MQTT", b"\x20\x02\x00\x03"),
         ("mqtt", CONNECT[:5], "MQTT", b""),
@@ -68,12 +68,12 @@ def refusals(lines: list[Any]) -> list[Any]:
     ],
 )
 def test_a_plain_client_on_a_tls_port(
-    secure: ListenerTls, listener: str, octets: bytes, title: str, answer: bytes
+    secure: ListenerTls, listener: str, data: bytes, title: str, answer: bytes
 ) -> None:
     with running(settings_of(listeners=listeners(secure))) as gateway, capture_logs() as lines:
         with Raw(gateway.port(listener)) as client:
             remote = "{}:{}".format(*client.sock.getsockname())
-            said = client.send(octets).rest()
+            said = client.send(data).rest()
         assert said.startswith(answer)
         assert bool(said) == bool(answer)
         assert stats(gateway, listener).refused.counts == {"tls_required": 1}

@@ -17,7 +17,7 @@ from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, WriteSet
 from tests.configured import make_listener
-from tests.ingress.clients import Raw, arrived, eventually, octets_of, stats
+from tests.ingress.clients import Raw, arrived, bytes_of, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.ends import FakeSocket, Watch
 from tests.transport.test_proxy_protocol import FAULTS, HEADERS, SIX, binary
@@ -49,47 +49,47 @@ def addresses(gateway: Running) -> list[str]:
     return gateway.ask(lambda: [connection.sender.address for connection in listener.connections])
 
 
-@pytest.mark.parametrize("octets, address, port", HEADERS.values(), ids=HEADERS)
-def test_access_and_senders_see_the_announced_address(octets: bytes, address: str, port: int) -> None:
+@pytest.mark.parametrize("data, address, port", HEADERS.values(), ids=HEADERS)
+def test_access_and_senders_see_the_announced_address(data: bytes, address: str, port: int) -> None:
     with running(proxied()) as gateway, Raw(gateway.mqtt) as client:
         if address:  # of another machine, from which nobody may come without a name
-            assert client.send(octets + CONNECT).rest() == NOT_AUTHORISED
+            assert client.send(data + CONNECT).rest() == NOT_AUTHORISED
             assert stats(gateway).refused.counts == {"not_authorized": 1}
         else:
-            assert client.send(octets + CONNECT).sock.recv(4) == WELCOME
+            assert client.send(data + CONNECT).sock.recv(4) == WELCOME
             assert addresses(gateway)[0].startswith(f"{LOOPBACK}:")
 
 
 @pytest.mark.parametrize("name", ["v1 TCP4", "v2 with TLVs"])
 def test_the_header_may_be_split_anywhere(name: str) -> None:
-    octets, address, port = HEADERS[name]
-    octets += CONNECT
+    data, address, port = HEADERS[name]
+    data += CONNECT
     with running(proxied(anonymous="always")) as gateway:
-        for at in range(1, len(octets)):
+        for at in range(1, len(data)):
             with Raw(gateway.mqtt) as client:
                 before = arrived(gateway, "mqtt")
-                client.send(octets[:at])
+                client.send(data[:at])
                 gateway.until(lambda: arrived(gateway, "mqtt") == before + at)  # noqa: B023
-                client.send(octets[at:])
+                client.send(data[at:])
                 assert client.sock.recv(4) == WELCOME
                 assert addresses(gateway) == [f"{address}:{port}"]
             eventually(lambda: stats(gateway).connections == 0)
-        assert stats(gateway).octets_in == (len(octets) - 1) * len(octets)
+        assert stats(gateway).bytes_in == (len(data) - 1) * len(data)
 
 
-@pytest.mark.parametrize("octets", [row[0] for row in FAULTS.values()], ids=FAULTS)
-def test_what_is_no_header_costs_the_connection_and_is_counted(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [row[0] for row in FAULTS.values()], ids=FAULTS)
+def test_what_is_no_header_costs_the_connection_and_is_counted(data: bytes) -> None:
     with running(proxied()) as gateway, Raw(gateway.mqtt) as client:
-        assert client.send(octets).rest() == b""
+        assert client.send(data).rest() == b""
         eventually(lambda: stats(gateway).connections == 0)
         assert stats(gateway).protocol_errors.counts == {"proxy_protocol": 1}
-        assert octets_of(stats(gateway)) == (len(octets), 0)
+        assert bytes_of(stats(gateway)) == (len(data), 0)
 
 
-@pytest.mark.parametrize("octets", [b"", b"PROXY TCP4 192.0.2.1", HEADER[:-1], HEADER])
-def test_a_header_that_comes_late_or_alone_costs_the_connection(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"PROXY TCP4 192.0.2.1", HEADER[:-1], HEADER])
+def test_a_header_that_comes_late_or_alone_costs_the_connection(data: bytes) -> None:
     with running(proxied(Limits(connect_timeout_secs=0.3))) as gateway, Raw(gateway.mqtt) as client:
-        assert client.send(octets).rest() == b""
+        assert client.send(data).rest() == b""
         eventually(lambda: stats(gateway).connections == 0)
         assert stats(gateway).protocol_errors.counts == {"connect_timeout": 1}
 
@@ -140,8 +140,8 @@ class Beginning:
         self.guests = Guests(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
         self.begun: list[tuple[str, bytes]] = []
 
-    def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
-        self.begun.append((stream.remote, octets))
+    def begin(self, stream: Stream, since: float, data: bytes, now: float) -> None:
+        self.begun.append((stream.remote, data))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_the_header_comes_before_tls(tmp_path: Path, after: Callable[[bytes, byt
         secure = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
         with pytest.raises(ssl.SSLWantReadError):
             secure.do_handshake()
-        for octets in after(binary(0x21, 0x21, SIX), outgoing.read()):
-            client.send(octets)
+        for data in after(binary(0x21, 0x21, SIX), outgoing.read()):
+            client.send(data)
         while True:
             incoming.write(client.sock.recv(65_536))
             try:

@@ -1,4 +1,4 @@
-"""One port for all: what begins with which octets belongs to whom, in the clear and within TLS."""
+"""One port for all: what begins with which bytes belongs to whom, in the clear and within TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.settings.endpoints import ListenerTls
 from gateway.transport.first_bytes import recognise
 from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
-from tests.ingress.clients import Mqtt, Raw, arrived, connect, eventually, octets_of, stats
+from tests.ingress.clients import Mqtt, Raw, arrived, bytes_of, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_proxy_protocol import HEADERS
 from tests.transport.test_tls import self_signed
@@ -87,9 +87,9 @@ BEGINNINGS = [
 ]
 
 
-@pytest.mark.parametrize("octets, spoken", BEGINNINGS)
-def test_first_octets_tell_protocols_apart(octets: bytes, spoken: str) -> None:
-    assert recognise(octets) == spoken
+@pytest.mark.parametrize("data, spoken", BEGINNINGS)
+def test_first_bytes_tell_protocols_apart(data: bytes, spoken: str) -> None:
+    assert recognise(data) == spoken
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["in the clear", "TLS"])
@@ -108,9 +108,9 @@ def test_mqtt(gateway: Running, tls: ListenerTls, within: bool) -> None:
 def read(client: Raw, size: int) -> bytes:
     found = b""
     while len(found) < size:
-        octets = client.sock.recv(size - len(found))
-        assert octets, found
-        found += octets
+        data = client.sock.recv(size - len(found))
+        assert data, found
+        found += data
     return found
 
 
@@ -153,15 +153,15 @@ def test_mqtt_over_websocket(gateway: Running, tls: ListenerTls, within: bool) -
         assert stats(gateway, "ws").connections == 1
 
 
-def test_one_octet_at_a_time(gateway: Running) -> None:
-    for octets, listener in ((CONNECT, "mqtt"), (AMQP, "amqp091")):
+def test_one_byte_at_a_time(gateway: Running) -> None:
+    for data, listener in ((CONNECT, "mqtt"), (AMQP, "amqp091")):
         with Raw(gateway.port("shared")) as client:
-            for at in range(len(octets)):
-                client.send(octets[at : at + 1])
+            for at in range(len(data)):
+                client.send(data[at : at + 1])
                 seen = ("shared", listener)
                 gateway.until(lambda at=at, seen=seen: sum(arrived(gateway, one) for one in seen) > at)
             assert client.sock.recv(4)
-            assert octets_of(stats(gateway, "shared")) == (0, 0)
+            assert bytes_of(stats(gateway, "shared")) == (0, 0)
 
 
 HTTP = [
@@ -181,12 +181,12 @@ HTTP = [
 ]
 
 
-@pytest.mark.parametrize("octets, status, body, refused", HTTP)
+@pytest.mark.parametrize("data, status, body, refused", HTTP)
 @pytest.mark.parametrize("within", [False, True], ids=["in the clear", "TLS"])
 def test_http_is_a_liveness_probe_and_nothing_else(
     gateway: Running,
     tls: ListenerTls,
-    octets: bytes,
+    data: bytes,
     status: int,
     body: bytes | None,
     refused: dict[str, int],
@@ -195,7 +195,7 @@ def test_http_is_a_liveness_probe_and_nothing_else(
     with Raw(gateway.port("shared")) as client:
         if within:
             secured(client, tls)
-        head, _, rest = client.send(octets).rest().partition(b"\r\n\r\n")
+        head, _, rest = client.send(data).rest().partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
     assert body is None or rest == body
     assert stats(gateway, "shared").refused.counts == refused
@@ -209,12 +209,12 @@ def test_a_plain_request_to_the_websocket_is_its_listeners_to_refuse(gateway: Ru
     assert stats(gateway, "ws").refused.counts == {"http_426": 1}
 
 
-@pytest.mark.parametrize("octets", [b"\x30\x04\x00\x01ax", b"\x00", b"ssh", b"\xff" * 100])
-def test_what_nobody_speaks_is_ended_and_counted(gateway: Running, octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"\x30\x04\x00\x01ax", b"\x00", b"ssh", b"\xff" * 100])
+def test_what_nobody_speaks_is_ended_and_counted(gateway: Running, data: bytes) -> None:
     with connect(gateway, listener="shared")[0] as bystander, Raw(gateway.port("shared")) as client:
-        assert client.send(octets).rest() == b""
+        assert client.send(data).rest() == b""
         assert stats(gateway, "shared").protocol_errors.counts == {"unknown_protocol": 1}
-        eventually(lambda: octets_of(stats(gateway, "shared")) == (len(octets), 0))
+        eventually(lambda: bytes_of(stats(gateway, "shared")) == (len(data), 0))
         assert bystander.quiet()
 
 
@@ -232,7 +232,7 @@ def test_a_broken_handshake_is_counted(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "octets, more, word, answer",
+    "data, more, word, answer",
     [
         (FAST, {"shares": ("mqtt",)}, "not_shared", b""),
         (AMQP, {"shares": ("mqtt",)}, "not_shared", b""),
@@ -240,10 +240,10 @@ def test_a_broken_handshake_is_counted(gateway: Running) -> None:
     ],
 )
 def test_what_the_port_has_not_is_refused(
-    octets: bytes, more: dict[str, Any], word: str, answer: bytes
+    data: bytes, more: dict[str, Any], word: str, answer: bytes
 ) -> None:
     with running(shared(**more)) as gateway, Raw(gateway.port("shared")) as client:
-        assert client.send(octets).rest() == answer
+        assert client.send(data).rest() == answer
         assert stats(gateway, "shared").refused.counts == {word: 1}
 
 
@@ -258,12 +258,12 @@ def test_a_listener_for_tls_only_stays_that(tls: ListenerTls) -> None:
             assert client.send(CONNECT).sock.recv(4) == CONNACK
 
 
-@pytest.mark.parametrize("octets", [b"", b"A", b"AMQ", b"GET /livez HTTP/1.1\r\n", CONNECT[:5], b"\x16\x03"])
-def test_whoever_says_too_little_is_cut_off(tls: ListenerTls, octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"A", b"AMQ", b"GET /livez HTTP/1.1\r\n", CONNECT[:5], b"\x16\x03"])
+def test_whoever_says_too_little_is_cut_off(tls: ListenerTls, data: bytes) -> None:
     limits = Limits(connect_timeout_secs=0.4)
     with running(shared(everywhere=limits, tls=tls)) as gateway, Raw(gateway.port("shared")) as client:
         begun = time.monotonic()
-        assert client.send(octets).rest() == b""
+        assert client.send(data).rest() == b""
         assert time.monotonic() - begun < 5.0
         eventually(lambda: sum(stats(gateway, one).connections for one in ("shared", *ALL)) == 0)
         errors = [

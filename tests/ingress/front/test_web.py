@@ -34,16 +34,16 @@ def opened(client: Raw, origin: str | None = None) -> bytes:
     client.send(request(Origin=origin))
     head = b""
     while not head.endswith(b"\r\n\r\n"):
-        octets = client.sock.recv(1)
-        assert octets, head
-        head += octets
+        data = client.sock.recv(1)
+        assert data, head
+        head += data
     return head
 
 
 def test_a_client_of_many_frames_and_packets(gateway: Running) -> None:
     with Raw(gateway.mqtt) as client:
         assert opened(client, ORIGIN).startswith(b"HTTP/1.1 101 ")
-        client.send(b"".join(masked(0x82, bytes((octet,))) for octet in CONNECT))
+        client.send(b"".join(masked(0x82, bytes((byte,))) for byte in CONNECT))
         assert client.sock.recv(100) == WELCOME
         client.send(masked(0x02, PING[:1]) + masked(0x80, PING[1:]))
         assert client.sock.recv(100) == PONG
@@ -52,11 +52,11 @@ def test_a_client_of_many_frames_and_packets(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "octets", [b"", b"GET /mqtt HTTP/1.1\r\n", request(), request() + masked(0x82, CONNECT[:5])]
+    "data", [b"", b"GET /mqtt HTTP/1.1\r\n", request(), request() + masked(0x82, CONNECT[:5])]
 )
-def test_the_time_to_connect_counts_from_the_socket(gateway: Running, octets: bytes) -> None:
+def test_the_time_to_connect_counts_from_the_socket(gateway: Running, data: bytes) -> None:
     with Raw(gateway.mqtt) as client:
-        client.send(octets).rest()
+        client.send(data).rest()
     eventually(lambda: stats(gateway).connections == 0)
     assert stats(gateway).protocol_errors.counts == {"connect_timeout": 1}
 

@@ -49,7 +49,7 @@ FAULTS: Final = {
     "reserved flags": lambda version: b"\xc1\0",
     "DUP at QoS 0": lambda version: b"\x38" + publish(b"a", version)[1:],
     "QoS 3": lambda version: b"\x36" + publish(b"a", version, b"\0\x01")[1:],
-    "five octets of length": lambda version: b"\x30\xff\xff\xff\xff\xff",
+    "five bytes of length": lambda version: b"\x30\xff\xff\xff\xff\xff",
     "a packet of type 0": lambda version: b"\0\0",
     "a packet of the server's": lambda version: b"\xd0\0",
 }

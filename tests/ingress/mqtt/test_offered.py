@@ -90,7 +90,7 @@ def test_a_body_is_what_its_format_says(gateway: Running, qos: int, kind: Packet
             if kind is not None:
                 reason = ReasonCode.PAYLOAD_FORMAT_INVALID if number == 1 else 0
                 assert client.acked(kind) == (number, reason)
-        client.publish("a", b"\xff", properties=b"\x26\x00\x01\x01\x00\x01\x01")  # by chance the same octets
+        client.publish("a", b"\xff", properties=b"\x26\x00\x01\x01\x00\x01\x01")  # by chance the same bytes
         assert [reader.body(), reader.body()] == ["é".encode(), b"\xff"]
         will = Will("w", b"\xff", properties={Property.PAYLOAD_FORMAT_INDICATOR: 1})
         other, connack = connect(gateway, "other", will=will)
@@ -115,9 +115,9 @@ def test_more_than_the_receive_maximum_ends_a_client_of_5() -> None:
 def test_reason_strings_are_for_those_who_want_them(gateway: Running, wants: int) -> None:
     with connect(gateway, properties={Property.REQUEST_PROBLEM_INFORMATION: wants})[0] as client:
         client.publish("$SYS/x", b"x", 1, 1)
-        octets = client.sock.recv(100)
-        assert (b"own topic" in octets) == bool(wants)
-        assert octets[:5] == bytes((0x40, len(octets) - 2, 0, 1, 0x87))
+        data = client.sock.recv(100)
+        assert (b"own topic" in data) == bool(wants)
+        assert data[:5] == bytes((0x40, len(data) - 2, 0, 1, 0x87))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def kept_letters(gateway: Running) -> list[Letter]:
 
 
 def letters(gateway: Running) -> list[tuple[str, int, str]]:
-    """The dead letters: topic, octets, and why."""
+    """The dead letters: topic, bytes, and why."""
     kept = kept_letters(gateway)
     return [(one.message.address.name, len(one.message.body), one.outcome.text) for one in kept]
 
@@ -120,7 +120,7 @@ def test_a_body_over_the_limit_does_not_come_for_ever(
             found = letters(gateway)
             assert [one[:2] for one in found] == ([("a/b", size if kept else 0)] if qos else [])
             if qos and not kept:
-                assert f"{size} octets" in found[0][2]
+                assert f"{size} bytes" in found[0][2]
             assert gateway.ask(lambda: len(gateway.gateway.mqtt.retained)) == 0
 
 

@@ -8,7 +8,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import FILTERS_MAX, Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.ingress.mqtt.routing_table import TOPIC_OCTETS_MAX, RoutingTable
+from gateway.ingress.mqtt.routing_table import TOPIC_BYTES_MAX, RoutingTable
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.test_dispatcher import routes
 
@@ -107,10 +107,10 @@ def test_so_do_too_many_changes() -> None:
 
 def test_a_long_topic_is_looked_up_and_not_kept() -> None:
     bench = Bench(BACK)
-    for topic in ("x" * TOPIC_OCTETS_MAX, "y" * (TOPIC_OCTETS_MAX + 1), "in/" + "z" * TOPIC_OCTETS_MAX):
+    for topic in ("x" * TOPIC_BYTES_MAX, "y" * (TOPIC_BYTES_MAX + 1), "in/" + "z" * TOPIC_BYTES_MAX):
         entry = bench.entries.resolve(topic_address(topic), bench.entries.of("u"))
         assert entry.address == topic_address(topic)
-    assert bench.kept() == {*TOPICS, "x" * TOPIC_OCTETS_MAX}
+    assert bench.kept() == {*TOPICS, "x" * TOPIC_BYTES_MAX}
 
 
 def test_what_is_known_of_routes_back_is_bounded_too() -> None:

@@ -245,7 +245,7 @@ def test_what_follows_a_refused_connect_is_not_looked_at(gateway: Running) -> No
         assert reader.quiet()
 
 
-FIRST_OCTETS = [
+FIRST_BYTES = [
     ("PUBACK", "41 02 00 01"),
     ("PUBREL without its bit", "60 02 00 01"),
     ("SUBSCRIBE without its bit", "80 07 00 01 00 00 01 61 00"),
@@ -257,10 +257,10 @@ FIRST_OCTETS = [
 ]
 
 
-@pytest.mark.parametrize("name, octets", FIRST_OCTETS, ids=[row[0] for row in FIRST_OCTETS])
-def test_reserved_bits_are_malformed(gateway: Running, name: str, octets: str) -> None:
+@pytest.mark.parametrize("name, data", FIRST_BYTES, ids=[row[0] for row in FIRST_BYTES])
+def test_reserved_bits_are_malformed(gateway: Running, name: str, data: str) -> None:
     with connect(gateway)[0] as client:
-        client.send(bytes.fromhex(octets))
+        client.send(bytes.fromhex(data))
         assert client.next(Disconnect).reason == ReasonCode.MALFORMED_PACKET
         assert client.closed()
 

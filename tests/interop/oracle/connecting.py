@@ -12,22 +12,22 @@ OPEN = m.ConnectionOpen("/")
 
 @bare
 def another_protocol_is_answered_with_our_header(a: Wire) -> None:
-    a.octets(b"HTTP/1.1").hear(2)
+    a.data(b"HTTP/1.1").hear(2)
 
 
 @bare
 def another_version_is_answered_with_our_header(a: Wire) -> None:
-    a.octets(b"AMQP\x03\x01\x00\x00").hear(2)
+    a.data(b"AMQP\x03\x01\x00\x00").hear(2)
 
 
 @bare
 def the_header_of_0_9(a: Wire) -> None:
-    a.octets(b"AMQP\x01\x01\x00\x09").hear()
+    a.data(b"AMQP\x01\x01\x00\x09").hear()
 
 
 @bare
 def the_header_of_old_python_clients(a: Wire) -> None:
-    a.octets(b"AMQP\x01\x01\x09\x01").hear()
+    a.data(b"AMQP\x01\x01\x09\x01").hear()
 
 
 @bare
@@ -149,12 +149,12 @@ def a_method_of_connections_on_a_channel(a: Wire) -> None:
 
 @script
 def a_method_that_does_not_exist(a: Wire) -> None:
-    a.octets(frame(1, 1, b"\x00\x3c\x00\xc8")).hear(2)
+    a.data(frame(1, 1, b"\x00\x3c\x00\xc8")).hear(2)
 
 
 @script
 def a_class_that_does_not_exist(a: Wire) -> None:
-    a.octets(frame(1, 1, b"\x00\xc8\x00\x0a")).hear(2)
+    a.data(frame(1, 1, b"\x00\xc8\x00\x0a")).hear(2)
 
 
 @script
@@ -164,33 +164,33 @@ def a_method_only_servers_say(a: Wire) -> None:
 
 @script
 def a_method_cut_short(a: Wire) -> None:
-    a.octets(frame(1, 1, b"\x00\x32\x00\x0a\x00\x00\x09q")).hear(2)
+    a.data(frame(1, 1, b"\x00\x32\x00\x0a\x00\x00\x09q")).hear(2)
 
 
 @script
 def a_frame_that_does_not_end(a: Wire) -> None:
-    octets = encode_method_frame(1, m.QueueDeclare("q"))
-    a.octets(octets[:-1] + b"\x00").hear(2)
+    data = encode_method_frame(1, m.QueueDeclare("q"))
+    a.data(data[:-1] + b"\x00").hear(2)
 
 
 @script
 def a_frame_of_an_unknown_type(a: Wire) -> None:
-    a.octets(frame(5, 1, b"")).hear(2)
+    a.data(frame(5, 1, b"")).hear(2)
 
 
 @script
 def a_heartbeat_on_a_channel(a: Wire) -> None:
-    a.octets(frame(HEARTBEAT, 1, b"")).silence()
+    a.data(frame(HEARTBEAT, 1, b"")).silence()
 
 
 @script
 def a_header_without_a_method(a: Wire) -> None:
-    a.octets(frame(HEADER, 1, b"\x00\x3c\x00\x00" + bytes(10))).hear(2)
+    a.data(frame(HEADER, 1, b"\x00\x3c\x00\x00" + bytes(10))).hear(2)
 
 
 @script
 def a_body_without_a_header(a: Wire) -> None:
-    a.octets(frame(BODY, 1, b"x")).hear(2)
+    a.data(frame(BODY, 1, b"x")).hear(2)
 
 
 @script
@@ -200,7 +200,7 @@ def a_method_where_a_header_should_be(a: Wire) -> None:
 
 @script
 def a_header_of_another_class(a: Wire) -> None:
-    a.say(m.BasicPublish("", "q")).octets(frame(HEADER, 1, b"\x00\x32\x00\x00" + bytes(10))).hear(2)
+    a.say(m.BasicPublish("", "q")).data(frame(HEADER, 1, b"\x00\x32\x00\x00" + bytes(10))).hear(2)
 
 
 @script
@@ -208,7 +208,7 @@ def a_body_in_many_frames_and_none(a: Wire) -> None:
     a.call(m.QueueDeclare("many", exclusive=True))
     header = b"\x00\x3c\x00\x00" + (3).to_bytes(8, "big") + b"\0\0"
     pieces = [frame(BODY, 1, piece) for piece in (b"x", b"", b"y", b"z")]
-    a.say(m.BasicPublish("", "many")).octets(frame(HEADER, 1, header) + b"".join(pieces))
+    a.say(m.BasicPublish("", "many")).data(frame(HEADER, 1, header) + b"".join(pieces))
     a.publish("", "many", b"").call(m.BasicGet("many", True), m.BasicGet("many", True))
 
 
@@ -217,15 +217,15 @@ def publishes_interleaved_across_channels(a: Wire) -> None:
     a.channel(2).call(m.QueueDeclare("woven", exclusive=True))
     header = b"\x00\x3c\x00\x00" + (2).to_bytes(8, "big") + b"\0\0"
     a.say(m.BasicPublish("", "woven")).say(m.BasicPublish("", "woven"), channel=2)
-    a.octets(frame(HEADER, 2, header) + frame(HEADER, 1, header))
-    a.octets(frame(BODY, 1, b"a") + frame(BODY, 2, b"bb") + frame(BODY, 1, b"a"))
+    a.data(frame(HEADER, 2, header) + frame(HEADER, 1, header))
+    a.data(frame(BODY, 1, b"a") + frame(BODY, 2, b"bb") + frame(BODY, 1, b"a"))
     # Channels of one connection are in no order among themselves: each has to have said that it came so far.
     a.call(m.BasicQos(0, 1, False)).call(m.BasicQos(0, 1, False), channel=2).call(m.QueuePurge("woven"))
 
 
 @script
 def a_frame_larger_than_agreed(a: Wire) -> None:
-    a.octets(frame(BODY, 1, bytes(131_073))).hear(2)
+    a.data(frame(BODY, 1, bytes(131_073))).hear(2)
 
 
 @script

@@ -214,7 +214,7 @@ CALLS: dict[str, Calls] = {
         m.QueueBind("", "amq.direct", "k"),
     ),
     "a reserved name in spite of a line end": (queue("\namq.mine", exclusive=True),),
-    "a queue name of 255 octets": (queue("n" * 255, exclusive=True),),
+    "a queue name of 255 bytes": (queue("n" * 255, exclusive=True),),
 }
 # As CALLS, with two things to hear of the last method: the close of the connection, and its end.
 LAST_CALLS: dict[str, Calls] = {

@@ -115,7 +115,7 @@ def prefetch_of_a_channel_when_the_queue_is_deleted(a: Wire) -> None:
 
 
 @script
-def prefetch_of_octets(a: Wire) -> None:
+def prefetch_of_bytes(a: Wire) -> None:
     a.call(m.BasicQos(10, 0)).hear()
 
 

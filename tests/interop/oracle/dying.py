@@ -147,7 +147,7 @@ def the_oldest_go_from_a_full_queue(a: Wire) -> None:
 
 
 @script
-def the_oldest_go_from_a_queue_full_of_octets(a: Wire) -> None:
+def the_oldest_go_from_a_queue_full_of_bytes(a: Wire) -> None:
     a.call(queue("z1", {"x-max-length-bytes": 10}, exclusive=True), CONFIRM)
     a.publish("", "z1", b"123456", b"abcdef", b"ABCD").confirms(3)
     a.call(m.BasicGet("z1", True), m.BasicGet("z1", True), m.BasicGet("z1", True))
@@ -184,7 +184,7 @@ def a_full_queue_refuses_what_comes(a: Wire) -> None:
 
 
 @script
-def a_queue_full_of_octets_refuses_what_comes(a: Wire) -> None:
+def a_queue_full_of_bytes_refuses_what_comes(a: Wire) -> None:
     a.call(queue("z7", {"x-max-length-bytes": 5, "x-overflow": "reject-publish"}, exclusive=True), CONFIRM)
     a.publish("", "z7", b"1234", b"56", b"7", b"8").confirms(4).call(m.QueuePurge("z7"))
 

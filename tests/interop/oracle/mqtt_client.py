@@ -1,6 +1,6 @@
 """MQTT clients for scripts that ask two brokers the same: what is said, what is heard, and what is compared.
 
-A script is a list of (client, what it does): a packet, octets, or CUT. After each step every client is asked
+A script is a list of (client, what it does): a packet, bytes, or CUT. After each step every client is asked
 for a PINGRESP, so that all that the step leads to has been heard. Compared is what a client can rely on:
 texts for people, limits that a server is free to choose, and identifiers that it makes up are left out.
 """
@@ -59,9 +59,9 @@ class Client:
         self._rest = b""
 
     def say(self, what: Packet | bytes) -> None:
-        octets = what if isinstance(what, bytes) else encode(what, self._version)
+        data = what if isinstance(what, bytes) else encode(what, self._version)
         try:
-            self._sock.sendall(octets)
+            self._sock.sendall(data)
         except OSError:
             self._end()
 
@@ -85,13 +85,13 @@ class Client:
                 return
             if found is None:
                 try:
-                    octets = self._sock.recv(65_536)
+                    data = self._sock.recv(65_536)
                 except ConnectionError:
-                    octets = b""
-                if not octets:
+                    data = b""
+                if not data:
                     self._end()
                     return
-                self._rest += octets
+                self._rest += data
                 continue
             packet, at = found
             self._rest = self._rest[at:]

@@ -307,7 +307,7 @@ def confirms_where_a_transaction_was_selected(a: Wire) -> None:
 
 @script
 def properties_that_cannot_be_read(a: Wire) -> None:
-    a.say(m.BasicPublish("amq.headers", "q")).octets(
+    a.say(m.BasicPublish("amq.headers", "q")).data(
         frame(HEADER, 1, b"\x00\x3c\x00\x00" + bytes(8) + b"\x80\x00\x09x")
     ).hear(2)
 

@@ -127,7 +127,7 @@ TYPED = {
     "time": Value(ValueType.TIMESTAMP, 1),
     "decimal": Value(ValueType.DECIMAL, Decimal(1)),
     "text": "1",
-    "octets": Value(ValueType.BYTES, b"1"),
+    "bytes": Value(ValueType.BYTES, b"1"),
     "list": [1],
     "texts": ["1"],
     "more texts": ["0", "1"],

@@ -70,9 +70,9 @@ class Wire:
 
     # Saying.
 
-    def octets(self, octets: bytes) -> Self:
+    def data(self, data: bytes) -> Self:
         """Say anything at all."""
-        self._sock.sendall(octets)
+        self._sock.sendall(data)
         return self
 
     def say(self, *methods: m.Method, channel: int = 1) -> Self:
@@ -81,7 +81,7 @@ class Wire:
             self._published.setdefault(channel, 0)
         SAID.update(method.name for method in methods)
         if not self._ended:
-            self.octets(b"".join(encode_method_frame(channel, method) for method in methods))
+            self.data(b"".join(encode_method_frame(channel, method) for method in methods))
         return self
 
     def call(self, *methods: m.Method, channel: int = 1) -> Self:
@@ -133,7 +133,7 @@ class Wire:
                 encode_method_frame(channel, method),
                 *encode_content_frames(channel, raw, body, 131_072),
             ]
-            self.octets(joined(frames))
+            self.data(joined(frames))
             if channel in self._published:
                 self._published[channel] += 1
                 self._unconfirmed.setdefault(channel, set()).add(self._published[channel])
@@ -141,7 +141,7 @@ class Wire:
 
     def header(self) -> Self:
         """The protocol header, and the broker's answer."""
-        return self.octets(PROTOCOL_HEADER).hear()
+        return self.data(PROTOCOL_HEADER).hear()
 
     def login(
         self,
@@ -158,10 +158,8 @@ class Wire:
     ) -> Self:
         """Header and start-ok; notes start and its answer."""
         said = {"capabilities": dict.fromkeys(capabilities, True)}
-        octets = encode_response(mechanism, user, password) if response is None else response
-        return (
-            self.header().say(m.ConnectionStartOk(table(said), mechanism, octets, "en_US"), channel=0).hear()
-        )
+        data = encode_response(mechanism, user, password) if response is None else response
+        return self.header().say(m.ConnectionStartOk(table(said), mechanism, data, "en_US"), channel=0).hear()
 
     def tune(self, channel_max: int = 2047, frame_max: int = 131_072, heartbeat: int = 0) -> Self:
         return self.say(m.ConnectionTuneOk(channel_max, frame_max, heartbeat), channel=0)
@@ -230,10 +228,10 @@ class Wire:
 
     def _read(self, count: int) -> bytes:
         while len(self._rest) < count:
-            octets = self._sock.recv(65_536)
-            if not octets:
+            data = self._sock.recv(65_536)
+            if not data:
                 raise ConnectionResetError
-            self._rest += octets
+            self._rest += data
         taken, self._rest = self._rest[:count], self._rest[count:]
         return taken
 

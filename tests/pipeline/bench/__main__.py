@@ -100,9 +100,9 @@ def main() -> None:
             if not folder.exists():
                 make(folder)
         rows_in = {folder.name: rows_of(folder) for folder in needed}
-        octets = sum(path.stat().st_size for path in journal.glob("*.gwj"))
+        byte_count = sum(path.stat().st_size for path in journal.glob("*.gwj"))
         print(
-            f"{given.rows:,} rows, {octets / given.rows:.0f} octets each; medians of {given.rounds}",
+            f"{given.rows:,} rows, {byte_count / given.rows:.0f} bytes each; medians of {given.rounds}",
             flush=True,
         )
         for master in given.masters.split(","):

@@ -1,6 +1,6 @@
 """A journal for measuring, as a busy gateway would write it.
 
-Each message has an id and a trace of its own, five headers, and a JSON body of 88 to 2 000 octets.
+Each message has an id and a trace of its own, five headers, and a JSON body of 88 to 2 000 bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SECONDS: Final = 7_200.0  # that the messages are spread over
 
 BODY_MIN: Final = 88
 BODY_MAX: Final = 2_000
-BODY_STEP: Final = 37  # with that many octets more or less all sizes occur, small ones beside large ones
-SHARE: Final = 8  # one of so many bodies is longer than 400 octets
+BODY_STEP: Final = 37  # with that many bytes more or less all sizes occur, small ones beside large ones
+SHARE: Final = 8  # one of so many bodies is longer than 400 bytes
 
 
 def properties(number: int, line: int) -> PropertySet:
@@ -60,7 +60,7 @@ def properties(number: int, line: int) -> PropertySet:
 
 
 def body(number: int, line: int) -> bytes:
-    """JSON of BODY_MIN to BODY_MAX octets; most are short."""
+    """JSON of BODY_MIN to BODY_MAX bytes; most are short."""
     most = BODY_MAX if number % SHARE == 0 else 400
     size = BODY_MIN + number * BODY_STEP % (most - BODY_MIN + 1)
     head = b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"log":"' % (

@@ -20,7 +20,7 @@ SAMPLE_SECS: Final = 0.05
 
 
 class Usage(NamedTuple):
-    """Of one run: seconds by the clock and of processors, octets resident at most: of all, and of the largest
+    """Of one run: seconds by the clock and of processors, bytes resident at most: of all, and of the largest
     process that is not Java's."""
 
     wall: float
@@ -70,7 +70,7 @@ def middle(runs: list[Usage]) -> Usage:
 
 
 def _tree() -> Iterator[Process]:
-    """Processor seconds (with those of ended children) and resident octets of each process of ours."""
+    """Processor seconds (with those of ended children) and resident bytes of each process of ours."""
     below: dict[int, list[int]] = {}
     found: dict[int, Process] = {}
     for path in Path("/proc").iterdir():

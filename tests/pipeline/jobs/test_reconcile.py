@@ -214,7 +214,7 @@ def test_an_archive_is_what_its_manifest_names(spark: SparkSession, tmp_path: Pa
     folder, to = tmp_path / "j", str(tmp_path / "a")
     for first in range(0, 80, 10):
         written(folder, 10, first=first)
-        archive.run(spark, str(folder), to, file_octets=1)
+        archive.run(spark, str(folder), to, file_bytes=1)
     assert archive.run(spark, str(folder), to).merged == 16
     assert command._received(spark, to).count() == 80
 

@@ -24,8 +24,8 @@ def test_both_say_the_same(given: list[tuple[bytes, int]], width: int) -> None:
     lengths = [length for _, length in given]
     head = struct.pack(f"<{len(given) + 2}I", len(given), width, *lengths)
     stored = memoryview(head.ljust(len(head) + -len(head) % 8, b"\0") + values)
-    octets = len(Repeated(values, width, lengths))
-    assert bytes(expand_runs(stored, octets)) == decode_runs(stored, octets)
+    byte_count = len(Repeated(values, width, lengths))
+    assert bytes(expand_runs(stored, byte_count)) == decode_runs(stored, byte_count)
 
 
 @pytest.mark.parametrize("stored", DAMAGED.values(), ids=DAMAGED)

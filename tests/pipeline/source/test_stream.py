@@ -20,7 +20,7 @@ from gateway.errors import PipelineError
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.pipeline.journal.options import Offsets, options_of
-from gateway.pipeline.journal.planning import SPAN_OCTETS, JournalPartition
+from gateway.pipeline.journal.planning import SPAN_BYTES, JournalPartition
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.stream import JournalStream
 from gateway.store.journal import reader, segments
@@ -233,7 +233,7 @@ def test_the_planner_keeps_spans_and_not_blocks(tmp_path: Path) -> None:
     found = stream(tmp_path)
     end = found.latestOffset({"0": 0}, ALL)
     files = [path.stat().st_size for path in tmp_path.glob("*.gwj")]
-    assert len(found._shards["0"]._spans) <= sum(octets // SPAN_OCTETS + 1 for octets in files)
+    assert len(found._shards["0"]._spans) <= sum(byte_count // SPAN_BYTES + 1 for byte_count in files)
     assert (
         sum(
             part.next - part.first

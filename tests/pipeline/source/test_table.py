@@ -295,9 +295,9 @@ def test_a_torn_end_is_not_there_and_an_empty_journal_is_empty(spark: SparkSessi
 def test_damage_fails_or_is_passed_over(tmp_path: Path) -> None:
     written(tmp_path, 30, block_rows=10)
     path = next(tmp_path.glob("*.gwj"))
-    octets = bytearray(path.read_bytes())
-    octets[len(octets) // 2] ^= 1
-    path.write_bytes(octets)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
     with pytest.raises(Exception, match="damaged"):
         read(tmp_path, "sequence")
     left = [number for (number,) in read(tmp_path, "sequence", failOnDataLoss="false")]

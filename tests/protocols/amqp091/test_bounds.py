@@ -1,4 +1,4 @@
-"""What one client can cause at once is bounded: frames of a call, fields of a table, octets of properties."""
+"""What one client can cause at once is bounded: frames of a call, fields of a table, bytes of properties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLOODS = {
     "channels": encode_method_frame(2, m.ChannelOpen()) + encode_method_frame(2, m.ChannelClose()),
     "gets": encode_method_frame(1, m.BasicGet("q")),
     "transactions": encode_method_frame(1, m.TxSelect()),
-    "bodies of one octet": b"\3\0\1\0\0\0\1x\xce",
+    "bodies of one byte": b"\3\0\1\0\0\0\1x\xce",
     "header tables": b"".join(message(fields(200, str(at))) for at in range(20)),
 }
 
@@ -73,10 +73,10 @@ def test_one_call_does_only_so_much_and_nothing_is_lost(name: str) -> None:
     assert server.received["connection.close"] == 0
 
 
-def frames_of(octets: bytes) -> int:
+def frames_of(data: bytes) -> int:
     at = count = 0
-    while at < len(octets):
-        at += int.from_bytes(octets[at + 3 : at + 7], "big") + 8
+    while at < len(data):
+        at += int.from_bytes(data[at + 3 : at + 7], "big") + 8
         count += 1
     return count
 
@@ -142,15 +142,15 @@ def test_a_method_whose_table_has_too_many_fields_costs_the_connection() -> None
         assert isinstance(event, e.MethodReceived if taken else e.Closed)
 
 
-def test_a_large_frame_in_single_octets_is_gathered_and_not_copied_each_time() -> None:
+def test_a_large_frame_in_single_bytes_is_gathered_and_not_copied_each_time() -> None:
     server = open_wire().server
-    octets = message((), bytes(100_000))
-    server.receive_data(octets[:1_000], 0.0)
-    server.receive_data(octets[1_000:1_001], 0.0)
+    data = message((), bytes(100_000))
+    server.receive_data(data[:1_000], 0.0)
+    server.receive_data(data[1_000:1_001], 0.0)
     gathered = server._rest
     for at in range(1_001, 5_000):
-        assert server.receive_data(octets[at : at + 1], 0.0) == []
+        assert server.receive_data(data[at : at + 1], 0.0) == []
     assert server._rest is gathered
-    [event] = server.receive_data(octets[5_000:], 0.0)
+    [event] = server.receive_data(data[5_000:], 0.0)
     assert isinstance(event, e.Publishes)
     assert event.contents[0][3] == bytes(100_000)

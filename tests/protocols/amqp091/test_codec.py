@@ -1,6 +1,6 @@
-"""Octets <-> frames, methods, content headers.
+"""Bytes <-> frames, methods, content headers.
 
-Each row four ways: encoded, decoded, octet by octet, cut short.
+Each row four ways: encoded, decoded, byte by byte, cut short.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ METHOD_ROWS = [
 ]
 
 
-def octet_by_octet(octets: bytes) -> Any:
-    """The first answer that is not None, and that it comes with the last octet."""
-    for end in range(len(octets)):
-        assert decode_frame(octets[:end], 0, FRAME_MAX) is None
-    return decode_frame(octets, 0, FRAME_MAX)
+def byte_by_byte(data: bytes) -> Any:
+    """The first answer that is not None, and that it comes with the last byte."""
+    for end in range(len(data)):
+        assert decode_frame(data[:end], 0, FRAME_MAX) is None
+    return decode_frame(data, 0, FRAME_MAX)
 
 
 def cut_short(payload: bytes, decode: Callable[[bytes], object], code: ReplyCode) -> None:
@@ -70,11 +70,11 @@ def cut_short(payload: bytes, decode: Callable[[bytes], object], code: ReplyCode
         assert caught.value.reason == code
 
 
-@pytest.mark.parametrize("method, octets", METHOD_ROWS)
-def test_a_method_row(method: m.Method, octets: str) -> None:
-    wire = bytes.fromhex(octets)
+@pytest.mark.parametrize("method, data", METHOD_ROWS)
+def test_a_method_row(method: m.Method, data: str) -> None:
+    wire = bytes.fromhex(data)
     assert encode_method_frame(0, method) == wire
-    assert octet_by_octet(wire) == (1, 0, wire[7:-1], len(wire))
+    assert byte_by_byte(wire) == (1, 0, wire[7:-1], len(wire))
     assert decode_method(wire[7:-1]) == method
     cut_short(wire[7:-1], decode_method, ReplyCode.FRAME_ERROR)
 
@@ -109,8 +109,8 @@ def test_every_property_set_four_ways(properties: BasicProperties) -> None:
 @pytest.mark.parametrize("name, domain, flag", PROPERTIES)
 def test_a_property_alone(name: str, domain: str, flag: int) -> None:
     value: Any = {"o": 2, "T": (), "ll": 9, "sb": b"x", "ss": "x"}[domain]
-    octets = {"o": "02", "T": "00000000", "ll": "0000000000000009", "sb": "0178", "ss": "0178"}[domain]
-    raw = flag.to_bytes(2, "big") + bytes.fromhex(octets)
+    data = {"o": "02", "T": "00000000", "ll": "0000000000000009", "sb": "0178", "ss": "0178"}[domain]
+    raw = flag.to_bytes(2, "big") + bytes.fromhex(data)
     assert encode_basic_properties(BasicProperties(**{name: value})) == raw
     assert decode_properties(raw) == BasicProperties(**{name: value})
 
@@ -126,10 +126,10 @@ FRAME_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("octets, text, code", FRAME_FAULTS)
-def test_a_frame_that_is_none(octets: str, text: str, code: int) -> None:
+@pytest.mark.parametrize("data, text, code", FRAME_FAULTS)
+def test_a_frame_that_is_none(data: str, text: str, code: int) -> None:
     with pytest.raises(RemoteProtocolError, match=text) as caught:
-        decode_frame(bytes.fromhex(octets), 0, FRAME_MAX)
+        decode_frame(bytes.fromhex(data), 0, FRAME_MAX)
     assert caught.value.reason == code
 
 
@@ -140,7 +140,7 @@ def test_frame_max_counts_the_whole_frame() -> None:
 
 
 def test_the_heartbeat() -> None:
-    assert octet_by_octet(bytes.fromhex("0800000000000000ce")[:7] + b"\xce") == (8, 0, b"", 8)
+    assert byte_by_byte(bytes.fromhex("0800000000000000ce")[:7] + b"\xce") == (8, 0, b"", 8)
 
 
 METHOD_FAULTS = [
@@ -176,10 +176,10 @@ PROPERTY_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("octets", PROPERTY_FAULTS)
-def test_properties_that_are_none(octets: str) -> None:
+@pytest.mark.parametrize("data", PROPERTY_FAULTS)
+def test_properties_that_are_none(data: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        decode_properties(bytes.fromhex(octets))
+        decode_properties(bytes.fromhex(data))
     assert caught.value.reason == ReplyCode.SYNTAX_ERROR
 
 
@@ -191,11 +191,11 @@ HEADER_FAULTS = ["", "003c0000", "003c0000 0000000000000000", "003d0000 00000000
 HEADER_FAULTS += ["003c0001 0000000000000000 0000"]
 
 
-@pytest.mark.parametrize("octets", HEADER_FAULTS)
-def test_content_headers_that_are_none(octets: str) -> None:
+@pytest.mark.parametrize("data", HEADER_FAULTS)
+def test_content_headers_that_are_none(data: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        decode_content_header(bytes.fromhex(octets))
-    another_class = octets.startswith("003d")
+        decode_content_header(bytes.fromhex(data))
+    another_class = data.startswith("003d")
     assert caught.value.reason == (505 if another_class else 501)
 
 
@@ -228,9 +228,9 @@ def test_bodies_are_split_at_frame_max(size: int, frames: list[int]) -> None:
 
 
 def test_publish_and_address() -> None:
-    octets = encode_method(m.BasicPublish("e", "k.\u00e9", mandatory=True))[4:]
-    assert decode_publish(b"\xff\xff" + octets[2:]) == m.BasicPublish("e", "k.\u00e9", mandatory=True)
-    assert decode_address(octets[2:-1]) == ("e", "k.\u00e9")
+    data = encode_method(m.BasicPublish("e", "k.\u00e9", mandatory=True))[4:]
+    assert decode_publish(b"\xff\xff" + data[2:]) == m.BasicPublish("e", "k.\u00e9", mandatory=True)
+    assert decode_address(data[2:-1]) == ("e", "k.\u00e9")
     for faulty in (b"", b"\x01e", b"\x01e\x02k", b"\x01e\x01k!", b"\x01\xff\x00"):
         with pytest.raises(RemoteProtocolError):
             decode_address(faulty)

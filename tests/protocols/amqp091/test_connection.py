@@ -30,14 +30,14 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import HEARTBEAT_FRAME, ReplyCode
-from tests.protocols.amqp091.wires import Wire, heard, new_client, octets_apart, open_wire
+from tests.protocols.amqp091.wires import Wire, bytes_apart, heard, new_client, open_wire
 
 RAW = bytes.fromhex("1000 02")
 KEY = amqp_address("ex", "a.b")
 OTHER = amqp_address("", "queue")
 
 
-def publish_octets(
+def publish_bytes(
     channel: int, address: Address, body: bytes, raw: bytes = RAW, frame_max: int = 131_072
 ) -> bytes:
     method = encode_method_frame(channel, m.BasicPublish(address.scope, address.name))
@@ -131,7 +131,7 @@ def test_a_close_that_is_not_answered() -> None:
     assert not wire.server.timed_out(109)
     assert wire.server.timed_out(110)
     assert (
-        wire.server.receive_data(publish_octets(1, KEY, b"x") + encode_method_frame(1, m.TxSelect()), 101)
+        wire.server.receive_data(publish_bytes(1, KEY, b"x") + encode_method_frame(1, m.TxSelect()), 101)
         == []
     )
     assert wire.server.receive_data(encode_method_frame(0, m.ConnectionClose()), 101) == []
@@ -212,7 +212,7 @@ def test_return_and_get() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4087, 4088, 4089, 8176, 30_000])
-@pytest.mark.parametrize("split", [lambda octets: [octets], octets_apart])
+@pytest.mark.parametrize("split", [lambda data: [data], bytes_apart])
 def test_bodies_of_many_frames(size: int, split: Callable[[bytes], list[bytes]]) -> None:
     wire = open_wire(frame_max=4096)
     body = bytes(range(256)) * 128
@@ -233,8 +233,8 @@ def test_bodies_of_many_frames(size: int, split: Callable[[bytes], list[bytes]])
 
 def test_interleaved_channels() -> None:
     wire = open_wire(2)
-    one = publish_octets(1, KEY, bytes(5000), frame_max=4096)
-    two = publish_octets(2, OTHER, b"two")
+    one = publish_bytes(1, KEY, bytes(5000), frame_max=4096)
+    two = publish_bytes(2, OTHER, b"two")
     cut = one.index(b"\x03\x00\x01")
     events = wire.server.receive_data(one[:cut] + two + HEARTBEAT_FRAME + two + one[cut:], 0)
     (publishes,) = events
@@ -260,16 +260,16 @@ messages = st.lists(
 def test_the_split_never_changes_what_is_said(
     rows: list[tuple[int, Address, bytes, int, bool]], cuts: list[int]
 ) -> None:
-    octets = b""
+    data = b""
     for channel, address, raw, size, ack in rows:
-        octets += publish_octets(channel, address, bytes(size), raw, 4096)
-        octets += encode_method_frame(channel, m.BasicAck(size)) if ack else b""
+        data += publish_bytes(channel, address, bytes(size), raw, 4096)
+        data += encode_method_frame(channel, m.BasicAck(size)) if ack else b""
     said = []
     for pieces in ([], cuts):
         wire = open_wire(3, frame_max=4096)
         at, events = 0, []
-        for piece in [*pieces, len(octets)]:
-            events += wire.server.receive_data(octets[at : at + piece], 0)
+        for piece in [*pieces, len(data)]:
+            events += wire.server.receive_data(data[at : at + piece], 0)
             at += piece
         flat: list[Any] = []
         for event in events:
@@ -302,8 +302,8 @@ ORDER_FAULTS = [
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0001 0000000000000004 0000")) + BODY, 501),
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0000")) + BODY, 501),
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0000 0000000000000004")) + BODY, 501),
-    (publish_octets(0, KEY, b"x"), 504),
-    (publish_octets(9, KEY, b"x"), 504),
+    (publish_bytes(0, KEY, b"x"), 504),
+    (publish_bytes(9, KEY, b"x"), 504),
     (encode_method_frame(9, m.TxSelect()), 504),
     (encode_method_frame(9, m.ChannelCloseOk()), 504),
     (encode_method_frame(0, m.TxSelect()), 504),
@@ -318,12 +318,12 @@ ORDER_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("octets, code", ORDER_FAULTS)
-@pytest.mark.parametrize("split", [lambda octets: [octets], octets_apart])
-def test_hard_faults(octets: bytes, code: int, split: Callable[[bytes], list[bytes]]) -> None:
+@pytest.mark.parametrize("data, code", ORDER_FAULTS)
+@pytest.mark.parametrize("split", [lambda data: [data], bytes_apart])
+def test_hard_faults(data: bytes, code: int, split: Callable[[bytes], list[bytes]]) -> None:
     wire = open_wire()
-    good = publish_octets(1, KEY, b"good")
-    events = [event for piece in split(good + octets + good) for event in heard(wire.server, piece)]
+    good = publish_bytes(1, KEY, b"good")
+    events = [event for piece in split(good + data + good) for event in heard(wire.server, piece)]
     first, *_, last = events
     assert isinstance(first, e.Publishes)
     assert first.contents[0] == (1, arguments(KEY), RAW, b"good")
@@ -340,10 +340,8 @@ def test_hard_faults(octets: bytes, code: int, split: Callable[[bytes], list[byt
 
 def test_a_message_too_large_costs_the_channel() -> None:
     wire = open_wire(2, message_bytes_max=10_000)
-    octets = (
-        publish_octets(1, KEY, bytes(10_001)) + publish_octets(1, KEY, b"x") + publish_octets(2, KEY, b"y")
-    )
-    closed, publishes = wire.server.receive_data(octets, 0)
+    data = publish_bytes(1, KEY, bytes(10_001)) + publish_bytes(1, KEY, b"x") + publish_bytes(2, KEY, b"y")
+    closed, publishes = wire.server.receive_data(data, 0)
     assert isinstance(closed, e.ChannelClosed)
     assert (closed.channel, closed.reply_code, closed.class_id, closed.method_id) == (1, 406, 60, 40)
     assert isinstance(publishes, e.Publishes)
@@ -353,12 +351,12 @@ def test_a_message_too_large_costs_the_channel() -> None:
 
 def test_unfinished_messages_are_limited() -> None:
     wire = open_wire(6, message_bytes_max=200_000)
-    octets = b""
+    data = b""
     for channel in range(1, 7):
         frames = encode_content_frames(channel, RAW, bytes(200_000), 131_072)
-        octets += encode_method_frame(channel, m.BasicPublish()) + frames[0]
-        octets += encode_frame(3, channel, bytes(131_000)) + encode_frame(3, channel, bytes(68_999))
-    (event,) = wire.server.receive_data(octets, 0)
+        data += encode_method_frame(channel, m.BasicPublish()) + frames[0]
+        data += encode_frame(3, channel, bytes(131_000)) + encode_frame(3, channel, bytes(68_999))
+    (event,) = wire.server.receive_data(data, 0)
     assert isinstance(event, e.Closed)
     assert event.reply_code == ReplyCode.RESOURCE_ERROR
     assert wire.server._partial == 0
@@ -382,14 +380,14 @@ def test_properties_larger_than_a_frame_are_not_sent() -> None:
 
 def test_a_closed_channel_takes_no_message_with_the_same_beginning() -> None:
     wire = open_wire()
-    wire.server.receive_data(publish_octets(1, KEY, b"x") * 2, 0)
+    wire.server.receive_data(publish_bytes(1, KEY, b"x") * 2, 0)
     wire.server.close_channel(1, 406)
-    assert wire.server.receive_data(publish_octets(1, KEY, b"x"), 0) == []
+    assert wire.server.receive_data(publish_bytes(1, KEY, b"x"), 0) == []
 
 
 def test_channels_that_take_turns_share_what_is_equal_and_one_that_is_closed_takes_nothing() -> None:
     wire = open_wire(2)
-    turns = publish_octets(1, KEY, b"one") + publish_octets(2, KEY, b"two")
+    turns = publish_bytes(1, KEY, b"one") + publish_bytes(2, KEY, b"two")
     (publishes,) = wire.server.receive_data(turns * 3, 0)
     assert isinstance(publishes, e.Publishes)
     assert [(row[0], row[3]) for row in publishes.contents] == [(1, b"one"), (2, b"two")] * 3
@@ -404,7 +402,7 @@ def test_channels_that_take_turns_share_what_is_equal_and_one_that_is_closed_tak
 def test_large_properties_are_not_remembered_for_each_channel() -> None:
     wire = open_wire()
     raw = encode_basic_properties(BasicProperties(headers=(("long", string("x" * 1000)),)))
-    (publishes,) = wire.server.receive_data(publish_octets(1, KEY, b"x", raw) * 3, 0)
+    (publishes,) = wire.server.receive_data(publish_bytes(1, KEY, b"x", raw) * 3, 0)
     assert isinstance(publishes, e.Publishes)
     assert [row[2] for row in publishes.contents] == [raw] * 3
     assert wire.server._leads == {}
@@ -492,11 +490,11 @@ CLIENT_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("octets, code", CLIENT_FAULTS)
-@pytest.mark.parametrize("split", [lambda octets: [octets], octets_apart])
-def test_hard_faults_of_a_server(octets: bytes, code: int, split: Callable[[bytes], list[bytes]]) -> None:
+@pytest.mark.parametrize("data, code", CLIENT_FAULTS)
+@pytest.mark.parametrize("split", [lambda data: [data], bytes_apart])
+def test_hard_faults_of_a_server(data: bytes, code: int, split: Callable[[bytes], list[bytes]]) -> None:
     wire = open_wire()
-    events = [event for piece in split(octets) for event in wire.client.receive_data(piece, 0)]
+    events = [event for piece in split(data) for event in wire.client.receive_data(piece, 0)]
     (event,) = events
     assert isinstance(event, e.Closed)
     assert (event.reply_code, event.by_peer) == (code, False)
@@ -505,16 +503,16 @@ def test_hard_faults_of_a_server(octets: bytes, code: int, split: Callable[[byte
     assert wire.server.closed
 
 
-def told(octets: bytes, sizes: list[int], *, runs: bool) -> tuple[list[Any], list[Any]]:
-    """The messages that a server reads out of `octets`, cut into pieces of these sizes, and what else."""
+def told(data: bytes, sizes: list[int], *, runs: bool) -> tuple[list[Any], list[Any]]:
+    """The messages that a server reads out of `data`, cut into pieces of these sizes, and what else."""
     server = open_wire(3).server
     if not runs:
         server._runs = {}
     contents: list[Any] = []
     others: list[Any] = []
     at = 0
-    for size in (*sizes, len(octets)):
-        events = server.receive_data(octets[at : at + size], 0)
+    for size in (*sizes, len(data)):
+        events = server.receive_data(data[at : at + size], 0)
         while events or server.unread:
             for event in events:
                 if isinstance(event, e.Publishes):
@@ -545,9 +543,9 @@ def test_messages_that_all_differ_are_read_as_they_are_one_by_one(seed: int) -> 
                 )
             )
             body = chance.randbytes(chance.choice((0, 0, 1, 127, 128, 300)))
-            parts.append(publish_octets(chance.randrange(1, 3), chance.choice((KEY, OTHER)), body, raw))
-        octets = bytearray(b"".join(parts))
+            parts.append(publish_bytes(chance.randrange(1, 3), chance.choice((KEY, OTHER)), body, raw))
+        data = bytearray(b"".join(parts))
         for _ in range(wrong):
-            octets[chance.randrange(len(octets))] = chance.choice((0, 1, 2, 3, 60, 0xCE, 0xFF))
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 2, 3, 60, 0xCE, 0xFF))
         sizes = [chance.randrange(1, 400) for _ in range(chance.randrange(4))]
-        assert told(bytes(octets), sizes, runs=True) == told(bytes(octets), sizes, runs=False)
+        assert told(bytes(data), sizes, runs=True) == told(bytes(data), sizes, runs=False)

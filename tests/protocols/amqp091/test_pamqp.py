@@ -11,7 +11,7 @@ Where pamqp differs it is the odd one out, and these tests stay on the common gr
 | a string in a table that is not UTF-8 | bytes, which it cannot write again | kept |
 | a timestamp beyond 2106 | taken for milliseconds | kept |
 | empty property | left out | written, as it was said |
-| octets after the last argument, bits beyond | ignored | 502 |
+| bytes after the last argument, bits beyond | ignored | 502 |
 | names with other than letters, digits, `-_.:` | refused locally | the broker's business |
 """
 

@@ -13,7 +13,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_frame, encode_method_frame
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqp091.spec import ReplyCode
-from tests.protocols.amqp091.test_connection import KEY, RAW, publish_octets
+from tests.protocols.amqp091.test_connection import KEY, RAW, publish_bytes
 from tests.protocols.amqp091.wires import Wire, heard, new_client, open_wire
 
 HELD = 1_000
@@ -21,7 +21,7 @@ ROOM = 5_000
 
 
 class Shelf:
-    """Sinks, and what went to them: `room` octets in all."""
+    """Sinks, and what went to them: `room` bytes in all."""
 
     def __init__(self) -> None:
         self.room = ROOM
@@ -36,17 +36,17 @@ class Sink:
     def __init__(self, shelf: Shelf, size: int) -> None:
         self.shelf = shelf
         self.size = size
-        self.octets = b""
+        self.data = b""
 
-    def write(self, octets: bytes) -> None:
-        self.shelf.room -= len(octets)
+    def write(self, data: bytes) -> None:
+        self.shelf.room -= len(data)
         if self.shelf.room < 0:
             raise RemoteProtocolError("PRECONDITION_FAILED - full", reason=ReplyCode.PRECONDITION_FAILED)
-        self.octets += octets
+        self.data += data
 
     def finish(self) -> bytes:
-        assert len(self.octets) == self.size
-        return self.octets
+        assert len(self.data) == self.size
+        return self.data
 
 
 def shelved(channels: int = 1) -> tuple[Wire, Shelf]:
@@ -55,8 +55,8 @@ def shelved(channels: int = 1) -> tuple[Wire, Shelf]:
 
 
 def pieces(number: int, body: bytes, size: int) -> list[bytes]:
-    """A message whose body comes in frames of `size` octets."""
-    whole = publish_octets(number, KEY, body)
+    """A message whose body comes in frames of `size` bytes."""
+    whole = publish_bytes(number, KEY, body)
     head = whole[: len(whole) - len(body) - 8]
     return [head] + [encode_frame(3, number, body[at : at + size]) for at in range(0, len(body), size)]
 
@@ -65,8 +65,8 @@ def pieces(number: int, body: bytes, size: int) -> list[bytes]:
 def test_only_what_is_too_large_goes_there(size: int) -> None:
     wire, shelf = shelved()
     large = bytes(range(256)) * 10
-    octets = publish_octets(1, KEY, bytes(HELD)) + b"".join(pieces(1, large, size))
-    events = heard(wire.server, octets + publish_octets(1, KEY, b"x"))
+    data = publish_bytes(1, KEY, bytes(HELD)) + b"".join(pieces(1, large, size))
+    events = heard(wire.server, data + publish_bytes(1, KEY, b"x"))
     found = [e.Publishes, e.LargePublish, e.Publishes]
     assert [type(event) for event in events] == found
     (before, one, after) = events
@@ -85,13 +85,13 @@ def test_channels_have_sinks_of_their_own() -> None:
     parts = zip_longest(pieces(1, bodies[0], 300), pieces(2, bodies[1], 300), fillvalue=b"")
     events = heard(wire.server, b"".join(one + other for one, other in parts))
     assert sorted(event.content[3] for event in events if isinstance(event, e.LargePublish)) == bodies
-    assert [sink.octets for sink in shelf.sinks] == bodies
+    assert [sink.data for sink in shelf.sinks] == bodies
 
 
 def test_a_sink_that_is_full_costs_the_channel_and_no_other() -> None:
     wire, shelf = shelved(2)
     shelf.room = 2_000
-    events = heard(wire.server, b"".join(pieces(1, bytes(3_000), 700)) + publish_octets(2, KEY, b"y"))
+    events = heard(wire.server, b"".join(pieces(1, bytes(3_000), 700)) + publish_bytes(2, KEY, b"y"))
     closed = [event for event in events if isinstance(event, e.ChannelClosed)]
     assert [(event.channel, event.reply_code) for event in closed] == [(1, 406)]
     (publishes,) = [event for event in events if isinstance(event, e.Publishes)]
@@ -128,8 +128,8 @@ def test_a_client_passes_over_what_is_too_large() -> None:
 
 def test_a_method_in_the_midst_of_it_ends_the_connection() -> None:
     wire, _ = shelved()
-    octets = b"".join(pieces(1, bytes(2_000), 700)[:-1])
-    (closed,) = heard(wire.server, octets + encode_method_frame(1, m.TxSelect()))
+    data = b"".join(pieces(1, bytes(2_000), 700)[:-1])
+    (closed,) = heard(wire.server, data + encode_method_frame(1, m.TxSelect()))
     assert isinstance(closed, e.Closed)
     assert closed.reply_code == ReplyCode.UNEXPECTED_FRAME
     assert wire.server.begun == 0

@@ -15,7 +15,7 @@ from gateway.protocols.amqp091.codec import (
 )
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import HANDSHAKE_FRAME_MAX, PAUSED_BYTES_MAX, PROTOCOL_HEADER, ReplyCode
-from tests.protocols.amqp091.wires import Wire, new_client, octets_apart, open_wire
+from tests.protocols.amqp091.wires import Wire, bytes_apart, new_client, open_wire
 
 
 def test_the_handshake() -> None:
@@ -35,9 +35,9 @@ def test_the_handshake() -> None:
     assert server.sent == {"connection.start": 1, "connection.tune": 1, "connection.open-ok": 1}
 
 
-def test_the_handshake_octet_by_octet() -> None:
+def test_the_handshake_byte_by_byte() -> None:
     wire = Wire()
-    wire.move(octets_apart)
+    wire.move(bytes_apart)
     assert [type(event) for event in wire.to_server + wire.to_client] == [e.Authenticate, e.Open, e.Opened]
 
 
@@ -55,11 +55,11 @@ def test_a_challenge() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets", [b"GET / HTTP/1.1\r\n", b"AMQP\x03\x01\x00\x00", b"\x10", b"AMQP\x00\x00\x09\x02"]
+    "data", [b"GET / HTTP/1.1\r\n", b"AMQP\x03\x01\x00\x00", b"\x10", b"AMQP\x00\x00\x09\x02"]
 )
-def test_another_protocol_is_told_ours(octets: bytes) -> None:
+def test_another_protocol_is_told_ours(data: bytes) -> None:
     server = ServerConnection()
-    assert server.receive_data(octets, 0) == []
+    assert server.receive_data(data, 0) == []
     assert (server.data_to_send(), server.closed) == (PROTOCOL_HEADER, True)
     assert server.receive_data(PROTOCOL_HEADER, 0) == []
 
@@ -72,12 +72,12 @@ def test_a_server_of_another_version() -> None:
     assert client.closed
 
 
-def test_pipelined_octets_wait_for_the_decision() -> None:
+def test_pipelined_bytes_wait_for_the_decision() -> None:
     server = ServerConnection()
     start = [m.ConnectionStartOk((), "PLAIN", b"\0a\0b"), m.ConnectionTuneOk(9, 9_999), m.ConnectionOpen()]
-    octets = PROTOCOL_HEADER + b"".join(encode_method_frame(0, method) for method in start)
-    octets += encode_method_frame(1, m.ChannelOpen())
-    assert [type(event) for event in server.receive_data(octets, 0)] == [e.Authenticate]
+    data = PROTOCOL_HEADER + b"".join(encode_method_frame(0, method) for method in start)
+    data += encode_method_frame(1, m.ChannelOpen())
+    assert [type(event) for event in server.receive_data(data, 0)] == [e.Authenticate]
     server.authenticated()
     assert [type(event) for event in server.receive_data(b"", 0)] == [e.Open]
     server.opened()
@@ -99,11 +99,11 @@ def test_a_start_ok_has_a_limit_that_a_token_fits_into(more: int) -> None:
     """The type, channel, size and end of the frame are 8 bytes; its head is enough for the refusal."""
     empty = len(encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", b"")))
     token = bytes(HANDSHAKE_FRAME_MAX - empty + more)
-    octets = PROTOCOL_HEADER + encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", token))
+    data = PROTOCOL_HEADER + encode_method_frame(0, m.ConnectionStartOk((), "PLAIN", token))
     if not more:
-        assert ServerConnection().receive_data(octets, 0) == [e.Authenticate("PLAIN", token, ())]
+        assert ServerConnection().receive_data(data, 0) == [e.Authenticate("PLAIN", token, ())]
         return
-    (event,) = ServerConnection().receive_data(octets[:100], 0)
+    (event,) = ServerConnection().receive_data(data[:100], 0)
     assert isinstance(event, e.Closed)
     assert event.reply_code == ReplyCode.FRAME_ERROR
 

@@ -39,14 +39,14 @@ ROWS = [
 READ_ONLY = [(Value(V.INT64, -2), "4c fffffffffffffffe"), (Value(V.INT16, -2), "55 fffe")]
 
 
-def table_of(octets: bytes) -> bytes:
-    pair = b"\x04name" + octets
+def table_of(data: bytes) -> bytes:
+    pair = b"\x04name" + data
     return len(pair).to_bytes(4, "big") + pair
 
 
-@pytest.mark.parametrize("value, octets", [*ROWS, *READ_ONLY])
-def test_a_row_is_decoded(value: Value, octets: str) -> None:
-    wire = table_of(bytes.fromhex(octets))
+@pytest.mark.parametrize("value, data", [*ROWS, *READ_ONLY])
+def test_a_row_is_decoded(value: Value, data: str) -> None:
+    wire = table_of(bytes.fromhex(data))
     assert decode_table(wire + b"\xff") == ((("name", value),), len(wire))
     assert decode_fields(wire[4:]) == (("name", value),)
     for end in range(len(wire)):
@@ -55,10 +55,10 @@ def test_a_row_is_decoded(value: Value, octets: str) -> None:
         assert caught.value.reason == 502
 
 
-@pytest.mark.parametrize("value, octets", ROWS)
-def test_a_row_is_encoded(value: Value, octets: str) -> None:
-    assert encode_value(value) == bytes.fromhex(octets)
-    assert encode_table((("name", value),)) == table_of(bytes.fromhex(octets))
+@pytest.mark.parametrize("value, data", ROWS)
+def test_a_row_is_encoded(value: Value, data: str) -> None:
+    assert encode_value(value) == bytes.fromhex(data)
+    assert encode_table((("name", value),)) == table_of(bytes.fromhex(data))
 
 
 @given(headers)
@@ -79,10 +79,10 @@ def test_plain_values() -> None:
 
 
 def nested(depth: int) -> bytes:
-    octets = b"\0\0\0\0"
+    data = b"\0\0\0\0"
     for _ in range(depth):
-        octets = (len(octets) + 2).to_bytes(4, "big") + b"\0F" + octets
-    return octets
+        data = (len(data) + 2).to_bytes(4, "big") + b"\0F" + data
+    return data
 
 
 def test_nesting_has_a_limit() -> None:
@@ -117,10 +117,10 @@ FAULTS = [
 FAULTS += ["46 00000003 01ff 56", "78 ffffffff"]
 
 
-@pytest.mark.parametrize("octets", FAULTS)
-def test_values_that_are_none(octets: str) -> None:
+@pytest.mark.parametrize("data", FAULTS)
+def test_values_that_are_none(data: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        decode_table(table_of(bytes.fromhex(octets)))
+        decode_table(table_of(bytes.fromhex(data)))
     assert caught.value.reason == 502
 
 

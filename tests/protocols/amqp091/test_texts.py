@@ -35,7 +35,7 @@ def made(raw: bytes) -> PropertySet:
 
 
 def outcome(raw: bytes) -> tuple[Any, ...]:
-    """All that is made of these octets."""
+    """All that is made of these bytes."""
     found = made(raw)
     try:
         known = translate.essentials(found)
@@ -69,7 +69,7 @@ def test_it_makes_no_difference(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nor_with_octets_changed_by_chance(seed: int) -> None:
+def test_nor_with_bytes_changed_by_chance(seed: int) -> None:
     chance = random.Random(seed)
     taken = 0
     for _ in range(3_000):
@@ -79,10 +79,10 @@ def test_nor_with_octets_changed_by_chance(seed: int) -> None:
                 for _ in range(chance.randrange(4))
             )
         )
-        octets = bytearray(table)
+        data = bytearray(table)
         for _ in range(chance.randrange(3)):
-            octets[chance.randrange(len(octets))] = chance.choice((0, 1, 0x53, 0x49, 0x7F, 0xFF))
-        raw = bytes(octets)
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 0x53, 0x49, 0x7F, 0xFF))
+        raw = bytes(data)
         holds = survey(raw, 0)
         decoded = decode_table(raw, 0)[0] if holds else ()
         if holds == TEXTS:
@@ -120,10 +120,10 @@ tables = st.lists(st.tuples(names, anything), max_size=5).map(tuple)
 def test_a_table_of_anything_is_known_only_if_it_is_well_formed(
     said: tuple[tuple[str, Value], ...], changed: list[tuple[int, int]]
 ) -> None:
-    octets = bytearray(encode_table(said))
-    for at, octet in changed:
-        octets[at % len(octets)] = octet
-    raw = bytes(octets)
+    data = bytearray(encode_table(said))
+    for at, byte in changed:
+        data[at % len(data)] = byte
+    raw = bytes(data)
     holds = survey(raw, 0)
     if holds == UNKNOWN:
         return

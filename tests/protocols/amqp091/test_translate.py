@@ -263,9 +263,9 @@ FAULTS = [
 FAULTS += [("0100 00", 406), ("0101 0000", 502), ("0100 02 2d31", 406)]
 
 
-@pytest.mark.parametrize("octets, code", FAULTS)
-def test_octets_that_cannot_be_read(octets: str, code: int) -> None:
-    found = t.content_properties(bytes.fromhex(octets))
+@pytest.mark.parametrize("data, code", FAULTS)
+def test_bytes_that_cannot_be_read(data: str, code: int) -> None:
+    found = t.content_properties(bytes.fromhex(data))
     for _ in range(2):
         with pytest.raises(RemoteProtocolError) as caught:
             t.essentials(found)
@@ -274,7 +274,7 @@ def test_octets_that_cannot_be_read(octets: str, code: int) -> None:
 
 def test_sets_are_shared_and_bounded() -> None:
     assert t.content_properties(b"\0\0") is t.content_properties(b"\0\0")
-    large = encode_basic_properties(BasicProperties(headers=(("a", string("x" * t.SET_OCTETS_MAX)),)))
+    large = encode_basic_properties(BasicProperties(headers=(("a", string("x" * t.SET_BYTES_MAX)),)))
     assert t.content_properties(large) is not t.content_properties(large)
     for number in range(t.SETS_MAX + 5):
         t.content_properties(encode_basic_properties(BasicProperties(timestamp=number)))

@@ -53,16 +53,16 @@ def open_wire(channels: int = 1, **options: Any) -> Wire:
     return wire
 
 
-def heard(side: Connection, octets: bytes) -> list[e.Event]:
-    """All that the octets say, in as many calls as it takes."""
-    events = side.receive_data(octets, 0)
+def heard(side: Connection, data: bytes) -> list[e.Event]:
+    """All that the bytes say, in as many calls as it takes."""
+    events = side.receive_data(data, 0)
     while side.unread:
         events += side.receive_data(b"", 0)
     return events
 
 
-def octets_apart(octets: bytes) -> list[bytes]:
-    return [octets[at : at + 1] for at in range(len(octets))]
+def bytes_apart(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
 
 
 short_texts = st.text(max_size=40)

@@ -1,4 +1,4 @@
-"""What one client can cause at once is bounded: commands of one call, headers and octets of one head."""
+"""What one client can cause at once is bounded: commands of one call, headers and bytes of one head."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def flat(events: list[e.Event]) -> list[object]:
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_head_with_more_than_we_take_costs_its_handle(partial: bool) -> None:
-    for octets, taken in ((head(50), True), (head(51), False), (head(1, "v" * 1_001), False)):
+    for data, taken in ((head(50), True), (head(51), False), (head(1, "v" * 1_001), False)):
         server = queue_wire(properties_max=50, properties_bytes_max=1_000).server
-        [event] = server.receive_data(send(octets, partial=partial), 0.0)
+        [event] = server.receive_data(send(data, partial=partial), 0.0)
         if taken:
             assert isinstance(event, e.Sends | e.Fragment)
         else:
@@ -98,15 +98,15 @@ def test_a_prepared_head_is_held_to_the_same() -> None:
     assert isinstance(event, e.HandleClosed)
 
 
-def test_a_large_fragment_in_single_octets_is_gathered_and_not_copied_each_time() -> None:
+def test_a_large_fragment_in_single_bytes_is_gathered_and_not_copied_each_time() -> None:
     server = queue_wire(frame_max=200_000).server
-    octets = send(head(0), bytes(100_000))
+    data = send(head(0), bytes(100_000))
     for at in range(100):
-        server.receive_data(octets[at : at + 1], 0.0)
+        server.receive_data(data[at : at + 1], 0.0)
     gathered = server._rest
     for at in range(100, 5_000):
-        assert server.receive_data(octets[at : at + 1], 0.0) == []
+        assert server.receive_data(data[at : at + 1], 0.0) == []
     assert server._rest is gathered
-    [event] = server.receive_data(octets[5_000:], 0.0)
+    [event] = server.receive_data(data[5_000:], 0.0)
     assert isinstance(event, e.Sends)
     assert event.rows[0][3] == bytes(100_000)

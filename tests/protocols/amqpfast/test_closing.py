@@ -21,12 +21,12 @@ PING_RESPOND = encode_command(m.ConnectionPing(True))
 CLOSE = encode_command(m.ConnectionClose())
 
 
-def kinds(octets: bytes) -> list[str]:
+def kinds(data: bytes) -> list[str]:
     """The names of the commands, none of which has a fragment."""
     found = []
-    while octets:
-        found.append(m.FRAME_NAMES[octets[2]])
-        octets = octets[2 + int.from_bytes(octets[:2], "big") :]
+    while data:
+        found.append(m.FRAME_NAMES[data[2]])
+        data = data[2 + int.from_bytes(data[:2], "big") :]
     return found
 
 

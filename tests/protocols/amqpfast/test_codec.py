@@ -1,4 +1,4 @@
-"""Octets <-> commands and heads: every row runs four ways; the vectors; what is no frame."""
+"""Bytes <-> commands and heads: every row runs four ways; the vectors; what is no frame."""
 
 from __future__ import annotations
 
@@ -70,27 +70,27 @@ ROWS = [  # the frame of section 2.6, or one made by hand after 3.1.1
 ]
 
 
-def read(octets: bytes, frame_max: int = FRAME_MAX) -> m.Command | None:
-    found = c.decode_frame(octets, 0, frame_max)
+def read(data: bytes, frame_max: int = FRAME_MAX) -> m.Command | None:
+    found = c.decode_frame(data, 0, frame_max)
     if found is None:
         return None
     begin, stop, after = found
-    assert after == len(octets)
-    return c.decode_command(octets[begin:stop])
+    assert after == len(data)
+    return c.decode_command(data[begin:stop])
 
 
-def check(command: m.Command, octets: bytes) -> None:
-    """Encode, decode, with octets before and behind, in the long form, truncated anywhere."""
-    assert c.encode_command(command) == octets
-    assert read(octets) == command
-    assert c.decode_frame(b"xx" + octets + b"yy", 2, FRAME_MAX) == (4, 1 + len(octets), 2 + len(octets))
-    long = b"\xff\xff\0\0" + octets
+def check(command: m.Command, data: bytes) -> None:
+    """Encode, decode, with bytes before and behind, in the long form, truncated anywhere."""
+    assert c.encode_command(command) == data
+    assert read(data) == command
+    assert c.decode_frame(b"xx" + data + b"yy", 2, FRAME_MAX) == (4, 1 + len(data), 2 + len(data))
+    long = b"\xff\xff\0\0" + data
     assert read(long) == command
-    for form in (octets, long):
+    for form in (data, long):
         for size in range(len(form)):
             assert c.decode_frame(form[:size], 0, FRAME_MAX) is None
-            assert size < c.frame_octets(form[:size], 0) <= len(form)
-    content = octets[2:-1]
+            assert size < c.frame_bytes(form[:size], 0) <= len(form)
+    content = data[2:-1]
     for size in range(1, len(content)):
         if isinstance(command, m.HandleBrowse) and size == 7:
             continue
@@ -156,17 +156,17 @@ HEADS = [
 
 @pytest.mark.parametrize("body_size, head, wire", HEADS)
 def test_heads(body_size: int, head: c.Head, wire: str) -> None:
-    octets = bytes.fromhex(wire)
-    assert encode_head(body_size, head) == octets
-    assert decode_head(octets) == (body_size, head, len(octets))
-    assert decode_head(b"xx" + octets, 2) == (body_size, head, len(octets) + 2)
-    assert c.find_head_end(octets + b"body", 0, len(octets) + 4) == len(octets)
-    for size in range(len(octets)):
+    data = bytes.fromhex(wire)
+    assert encode_head(body_size, head) == data
+    assert decode_head(data) == (body_size, head, len(data))
+    assert decode_head(b"xx" + data, 2) == (body_size, head, len(data) + 2)
+    assert c.find_head_end(data + b"body", 0, len(data) + 4) == len(data)
+    for size in range(len(data)):
         with pytest.raises(RemoteProtocolError) as caught:
-            decode_head(octets[:size])
+            decode_head(data[:size])
         assert caught.value.reason == ReplyCode.MESSAGE_CONTENTS_INVALID
         with pytest.raises(RemoteProtocolError):
-            c.find_head_end(octets, 0, size)
+            c.find_head_end(data, 0, size)
 
 
 @pytest.mark.parametrize("vector", [one for one in VECTORS if one["frame"] == "message_head"])
@@ -174,7 +174,7 @@ def test_heads_of_another_encoder(vector: dict[str, Any]) -> None:
     values = dict(vector["values"])
     table = bytes.fromhex(values.pop("headers")["hex"])
     texts = [values[name].encode() for name in ("mime_type", "encoding", "identifier")]
-    octets = (
+    data = (
         values["body_size"].to_bytes(4, "big")
         + bytes((values["persistent"], values["priority"]))
         + values["expiration"].to_bytes(4, "big")
@@ -182,8 +182,8 @@ def test_heads_of_another_encoder(vector: dict[str, Any]) -> None:
         + len(table).to_bytes(2, "big")
         + table
     )
-    body_size, head, _ = decode_head(octets)
-    assert encode_head(body_size, head) == octets
+    body_size, head, _ = decode_head(data)
+    assert encode_head(body_size, head) == data
     assert [head.mime_type, head.encoding, head.identifier] == [text.decode() for text in texts]
 
 
@@ -194,9 +194,9 @@ def test_any_command_comes_back(command: m.Command) -> None:
 
 @given(all_heads)
 def test_any_head_comes_back(head: c.Head) -> None:
-    octets = encode_head(7, head)
-    assert decode_head(octets) == (7, head, len(octets))
-    assert c.find_head_end(octets, 0, len(octets)) == len(octets)
+    data = encode_head(7, head)
+    assert decode_head(data) == (7, head, len(data))
+    assert c.find_head_end(data, 0, len(data)) == len(data)
 
 
 NO_FRAMES = [
@@ -207,7 +207,7 @@ NO_FRAMES = [
     ("2000", "2.5: more than frame-max"),
     ("ffff 00010000", "2.5: more than frame-max in the long form"),
     ("0003 0e 01 cd", "2.2: another end"),
-    ("0004 0e 01 ce ce", "2.2: octets behind the last field"),
+    ("0004 0e 01 ce ce", "2.2: bytes behind the last field"),
 ]
 
 
@@ -228,7 +228,7 @@ def test_the_handshake_has_a_limit_of_its_own(kind: int) -> None:
 
 BAD_FIELDS = [
     ("0f 00", 501, "2.2: no such command"),
-    ("13 00c8 0100", 501, "6: a zero octet in a short string"),
+    ("13 00c8 0100", 501, "6: a zero byte in a short string"),
     ("13 00c8 01ff", 501, "6: not UTF-8"),
     ("16 0001 0000 0004 01610158", 502, "2.4: a type that no table knows"),
     ("16 0001 0000 0003 016153", 502, "2.4: a value that is cut short"),
@@ -254,9 +254,9 @@ def test_unused_bits_are_ignored() -> None:
 def test_the_long_form_from_ffff() -> None:
     for size, begin in ((65_524, b"\xff\xfe"), (65_525, b"\xff\xff\x00\x00\xff\xff")):
         command = m.HandleIndex(1, 0, bytes(size))
-        octets = c.encode_command(command)
-        assert octets.startswith(begin)
-        assert read(octets) == command
+        data = c.encode_command(command)
+        assert data.startswith(begin)
+        assert read(data) == command
 
 
 @pytest.mark.parametrize(
@@ -299,18 +299,18 @@ def test_message_lists(numbers: list[int], ranges: bytes, singly: bytes) -> None
 
 def test_a_message_list_has_a_limit() -> None:
     for limit in range(20):
-        octets, taken = c.encode_message_list([1, 2, 3, 100, 101, 200], octets_max=limit)
-        assert len(octets) <= limit
-        found = c.decode_message_list(octets)
+        data, taken = c.encode_message_list([1, 2, 3, 100, 101, 200], bytes_max=limit)
+        assert len(data) <= limit
+        found = c.decode_message_list(data)
         assert [n for first, last in found for n in range(first, last + 1)] == [1, 2, 3, 100, 101, 200][
             :taken
         ]
 
 
-@pytest.mark.parametrize("octets", [b"a", b"3-1", b"1-2-3", b"-1", b"99999999999", b"\xff"])
-def test_what_is_no_message_list(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"a", b"3-1", b"1-2-3", b"-1", b"99999999999", b"\xff"])
+def test_what_is_no_message_list(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        c.decode_message_list(octets)
+        c.decode_message_list(data)
 
 
 CREDENTIALS = [

@@ -20,30 +20,30 @@ from gateway.protocols.amqpfast.spec import (
     REDELIVERED,
     ReplyCode,
 )
-from tests.protocols.amqpfast.wires import HEAD, NAMED, Wire, octets_apart, open_wire, queue_wire
+from tests.protocols.amqpfast.wires import HEAD, NAMED, Wire, bytes_apart, open_wire, queue_wire
 
 NO_HANDLE = e.NO_HANDLE
 
 
-def send_octets(handle: int, body: bytes, head: bytes = NAMED, tag: int = 0, name: str = "") -> bytes:
+def send_bytes(handle: int, body: bytes, head: bytes = NAMED, tag: int = 0, name: str = "") -> bytes:
     fragment = len(body).to_bytes(4, "big") + head + body
     return encode_command(m.HandleSend(handle, tag, len(fragment), dest_name=name)) + fragment
 
 
 def test_the_vectors_of_a_message() -> None:
     wire = queue_wire()
-    octets = bytes.fromhex(
+    data = bytes.fromhex(
         "000c1f0001000000000017 00 00 ce 00000005 01 04 00000000 00 00 03696431 0000 68656c6c6f"
     )
-    assert octets == send_octets(1, b"hello")
-    assert wire.server.receive_data(octets, 0) == [e.Sends([(1, 0, NAMED, b"hello", b"")])]
+    assert data == send_bytes(1, b"hello")
+    assert wire.server.receive_data(data, 0) == [e.Sends([(1, 0, NAMED, b"hello", b"")])]
     Producer(wire.client, 1).send_many([(b"", NAMED, b"hello")])
-    assert wire.client.data_to_send() == octets
+    assert wire.client.data_to_send() == data
     wire.client.send(m.HandleConsume(1, 0, 10))
     assert wire.client.data_to_send() == bytes.fromhex("000e200001000000 0a00000000000 0ce".replace(" ", ""))
     assert Notifier(wire.server, 1).notify(1, False, b"q", NAMED, b"hello")
     said = wire.server.data_to_send()
-    assert said == bytes.fromhex("000f2900010000000100000017080171ce") + octets[14:]
+    assert said == bytes.fromhex("000f2900010000000100000017080171ce") + data[14:]
     assert wire.client.receive_data(said, 0) == [e.Notifies([(1, 1, DELIVERED, NAMED, b"hello", b"q")])]
     wire.client.ack(1, 1)
     assert wire.client.data_to_send() == bytes.fromhex("000a1500010000 00000001 ce")
@@ -88,14 +88,14 @@ def test_produce_and_consume() -> None:
 def script() -> tuple[bytes, int]:
     """What a client says: short, long and empty messages, with acks and other commands between."""
     parts = [
-        send_octets(1, b"one"),
-        send_octets(1, b"two", tag=5, name="n"),
-        send_octets(1, b""),
+        send_bytes(1, b"one"),
+        send_bytes(1, b"two", tag=5, name="n"),
+        send_bytes(1, b""),
         encode_command(m.ChannelAck(1, 0, 9)),
         encode_command(m.ChannelAck(1, 3, 10)),
         b"\xff\xff\0\0" + encode_command(m.ConnectionPing(True)),
-        send_octets(2, b"x" * 3000, HEAD),
-        b"\xff\xff\0\0" + send_octets(2, b"long form"),
+        send_bytes(2, b"x" * 3000, HEAD),
+        b"\xff\xff\0\0" + send_bytes(2, b"long form"),
         encode_command(m.HandleFlow(1, 0, True)),
         encode_command(m.HandleSend(2, 0, 16, partial=True)) + b"\0\0\0\6" + HEAD + b"a",
         encode_command(m.HandleSend(2, 7, 5)) + b"bcdef",
@@ -105,7 +105,7 @@ def script() -> tuple[bytes, int]:
 
 
 def flat(events: list[e.Event]) -> list[Any]:
-    """The events with their runs taken apart, for where a run ends depends on how the octets came."""
+    """The events with their runs taken apart, for where a run ends depends on how the bytes came."""
     found: list[Any] = []
     for event in events:
         rows = event.rows if isinstance(event, e.Sends | e.Acks) else None
@@ -116,24 +116,24 @@ def flat(events: list[e.Event]) -> list[Any]:
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=60))
 def test_how_the_stream_is_split_never_matters(sizes: list[int]) -> None:
-    octets, _ = script()
+    data, _ = script()
     whole, parts = queue_wire(2), queue_wire(2)
-    expected = flat(whole.server.receive_data(octets, 0))
+    expected = flat(whole.server.receive_data(data, 0))
     found: list[e.Event] = []
     at = 0
-    for size in [*sizes, len(octets)]:
-        found += parts.server.receive_data(octets[at : at + size], 0)
+    for size in [*sizes, len(data)]:
+        found += parts.server.receive_data(data[at : at + size], 0)
         at += size
     assert flat(found) == expected
     assert parts.server.received == whole.server.received
     assert parts.server.data_to_send() == whole.server.data_to_send()
 
 
-def test_octet_by_octet() -> None:
-    octets, _ = script()
+def test_byte_by_byte() -> None:
+    data, _ = script()
     wire = queue_wire(2)
-    found = [event for octet in octets_apart(octets) for event in wire.server.receive_data(octet, 0)]
-    assert flat(found) == flat(queue_wire(2).server.receive_data(octets, 0))
+    found = [event for byte in bytes_apart(data) for event in wire.server.receive_data(byte, 0)]
+    assert flat(found) == flat(queue_wire(2).server.receive_data(data, 0))
     assert [type(event) for event in found if not isinstance(event, e.Sends | e.Acks)] == [
         e.CommandReceived,
         e.Fragment,
@@ -172,7 +172,7 @@ def test_replies_keep_the_order_of_the_commands() -> None:
 
 def test_the_same_tag_many_times() -> None:
     wire = queue_wire()
-    wire.server.receive_data(send_octets(1, b"a", tag=1) * 3, 0)
+    wire.server.receive_data(send_bytes(1, b"a", tag=1) * 3, 0)
     wire.server.reply_many([(1, 1), (1, 1)])
     wire.server.reply(1, 1)
     assert wire.server.data_to_send() == encode_command(m.HandleReply(1, 1)) * 3
@@ -319,13 +319,13 @@ def test_nothing_is_sent_where_nothing_is_open() -> None:
 
 
 def test_a_message_too_large() -> None:
-    """5: CHANNEL CLOSE 311; its octets are passed over."""
+    """5: CHANNEL CLOSE 311; its bytes are passed over."""
     wire = queue_wire(message_bytes_max=10)
-    octets = send_octets(1, b"x" * 10) + send_octets(1, b"x" * 11) + send_octets(1, b"")
-    sends, closed = wire.server.receive_data(octets, 0)
+    data = send_bytes(1, b"x" * 10) + send_bytes(1, b"x" * 11) + send_bytes(1, b"")
+    sends, closed = wire.server.receive_data(data, 0)
     assert isinstance(sends, e.Sends)
     assert len(sends.rows) == 1
-    assert closed == e.ChannelClosed(1, 311, "a message of 11 octets exceeds 10", by_peer=False)
+    assert closed == e.ChannelClosed(1, 311, "a message of 11 bytes exceeds 10", by_peer=False)
 
 
 FAULTS = [
@@ -340,8 +340,8 @@ FAULTS = [
 def test_broken_messages(fragment: bytes, code: int, clause: str) -> None:
     """6: HANDLE CLOSE 542; other handles go on."""
     wire = queue_wire(2)
-    octets = encode_command(m.HandleSend(1, 3, len(fragment))) + fragment + send_octets(2, b"fine")
-    closed, sends = wire.server.receive_data(octets, 0)
+    data = encode_command(m.HandleSend(1, 3, len(fragment))) + fragment + send_bytes(2, b"fine")
+    closed, sends = wire.server.receive_data(data, 0)
     assert isinstance(closed, e.HandleClosed)
     assert (closed.handle, closed.channel, closed.reply_code, closed.by_peer) == (1, 1, code, False), clause
     assert sends == e.Sends([(2, 0, NAMED, b"fine", b"")])
@@ -349,10 +349,10 @@ def test_broken_messages(fragment: bytes, code: int, clause: str) -> None:
 
 
 def test_an_oversize_fragment_is_passed_over() -> None:
-    """2.5: CONNECTION CLOSE 501, and the octets of the fragment are not taken for commands."""
+    """2.5: CONNECTION CLOSE 501, and the bytes of the fragment are not taken for commands."""
     wire = queue_wire(frame_max=4096)
-    octets = encode_command(m.HandleSend(1, 0, 100_000))
-    (closed,) = wire.server.receive_data(octets, 0)
+    data = encode_command(m.HandleSend(1, 0, 100_000))
+    (closed,) = wire.server.receive_data(data, 0)
     assert isinstance(closed, e.Closed)
     assert closed.reply_code == ReplyCode.FRAMING_ERROR
     for _ in range(10):
@@ -364,12 +364,12 @@ def test_an_oversize_fragment_is_passed_over() -> None:
 
 def test_memory_holds_one_fragment() -> None:
     wire = queue_wire(frame_max=4096)
-    octets = b"".join(send_octets(1, b"x" * 4000) for _ in range(50))
-    for at in range(0, len(octets), 1000):
-        wire.server.receive_data(octets[at : at + 1000], 0)
+    data = b"".join(send_bytes(1, b"x" * 4000) for _ in range(50))
+    for at in range(0, len(data), 1000):
+        wire.server.receive_data(data[at : at + 1000], 0)
         assert wire.server.begun <= 4096 + 20 + 1000
     for at in range(3000):
-        wire.server.receive_data(octets[at : at + 1], 0)
+        wire.server.receive_data(data[at : at + 1], 0)
         assert wire.server.begun <= 4096 + 20
 
 
@@ -417,11 +417,11 @@ def test_a_name_that_is_none(name: bytes) -> None:
         (wire.server, m.HandleSend(1, 0, len(fragment), dest_name="x")),
         (wire.client, m.HandleNotify(1, 1, len(fragment), dest_name="x")),
     ):
-        octets = encode_command(command).replace(b"x", name) + fragment
-        (closed,) = side.receive_data(octets * 2, 0)
+        data = encode_command(command).replace(b"x", name) + fragment
+        (closed,) = side.receive_data(data * 2, 0)
         assert isinstance(closed, e.Closed)
         assert closed.reply_code == ReplyCode.FRAMING_ERROR
-        assert side.receive_data(octets, 0) == []
+        assert side.receive_data(data, 0) == []
 
 
 def test_a_broken_delivery_costs_the_handle() -> None:

@@ -22,7 +22,7 @@ from gateway.protocols.amqpfast.spec import (
     RECOVERY,
     Scope,
 )
-from tests.protocols.amqpfast.wires import HEAD, NAMED, Wire, octets_apart, queue_wire
+from tests.protocols.amqpfast.wires import HEAD, NAMED, Wire, bytes_apart, queue_wire
 
 FRAME_MAX = 1024
 
@@ -40,8 +40,8 @@ def bodies(events: list[e.Event]) -> list[tuple[bytes, bytes, bytes]]:
             assert event.first == (not body) or not event.offset
             head = event.head or head
             assert event.offset == len(body)
-            body += event.octets
-            assert len(event.octets) == event.size
+            body += event.data
+            assert len(event.data) == event.size
             if event.last:
                 assert len(body) == event.body_size
                 found.append((head, body, event.dest_name))
@@ -60,12 +60,12 @@ def test_bodies_are_cut_into_fragments(sizes: list[int], apart: bool) -> None:
     rows = [(b"n", HEAD if size % 2 else NAMED, bytes(at for at in range(256)) * 20) for size in sizes]
     rows = [(name, head, body[:size]) for size, (name, head, body) in zip(sizes, rows, strict=True)]
     tags = Producer(wire.client, 1, confirm=True).send_many(rows)
-    wire.move(octets_apart if apart else lambda octets: [octets])
+    wire.move(bytes_apart if apart else lambda data: [data])
     at_server, _ = wire.take()
     assert bodies(at_server) == [(head, body, name) for name, head, body in rows]
     wire.server.reply_many([(1, tag) for tag in tags])
     assert Notifier(wire.server, 1).notify_many(1, [(False, *row) for row in rows]) == []
-    wire.move(octets_apart if apart else lambda octets: [octets])
+    wire.move(bytes_apart if apart else lambda data: [data])
     _, at_client = wire.take()
     replies = [row for event in at_client if isinstance(event, e.Replies) for row in event.rows]
     assert replies == [(1, 1, tag, 200, "") for tag in tags]
@@ -87,7 +87,7 @@ def test_fragments_interleave_across_channels() -> None:
     one.write(b"cd", last=True)
     wire.move()
     found = [event for event in wire.take()[0] if isinstance(event, e.Fragment)]
-    assert [(event.handle, event.offset, event.octets, event.last) for event in found] == [
+    assert [(event.handle, event.offset, event.data, event.last) for event in found] == [
         (1, 0, b"ab", False),
         (other, 0, b"AB", False),
         (1, 2, b"", False),
@@ -308,8 +308,8 @@ def test_out_of_band() -> None:
 # --- faults
 
 
-def part(handle: int, octets: bytes, tag: int = 0, **bits: Any) -> bytes:
-    return encode_command(m.HandleSend(handle, tag, len(octets), **bits)) + octets
+def part(handle: int, data: bytes, tag: int = 0, **bits: Any) -> bytes:
+    return encode_command(m.HandleSend(handle, tag, len(data), **bits)) + data
 
 
 WHOLE = b"\0\0\0\2" + HEAD + b"ab"
@@ -345,12 +345,12 @@ SEQUENCES: list[tuple[int, dict[str, Any], list[bytes], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("service, channel, octets, answer, clause", SEQUENCES)
-@pytest.mark.parametrize("split", [lambda octets: [octets], octets_apart])
+@pytest.mark.parametrize("service, channel, data, answer, clause", SEQUENCES)
+@pytest.mark.parametrize("split", [lambda data: [data], bytes_apart])
 def test_faults_in_sequences(
     service: int,
     channel: dict[str, Any],
-    octets: list[bytes],
+    data: list[bytes],
     answer: Any,
     clause: str,
     split: Callable[[bytes], list[bytes]],
@@ -359,7 +359,7 @@ def test_faults_in_sequences(
     server = wire.server
     events: list[e.Event] = []
     follow = part(2, WHOLE) + encode_command(m.ConnectionPing(respond=True))
-    for piece in split(b"".join(octets) + follow):
+    for piece in split(b"".join(data) + follow):
         events += server.receive_data(piece, 0)
     faults = [event for event in events if isinstance(event, e.ChannelClosed | e.HandleClosed)]
     assert [
@@ -373,8 +373,8 @@ def test_faults_in_sequences(
 
 def test_a_receiver_bears_acks_within_a_message() -> None:
     wire = queue_wire()
-    octets = BEGIN + encode_command(m.ChannelAck(1, 0, 1)) + encode_command(m.HandleFlow(1, 0, True))
-    found = wire.server.receive_data(octets + part(1, b"cd"), 0)
+    data = BEGIN + encode_command(m.ChannelAck(1, 0, 1)) + encode_command(m.HandleFlow(1, 0, True))
+    found = wire.server.receive_data(data + part(1, b"cd"), 0)
     assert [type(event) for event in found] == [e.Fragment, e.Acks, e.CommandReceived, e.Fragment]
 
 
@@ -382,8 +382,8 @@ def test_a_message_number_stays_the_same() -> None:
     wire = queue_wire()
     wire.client.send(m.HandleConsume(1, 0, 1))
     said = [
-        encode_command(m.HandleNotify(1, number, len(octets), partial)) + octets
-        for number, partial, octets in ((1, True, b"\0\0\0\4" + HEAD), (2, False, b"abcd"))
+        encode_command(m.HandleNotify(1, number, len(data), partial)) + data
+        for number, partial, data in ((1, True, b"\0\0\0\4" + HEAD), (2, False, b"abcd"))
     ]
     found = wire.client.receive_data(b"".join(said), 0)
     assert isinstance(found[-1], e.ChannelClosed)
@@ -391,9 +391,9 @@ def test_a_message_number_stays_the_same() -> None:
 
 def test_a_message_too_large_is_told_by_its_head() -> None:
     head = b"\0\0\0\x65" + HEAD
-    for octets in (part(1, head, partial=True), encode_command(m.HandlePrepare(1, 15)) + head):
+    for data in (part(1, head, partial=True), encode_command(m.HandlePrepare(1, 15)) + head):
         wire = queue_wire(message_bytes_max=100, channel=R)
-        (closed,) = wire.server.receive_data(octets, 0)
+        (closed,) = wire.server.receive_data(data, 0)
         assert isinstance(closed, e.ChannelClosed)
         assert closed.reply_code == 311
 
@@ -403,11 +403,11 @@ def test_fragments_behind_a_close_are_passed_over() -> None:
     wire = queue_wire(2)
     server = wire.server
     server.close_handle(1, 404, "no")
-    octets = part(1, WHOLE) + BEGIN + part(1, b"ab") + part(2, WHOLE)
-    for piece in octets_apart(octets[:-3]):
+    data = part(1, WHOLE) + BEGIN + part(1, b"ab") + part(2, WHOLE)
+    for piece in bytes_apart(data[:-3]):
         assert server.receive_data(piece, 0) == []
         assert server.begun < 40
-    (sends,) = server.receive_data(octets[-3:], 0)
+    (sends,) = server.receive_data(data[-3:], 0)
     assert sends == e.Sends([(2, 0, HEAD, b"ab", b"")])
 
 
@@ -415,10 +415,10 @@ def test_a_close_within_a_fragment() -> None:
     """The application closes while the rest of a fragment is still under way."""
     for close in (closes_handle, closes_channel):
         wire = queue_wire(2)
-        octets = part(1, WHOLE)
-        assert wire.server.receive_data(octets[:-1], 0) == []
+        data = part(1, WHOLE)
+        assert wire.server.receive_data(data[:-1], 0) == []
         close(wire)
-        wire.server.receive_data(octets[-1:] + encode_command(m.ConnectionPing(respond=True)), 0)
+        wire.server.receive_data(data[-1:] + encode_command(m.ConnectionPing(respond=True)), 0)
         assert wire.server.sent[m.ConnectionPing.type] == 1
 
 

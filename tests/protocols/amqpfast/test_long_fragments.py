@@ -23,7 +23,7 @@ LONG = bytes(range(251)) * 400  # of a fragment: more than is gathered before it
 def test_a_long_fragment_is_passed_on_as_it_comes(read: int) -> None:
     wire = queue_wire(frame_max=131_072)
     body = LONG * 2 + b"end"
-    octets = (
+    data = (
         encode_command(m.HandleSend(1, 0, len(HEAD) + 4 + 5, partial=True))
         + len(body).to_bytes(4, "big")
         + HEAD
@@ -35,8 +35,8 @@ def test_a_long_fragment_is_passed_on_as_it_comes(read: int) -> None:
     )
     found: list[e.Event] = []
     held = 0
-    for at in range(0, len(octets), read):
-        found += wire.server.receive_data(octets[at : at + read], 0)
+    for at in range(0, len(data), read):
+        found += wire.server.receive_data(data[at : at + read], 0)
         held = max(held, wire.server.begun)
     assert held <= 16_384 + read
     assert bodies(found) == [(HEAD, body, b""), (HEAD, b"small", b"")]
@@ -57,11 +57,11 @@ def test_what_still_comes_of_a_fragment_whose_handle_was_closed_is_passed_over(
         + HEAD,
         0,
     )
-    octets = part(1, LONG, partial=True)
-    assert wire.server.receive_data(octets[:50_000], 0)
+    data = part(1, LONG, partial=True)
+    assert wire.server.receive_data(data[:50_000], 0)
     close(wire)
     ping = encode_command(m.ConnectionPing(True))
-    assert wire.server.receive_data(octets[50_000:] + ping, 0) == []
+    assert wire.server.receive_data(data[50_000:] + ping, 0) == []
     assert wire.server.sent[m.ConnectionPing.type] == 1
 
 
@@ -70,11 +70,11 @@ def test_a_long_fragment_too_many_is_refused_before_it_has_come() -> None:
     wire.server.receive_data(
         encode_command(m.HandleSend(1, 0, len(HEAD) + 4, partial=True)) + (10).to_bytes(4, "big") + HEAD, 0
     )
-    octets = part(1, LONG, partial=True)
-    (event,) = wire.server.receive_data(octets[:20], 0)
+    data = part(1, LONG, partial=True)
+    (event,) = wire.server.receive_data(data[:20], 0)
     assert isinstance(event, e.HandleClosed)
     assert event.reply_code == 542
-    assert wire.server.receive_data(octets[20:] + encode_command(m.ConnectionPing(True)), 0) == []
+    assert wire.server.receive_data(data[20:] + encode_command(m.ConnectionPing(True)), 0) == []
 
 
 def test_large_parts_of_a_body_leave_without_being_joined() -> None:
@@ -99,11 +99,11 @@ def test_however_the_stream_is_split_the_bodies_are_the_same(sizes: list[int], r
     bodies_sent = [LONG, LONG * 2 + b"!", b"short", LONG[:16_384]]
     rows = [(b"n", HEAD, body) for body in bodies_sent]
     tags = Producer(wire.client, 1, confirm=True).send_many(rows)
-    octets = wire.client.data_to_send()
+    data = wire.client.data_to_send()
     found: list[e.Event] = []
     at = 0
-    for size in [*sizes, *[rest] * (len(octets) // rest + 1)]:
-        found += wire.server.receive_data(octets[at : at + size], 0)
+    for size in [*sizes, *[rest] * (len(data) // rest + 1)]:
+        found += wire.server.receive_data(data[at : at + size], 0)
         at += size
     assert bodies(found) == [(HEAD, body, b"n") for body in bodies_sent]
     told = [event.tag for event in found if isinstance(event, e.Fragment) and event.last]

@@ -24,7 +24,7 @@ from gateway.protocols.amqpfast.states import (
     HandleState,
     State,
 )
-from tests.protocols.amqpfast.wires import GUEST, NAMED, Wire, new_client, octets_apart, open_wire, queue_wire
+from tests.protocols.amqpfast.wires import GUEST, NAMED, Wire, bytes_apart, new_client, open_wire, queue_wire
 
 # --- the negotiation
 
@@ -47,9 +47,9 @@ def test_the_negotiation() -> None:
     assert named == {"connection.challenge": 1, "connection.tune": 1, "connection.reply": 1}
 
 
-def test_the_negotiation_octet_by_octet() -> None:
+def test_the_negotiation_byte_by_byte() -> None:
     wire = Wire()
-    wire.move(octets_apart)
+    wire.move(bytes_apart)
     assert [type(event) for event in wire.to_server + wire.to_client] == [e.Authenticate, e.Open, e.Opened]
 
 
@@ -78,11 +78,11 @@ def test_versions(version: int, answer: int) -> None:
     assert server.data_to_send() == encode_command(m.ConnectionChallenge(answer, "PLAIN"))
 
 
-@pytest.mark.parametrize("octets", [b"\x80\x00", b"AMQP", b"\x10", b"\x81\x01", b"GET"])
-def test_no_initiation(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"\x80\x00", b"AMQP", b"\x10", b"\x81\x01", b"GET"])
+def test_no_initiation(data: bytes) -> None:
     """3.2.12: a pause, and no frame."""
     server = ServerConnection(negotiation_pause=3)
-    (event,) = server.receive_data(octets, 10)
+    (event,) = server.receive_data(data, 10)
     assert isinstance(event, e.NegotiationFailed)
     assert (server.state, server.pause_until, server.deadline()) == (State.FAILED, 13, 13)
     assert server.receive_data(INITIATION, 11) == []
@@ -123,14 +123,14 @@ FAILURES: list[tuple[Callable[[], ServerConnection], bytes, int, bool]] = [
 ]
 
 
-@pytest.mark.parametrize("prepare, octets, code, told", FAILURES)
+@pytest.mark.parametrize("prepare, data, code, told", FAILURES)
 def test_a_negotiation_that_fails(
-    prepare: Callable[[], ServerConnection], octets: bytes, code: int, told: bool
+    prepare: Callable[[], ServerConnection], data: bytes, code: int, told: bool
 ) -> None:
     """3.2.12: a pause, then CLOSE, unless the first frame could not be read."""
     server = prepare()
     server.data_to_send()
-    (event,) = server.receive_data(octets, 1)
+    (event,) = server.receive_data(data, 1)
     assert isinstance(event, e.NegotiationFailed)
     assert event.reply_code == code
     assert server.data_to_send() == b""
@@ -191,7 +191,7 @@ def test_faults_of_a_server(said: list[m.Command], code: int) -> None:
     assert client.data_to_send().endswith(END)
 
 
-def test_pipelined_octets_wait_for_the_decision() -> None:
+def test_pipelined_bytes_wait_for_the_decision() -> None:
     server = ServerConnection()
     said = [
         m.ConnectionResponse("PLAIN", GUEST),
@@ -199,8 +199,8 @@ def test_pipelined_octets_wait_for_the_decision() -> None:
         m.ConnectionOpen(),
         m.ChannelOpen(1),
     ]
-    octets = INITIATION + b"".join(map(encode_command, said))
-    assert [type(event) for event in server.receive_data(octets, 0)] == [e.Authenticate]
+    data = INITIATION + b"".join(map(encode_command, said))
+    assert [type(event) for event in server.receive_data(data, 0)] == [e.Authenticate]
     server.tune()
     assert [type(event) for event in server.receive_data(b"", 0)] == [e.Open]
     server.opened()
@@ -289,11 +289,11 @@ def test_never_expected_by_a_client(kind: type[m.Command]) -> None:
 
 def never(side: Connection, wire: Wire, kind: type[m.Command]) -> None:
     """Answered by CONNECTION CLOSE 503, behind which the handshake still works, fragments and all."""
-    octets = sample(kind)
-    (event,) = side.receive_data(octets, 0)
+    data = sample(kind)
+    (event,) = side.receive_data(data, 0)
     assert isinstance(event, e.Closed)
     assert (event.reply_code, event.by_peer) == (ReplyCode.COMMAND_NOT_VALID, False)
-    assert side.receive_data(octets + encode_command(m.ConnectionClose()), 0) == []
+    assert side.receive_data(data + encode_command(m.ConnectionClose()), 0) == []
     assert side.closed
 
 
@@ -445,8 +445,8 @@ RIGHTS = [
 def test_what_a_handle_without_rights_may(service: int, kind: type[m.Command], code: int | None) -> None:
     """6: access requests, and the services that do not know a command."""
     wire = open_wire()
-    octets = encode_command(m.ChannelOpen(1)) + encode_command(m.HandleOpen(1, 1, service))
-    wire.server.receive_data(octets, 0)
+    data = encode_command(m.ChannelOpen(1)) + encode_command(m.HandleOpen(1, 1, service))
+    wire.server.receive_data(data, 0)
     events = wire.server.receive_data(sample(kind), 0)
     assert reported(events) == (code and (Scope.HANDLE, code))
 

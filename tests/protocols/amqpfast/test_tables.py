@@ -32,27 +32,27 @@ ROWS: list[tuple[Headers, str]] = [
 
 @pytest.mark.parametrize("table, wire", ROWS)
 def test_rows(table: Headers, wire: str) -> None:
-    octets = bytes.fromhex(wire)
-    assert t.encode_table(table) == octets
-    assert t.decode_table(octets) == (table, len(octets))
-    assert t.decode_table(b"xx" + octets + b"yy", 2) == (table, len(octets) + 2)
-    for size in range(len(octets)):
+    data = bytes.fromhex(wire)
+    assert t.encode_table(table) == data
+    assert t.decode_table(data) == (table, len(data))
+    assert t.decode_table(b"xx" + data + b"yy", 2) == (table, len(data) + 2)
+    for size in range(len(data)):
         with pytest.raises(RemoteProtocolError) as caught:
-            t.decode_table(octets[:size])
+            t.decode_table(data[:size])
         assert caught.value.reason == ReplyCode.BAD_FIELD_VALUE
 
 
 @given(tables)
 def test_any_table_comes_back(table: Headers) -> None:
-    octets = t.encode_table(table)
-    assert t.decode_table(octets) == (table, len(octets))
+    data = t.encode_table(table)
+    assert t.decode_table(data) == (table, len(data))
 
 
 def test_the_first_of_a_name_stands() -> None:
     pair = t.encode_pair("a", Value(V.INT32, 1))
     other = t.encode_pair("a", Value(V.INT32, 2))
-    octets = t.U16.pack(len(pair) * 2) + pair + other
-    assert t.decode_table(octets)[0] == (("a", Value(V.INT32, 1)),)
+    data = t.U16.pack(len(pair) * 2) + pair + other
+    assert t.decode_table(data)[0] == (("a", Value(V.INT32, 1)),)
 
 
 @pytest.mark.parametrize(

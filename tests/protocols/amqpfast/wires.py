@@ -74,8 +74,8 @@ def queue_wire(count: int = 1, *, service: int = 1, channel: Any = None, **optio
     return wire
 
 
-def octets_apart(octets: bytes) -> list[bytes]:
-    return [octets[at : at + 1] for at in range(len(octets))]
+def bytes_apart(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
 
 
 no_zero = st.characters(exclude_characters="\0", exclude_categories=["Cs"])

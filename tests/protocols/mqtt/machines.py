@@ -64,7 +64,7 @@ def waits(connection: Connection) -> bool:
 
 
 def exchange(one: Connection, other: Connection) -> tuple[list[Any], list[Any]]:
-    """Carry octets between two ends until both are silent; what each of them saw."""
+    """Carry bytes between two ends until both are silent; what each of them saw."""
     seen: tuple[list[Any], list[Any]] = ([], [])
     while (there := one.data_to_send()) or (here := other.data_to_send()):
         if there:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import RemoteProtocolError
-from gateway.protocols.mqtt.connection import ROWS_MAX, RUN_OCTETS, STEPS_MAX, Connection, State
-from gateway.protocols.mqtt.octets import Bounds
+from gateway.protocols.mqtt.connection import ROWS_MAX, RUN_BYTES, STEPS_MAX, Connection, State
+from gateway.protocols.mqtt.data_types import Bounds
 from gateway.protocols.mqtt.packets import (
     Ack,
     Connect,
@@ -72,18 +72,18 @@ def test_one_call_does_only_so_much_and_nothing_is_lost(name: str) -> None:
     data = packet * (READ // len(packet))
     found = calls(server(State.OPEN, packet_bytes_max=1 << 24), data)
     most = max(done(events) for events in found)
-    assert most <= max(10 * STEPS_MAX, ROWS_MAX + RUN_OCTETS // 4)
+    assert most <= max(10 * STEPS_MAX, ROWS_MAX + RUN_BYTES // 4)
     rows = [row for events in found for event in events for row in getattr(event, "rows", [event])]
     assert len(rows) == len(data) // len(packet) * len(packets_of(packet))
 
 
-def packets_of(octets: bytes) -> list[bytes]:
+def packets_of(data: bytes) -> list[bytes]:
     at, found = 0, []
-    while at < len(octets):
-        size, start = octets[at + 1] & 0x7F, at + 2
-        if octets[at + 1] > 0x7F:
-            size, start = size + (octets[at + 2] << 7), at + 3
-        found.append(octets[at : start + size])
+    while at < len(data):
+        size, start = data[at + 1] & 0x7F, at + 2
+        if data[at + 1] > 0x7F:
+            size, start = size + (data[at + 2] << 7), at + 3
+        found.append(data[at : start + size])
         at = start + size
     return found
 

@@ -7,10 +7,10 @@ from typing import Final
 import pytest
 
 from gateway.errors import RemoteProtocolError
-from gateway.protocols.mqtt.octets import ByteOrder
+from gateway.protocols.mqtt.data_types import ByteOrder
 from gateway.protocols.mqtt.server import ServerConnection
 
-# The keep-alive's octets are 3c 00: 60 s of a little-endian client, 15 360 of a big-endian one.
+# The keep-alive's bytes are 3c 00: 60 s of a little-endian client, 15 360 of a big-endian one.
 LITTLE, BIG = 60, 15_360
 
 
@@ -65,9 +65,9 @@ def test_packet_identifiers_show_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_octet_by_octet(name: str) -> None:
+def test_byte_by_byte(name: str) -> None:
     said, clean, keep_alive = ROWS[name]
-    pieces = [f"{octet:02x}" for packet in said for octet in bytes.fromhex(packet)]
+    pieces = [f"{byte:02x}" for packet in said for byte in bytes.fromhex(packet)]
     assert told(3, "auto", pieces, clean) == keep_alive
 
 

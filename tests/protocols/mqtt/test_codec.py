@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.codec import decode
-from gateway.protocols.mqtt.octets import decode_topic, is_filter
+from gateway.protocols.mqtt.data_types import decode_topic, is_filter
 from gateway.protocols.mqtt.packets import (
     Ack,
     Auth,
@@ -33,7 +33,7 @@ from gateway.protocols.mqtt.writers import encode
 V2, V31, V311, V5 = Version.MQIPDP, Version.V31, Version.V311, Version.V5
 OLD = (V2, V31, V311)
 
-# name, version, packet, octets
+# name, version, packet, bytes
 ROWS: list[tuple[str, Version, Packet, str]] = [
     ("connect 5, least", V5, Connect("c"), "10 0e 0004 4d515454 05 02 0000 00 0001 63"),
     (
@@ -201,30 +201,30 @@ ROWS: list[tuple[str, Version, Packet, str]] = [
 IDS = [row[0] for row in ROWS]
 
 
-@pytest.mark.parametrize("name, version, packet, octets", ROWS, ids=IDS)
-def test_encode(name: str, version: Version, packet: Packet, octets: str) -> None:
-    assert encode(packet, version).hex() == octets.replace(" ", "")
+@pytest.mark.parametrize("name, version, packet, data", ROWS, ids=IDS)
+def test_encode(name: str, version: Version, packet: Packet, data: str) -> None:
+    assert encode(packet, version).hex() == data.replace(" ", "")
 
 
-@pytest.mark.parametrize("name, version, packet, octets", ROWS, ids=IDS)
-def test_decode(name: str, version: Version, packet: Packet, octets: str) -> None:
-    wire = bytes.fromhex(octets)
+@pytest.mark.parametrize("name, version, packet, data", ROWS, ids=IDS)
+def test_decode(name: str, version: Version, packet: Packet, data: str) -> None:
+    wire = bytes.fromhex(data)
     assert decode(wire, version=version) == (packet, len(wire))
     assert decode(b"\xc0\0" + wire + b"\xff", 2, version=version) == (packet, len(wire) + 2)
 
 
-@pytest.mark.parametrize("name, version, packet, octets", ROWS, ids=IDS)
-def test_byte_by_byte(name: str, version: Version, packet: Packet, octets: str) -> None:
-    wire = bytes.fromhex(octets)
+@pytest.mark.parametrize("name, version, packet, data", ROWS, ids=IDS)
+def test_byte_by_byte(name: str, version: Version, packet: Packet, data: str) -> None:
+    wire = bytes.fromhex(data)
     for end in range(len(wire)):
         assert decode(wire[:end], version=version) is None
     assert decode(wire, version=version) == (packet, len(wire))
 
 
-@pytest.mark.parametrize("name, version, packet, octets", ROWS, ids=IDS)
-def test_truncated(name: str, version: Version, packet: Packet, octets: str) -> None:
+@pytest.mark.parametrize("name, version, packet, data", ROWS, ids=IDS)
+def test_truncated(name: str, version: Version, packet: Packet, data: str) -> None:
     """A packet whose remaining length says less than its fields need is corrupt, or is another packet."""
-    wire = bytes.fromhex(octets)
+    wire = bytes.fromhex(data)
     assert wire[1] < 0x80
     for cut in range(2, len(wire)):
         shorter = bytes((wire[0], cut - 2)) + wire[2:cut]
@@ -236,10 +236,10 @@ def test_truncated(name: str, version: Version, packet: Packet, octets: str) -> 
         assert found[0] != packet
 
 
-# name, version, octets, reason
+# name, version, bytes, reason
 CORRUPT: list[tuple[str, Version, str, int]] = [
     ("type 0", V5, "00 00", 0x81),
-    ("remaining length of five octets", V5, "30 ffffffff", 0x81),
+    ("remaining length of five bytes", V5, "30 ffffffff", 0x81),
     ("connect, other name", V5, "10 0d 0004 4d515455 04 02 000a 0001 63", 0x84),
     ("connect, level 6", V5, "10 0d 0004 4d515454 06 02 000a 0001 63", 0x84),
     ("connect, MQTT level 3", V5, "10 0d 0004 4d515454 03 02 000a 0001 63", 0x84),
@@ -247,13 +247,13 @@ CORRUPT: list[tuple[str, Version, str, int]] = [
     ("connect, MQTT 5 bridge bit", V5, "10 0e 0004 4d515454 85 02 0000 00 0001 63", 0x84),
     ("connect, ArgoOTWP", V5, "10 11 0008 4172676f4f545750 01 02 0102 0001 63", 0x84),
     ("connect, reserved flag", V5, "10 0d 0004 4d515454 04 03 000a 0001 63", 0x81),
-    ("connect, flags in the first octet", V5, "11 0d 0004 4d515454 04 02 000a 0001 63", 0x81),
+    ("connect, flags in the first byte", V5, "11 0d 0004 4d515454 04 02 000a 0001 63", 0x81),
     ("connect, will QoS without will", V5, "10 0d 0004 4d515454 04 0a 000a 0001 63", 0x81),
     ("connect, will QoS 3", V5, "10 13 0004 4d515454 04 1e 000a 0001 63 0001 77 0001 78", 0x81),
     ("connect, password without user", V5, "10 10 0004 4d515454 04 42 000a 0001 63 0001 70", 0x81),
     ("connect 3.1.1, no id, old session", V5, "10 0c 0004 4d515454 04 00 000a 0000", 0x85),
     ("connect 3.1, no id", V5, "10 0e 0006 4d5149736470 03 02 0102 0000", 0x85),
-    ("connect, octets left", V5, "10 0e 0004 4d515454 04 02 000a 0001 63 00", 0x81),
+    ("connect, bytes left", V5, "10 0e 0004 4d515454 04 02 000a 0001 63 00", 0x81),
     ("connect, will topic with wildcard", V5, "10 13 0004 4d515454 04 06 000a 0001 63 0001 23 0001 78", 0x90),
     ("connect, NUL in the id", V5, "10 0d 0004 4d515454 04 02 000a 0001 00", 0x81),
     ("connect, receive maximum 0", V5, "10 11 0004 4d515454 05 02 0000 03 210000 0001 63", 0x82),
@@ -293,7 +293,7 @@ CORRUPT: list[tuple[str, Version, str, int]] = [
     ("publish, properties end late", V5, "30 05 0001 74 05 01", 0x81),
     ("puback, id 0", V5, "40 02 0000", 0x82),
     ("puback, flags", V5, "42 02 0001", 0x81),
-    ("puback, one octet", V5, "40 01 00", 0x81),
+    ("puback, one byte", V5, "40 01 00", 0x81),
     ("puback, long", V311, "40 03 0001 00", 0x81),
     ("puback, reason of another packet", V5, "40 03 0001 01", 0x82),
     ("pubrel, flags", V311, "60 02 0001", 0x81),
@@ -317,16 +317,16 @@ CORRUPT: list[tuple[str, Version, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("name, version, octets, reason", CORRUPT, ids=[row[0] for row in CORRUPT])
-def test_corrupt(name: str, version: Version, octets: str, reason: int) -> None:
+@pytest.mark.parametrize("name, version, data, reason", CORRUPT, ids=[row[0] for row in CORRUPT])
+def test_corrupt(name: str, version: Version, data: str, reason: int) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        decode(bytes.fromhex(octets), version=version)
+        decode(bytes.fromhex(data), version=version)
     assert caught.value.reason == reason
 
 
 # what old or sloppy peers write and is understood nevertheless
 LIBERAL: list[tuple[str, Version, str, Packet]] = [
-    ("length in four octets", V5, "c0 80808000", Pingreq()),
+    ("length in four bytes", V5, "c0 80808000", Pingreq()),
     (
         "3.1, reserved connect flag",
         V31,
@@ -347,9 +347,9 @@ LIBERAL: list[tuple[str, Version, str, Packet]] = [
 ]
 
 
-@pytest.mark.parametrize("name, version, octets, packet", LIBERAL, ids=[row[0] for row in LIBERAL])
-def test_liberal(name: str, version: Version, octets: str, packet: Packet) -> None:
-    wire = bytes.fromhex(octets)
+@pytest.mark.parametrize("name, version, data, packet", LIBERAL, ids=[row[0] for row in LIBERAL])
+def test_liberal(name: str, version: Version, data: str, packet: Packet) -> None:
+    wire = bytes.fromhex(data)
     assert decode(wire, version=version) == (packet, len(wire))
 
 
@@ -368,9 +368,9 @@ ORDERS: list[tuple[Version, Any, int]] = [
 @pytest.mark.parametrize("version, byte_order, value", ORDERS)
 def test_byte_order(version: Version, byte_order: Any, value: int) -> None:
     """Keep-alive and packet ids turn around; lengths never do."""
-    octets = bytes.fromhex("40 02 0102")
-    assert decode(octets, version=version, byte_order=byte_order) == (Ack(PacketType.PUBACK, value), 4)
-    assert encode(Ack(PacketType.PUBACK, value), version, byte_order) == octets
+    data = bytes.fromhex("40 02 0102")
+    assert decode(data, version=version, byte_order=byte_order) == (Ack(PacketType.PUBACK, value), 4)
+    assert encode(Ack(PacketType.PUBACK, value), version, byte_order) == data
     connect = encode(Connect("client", version, keep_alive=value), version, byte_order)
     assert b"\x01\x02" in connect
     found = decode(connect, byte_order=byte_order)
@@ -378,7 +378,7 @@ def test_byte_order(version: Version, byte_order: Any, value: int) -> None:
     assert found[0] == Connect("client", version, keep_alive=value)
 
 
-def test_the_limit_counts_before_the_octets_come() -> None:
+def test_the_limit_counts_before_the_bytes_come() -> None:
     assert decode(b"\x30\x08", packet_bytes_max=10) is None
     with pytest.raises(RemoteProtocolError) as caught:
         decode(b"\x30\x09", packet_bytes_max=10)
@@ -457,11 +457,11 @@ def test_topics() -> None:
         assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("octets", ["40 03 0001 95", "50 03 0001 92"])
-def test_a_refusal_in_the_wrong_packet_is_still_a_refusal(octets: str) -> None:
+@pytest.mark.parametrize("data", ["40 03 0001 95", "50 03 0001 92"])
+def test_a_refusal_in_the_wrong_packet_is_still_a_refusal(data: str) -> None:
     """Mosquitto answers a PUBLISH over its size limit with PUBACK 0x95."""
-    found = decode(bytes.fromhex(octets), version=Version.V5)
+    found = decode(bytes.fromhex(data), version=Version.V5)
     assert found is not None
     packet, _ = found
     assert isinstance(packet, Ack)
-    assert packet.reason == int(octets[-2:], 16)
+    assert packet.reason == int(data[-2:], 16)

@@ -58,14 +58,14 @@ EXAMPLES: dict[PacketType, Packet] = {
 @pytest.mark.parametrize("state", [State.START, State.AUTHENTICATING, State.OPEN])
 def test_the_table_of_the_server(state: State, kind: PacketType) -> None:
     connection = server(state)
-    octets = encode(EXAMPLES[kind], V5)
+    data = encode(EXAMPLES[kind], V5)
     if (state, kind) not in SERVER:
         with pytest.raises(RemoteProtocolError) as caught:
-            connection.receive_data(octets[:1], 0.0)  # the first octet is enough
+            connection.receive_data(data[:1], 0.0)  # the first byte is enough
         assert caught.value.reason == ReasonCode.PROTOCOL_ERROR
         assert connection.state is State.CLOSED
         return
-    assert len(connection.receive_data(octets, 0.0)) == 1
+    assert len(connection.receive_data(data, 0.0)) == 1
     expected = State.AUTHENTICATING if kind is PacketType.CONNECT else SERVER[state, kind]
     assert connection.state is expected
 
@@ -74,13 +74,13 @@ def test_the_table_of_the_server(state: State, kind: PacketType) -> None:
 @pytest.mark.parametrize("state", [State.CONNECTING, State.OPEN])
 def test_the_table_of_the_client(state: State, kind: PacketType) -> None:
     connection = client(state)
-    octets = encode(EXAMPLES[kind], V5)
+    data = encode(EXAMPLES[kind], V5)
     if (state, kind) not in CLIENT:
         with pytest.raises(RemoteProtocolError) as caught:
-            connection.receive_data(octets[:1], 0.0)
+            connection.receive_data(data[:1], 0.0)
         assert caught.value.reason == ReasonCode.PROTOCOL_ERROR
         return
-    assert len(connection.receive_data(octets, 0.0)) == 1
+    assert len(connection.receive_data(data, 0.0)) == 1
     assert connection.state is CLIENT[state, kind]
 
 
@@ -259,11 +259,11 @@ REFUSED: list[tuple[str, int, bytes, int]] = [
 
 
 @pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("name, alias_max, octets, reason", REFUSED, ids=[row[0] for row in REFUSED])
-def test_refused_on_the_fast_path(name: str, alias_max: int, octets: bytes, reason: int, alone: bool) -> None:
+@pytest.mark.parametrize("name, alias_max, data, reason", REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused_on_the_fast_path(name: str, alias_max: int, data: bytes, reason: int, alone: bool) -> None:
     connection = server(State.OPEN, topic_alias_max=alias_max)
     with pytest.raises(RemoteProtocolError) as caught:
-        connection.receive_data(octets if alone else octets + bytes(40), 0.0)
+        connection.receive_data(data if alone else data + bytes(40), 0.0)
     assert caught.value.reason == reason
     connection.fail(caught.value)
     answer = connection.data_to_send()
@@ -292,13 +292,13 @@ def test_enhanced_authentication() -> None:
 
 
 @pytest.mark.parametrize(
-    "byte_order, octets", [("auto", "40020201"), ("little", "40020201"), ("big", "40020102")]
+    "byte_order, data", [("auto", "40020201"), ("little", "40020201"), ("big", "40020102")]
 )
-def test_the_little_endian_dialect(byte_order: Any, octets: str) -> None:
+def test_the_little_endian_dialect(byte_order: Any, data: str) -> None:
     connection = server(State.OPEN, Version.MQIPDP, byte_order=byte_order)
     connection.acknowledge(PacketType.PUBACK, [258])
     wire = connection.data_to_send()
-    assert wire.hex() == octets
+    assert wire.hex() == data
     assert connection.receive_data(wire, 0.0) == [Acks(PacketType.PUBACK, [(258, 0)])]
     assert connection.publish(b"t", b"x", 1, False, False, 258)
     assert connection.data_to_send() == encode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.model.spooled import APART_OCTETS_MIN, joined
+from gateway.model.spooled import APART_BYTES_MIN, joined
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import Version
@@ -12,7 +12,7 @@ from tests.protocols.mqtt.machines import client, server, small_client
 
 
 @pytest.mark.parametrize("version", list(Version))
-@pytest.mark.parametrize("size", [APART_OCTETS_MIN, 300_000])
+@pytest.mark.parametrize("size", [APART_BYTES_MIN, 300_000])
 def test_a_large_body_is_a_piece_of_its_own_for_all_who_hear_it(version: Version, size: int) -> None:
     body = bytes(size)
     for _ in range(2):

@@ -20,7 +20,7 @@ from tests.protocols.mqtt.machines import METHOD, client, server, small_client
 V5, V311 = Version.V5, Version.V311
 
 
-def test_limits_hold_before_the_octets_come() -> None:
+def test_limits_hold_before_the_bytes_come() -> None:
     connection = server(State.START, packet_bytes_max=1000, connect_bytes_max=100)
     with pytest.raises(RemoteProtocolError) as caught:
         connection.receive_data(b"\x10\x63\x00\x04MQTT\x04", 0.0)
@@ -59,11 +59,11 @@ FAILED: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize("name, octets, answer", FAILED, ids=[row[0] for row in FAILED])
-def test_a_failed_connect_is_answered(name: str, octets: bytes, answer: str) -> None:
+@pytest.mark.parametrize("name, data, answer", FAILED, ids=[row[0] for row in FAILED])
+def test_a_failed_connect_is_answered(name: str, data: bytes, answer: str) -> None:
     connection = server(State.START)
     with pytest.raises(RemoteProtocolError) as caught:
-        connection.receive_data(octets, 0.0)
+        connection.receive_data(data, 0.0)
     connection.fail(caught.value)
     assert connection.data_to_send().hex() == answer
     assert connection.state is State.CLOSED
@@ -78,17 +78,17 @@ def test_a_failure_before_mqtt_5_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    "version, octets",
+    "version, data",
     [(V5, "2003008700"), (V311, "20020005"), (Version.V31, "20020005"), (Version.MQIPDP, "20020003")],
 )
-def test_refused_clients(version: Version, octets: str) -> None:
+def test_refused_clients(version: Version, data: str) -> None:
     connection = server(State.START)
     connection.receive_data(encode(Connect("c", version), version), 0.0)
     connection.send_connack(reason=ReasonCode.NOT_AUTHORIZED)
-    assert connection.data_to_send().hex() == octets
+    assert connection.data_to_send().hex() == data
     assert connection.state is State.CLOSED
     link = client(State.CONNECTING, version)
-    link.receive_data(bytes.fromhex(octets), 0.0)
+    link.receive_data(bytes.fromhex(data), 0.0)
     assert link.state is State.CLOSED
 
 
@@ -105,12 +105,12 @@ def test_the_connack_announces_the_limits() -> None:
     assert (link.max_qos, link.retain_available) == (1, False)
 
 
-@pytest.mark.parametrize("reason, octets", [(0, "2003009500"), (0x87, "2003008700")])
-def test_a_client_that_takes_too_little_is_refused(reason: int, octets: str) -> None:
+@pytest.mark.parametrize("reason, data", [(0, "2003009500"), (0x87, "2003008700")])
+def test_a_client_that_takes_too_little_is_refused(reason: int, data: str) -> None:
     connection = server(State.START)
     connection.receive_data(encode(Connect("", properties={P.MAXIMUM_PACKET_SIZE: 8}), V5), 0.0)
     connection.send_connack(reason=reason, properties={P.REASON_STRING: "a long explanation"})
-    assert connection.data_to_send().hex() == octets
+    assert connection.data_to_send().hex() == data
     assert connection.state is State.CLOSED
 
 
@@ -140,7 +140,7 @@ def test_keep_alive_of_the_client() -> None:
 
 def test_what_the_peer_does_not_take_is_not_said() -> None:
     connection = small_client(20)
-    rows = [(0, b"t", 0, b"", b"x" * size) for size in (14, 15, 0)]  # 20, 21 and 6 octets
+    rows = [(0, b"t", 0, b"", b"x" * size) for size in (14, 15, 0)]  # 20, 21 and 6 bytes
     assert list(connection.publish_many(rows)) == [1]
     assert len(connection.data_to_send()) == 26
     assert connection.sent[PacketType.PUBLISH] == 2
@@ -219,11 +219,11 @@ def test_a_connect_that_is_too_large_is_answered_in_its_version(
     version: int, name: bytes, answer: bytes, step: int
 ) -> None:
     connection = ServerConnection(packet_bytes_max=1 << 20, connect_bytes_max=300)
-    octets = b"\x10\xff\xff\x03" + len(name).to_bytes(2, "big") + name + bytes((version, 2, 0, 60))
+    data = b"\x10\xff\xff\x03" + len(name).to_bytes(2, "big") + name + bytes((version, 2, 0, 60))
     fault = None
-    for at in range(0, len(octets), step):
+    for at in range(0, len(data), step):
         try:
-            connection.receive_data(octets[at : at + step], 0.0)
+            connection.receive_data(data[at : at + step], 0.0)
         except RemoteProtocolError as error:
             fault = error
             break

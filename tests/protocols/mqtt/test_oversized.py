@@ -35,20 +35,20 @@ def told(events: list[Event]) -> list[object]:
             found += [row[4] for row in event.rows]
         else:
             assert isinstance(event, Oversized)
-            found.append((event.publish.topic, event.publish.qos, event.publish.packet_id, event.octets))
+            found.append((event.publish.topic, event.publish.qos, event.publish.packet_id, event.byte_count))
     return found
 
 
 @pytest.mark.parametrize("version", OLD)
 @pytest.mark.parametrize("seed", range(20))
-def test_how_the_octets_come_changes_nothing(version: Version, seed: int) -> None:
-    octets = wire(version)
+def test_how_the_bytes_come_changes_nothing(version: Version, seed: int) -> None:
+    data = wire(version)
     random = Random(seed)
-    cuts = sorted(random.sample(range(1, len(octets)), seed * 10))
+    cuts = sorted(random.sample(range(1, len(data)), seed * 10))
     connection = server(State.OPEN, version, packet_bytes_max=LIMIT)
     events: list[Event] = []
-    for start, stop in pairwise([0, *cuts, len(octets)]):
-        events += connection.receive_data(octets[start:stop], 0.0)
+    for start, stop in pairwise([0, *cuts, len(data)]):
+        events += connection.receive_data(data[start:stop], 0.0)
         assert connection.begun < LIMIT, "nothing of it is held"
     assert told(events) == [
         b"\0",
@@ -62,16 +62,16 @@ def test_how_the_octets_come_changes_nothing(version: Version, seed: int) -> Non
 
 
 @pytest.mark.parametrize("version", OLD)
-def test_octet_by_octet(version: Version) -> None:
+def test_byte_by_byte(version: Version) -> None:
     connection = server(State.OPEN, version, packet_bytes_max=LIMIT)
     events: list[Event] = []
-    for octet in wire(version):
-        events += connection.receive_data(bytes([octet]), 0.0)
+    for byte in wire(version):
+        events += connection.receive_data(bytes([byte]), 0.0)
     assert len(told(events)) == 6
 
 
 @pytest.mark.parametrize(
-    "octets, reason",
+    "data, reason",
     [
         (b"\x30\xff\x7f\x00\x00", ReasonCode.TOPIC_NAME_INVALID),
         (b"\x30\xff\x7f\x00\x01+", ReasonCode.TOPIC_NAME_INVALID),
@@ -82,10 +82,10 @@ def test_octet_by_octet(version: Version) -> None:
         (b"\x82\xff\x7f\x00\x01", ReasonCode.PACKET_TOO_LARGE),
     ],
 )
-def test_a_head_that_is_none_ends_the_connection(octets: bytes, reason: ReasonCode) -> None:
+def test_a_head_that_is_none_ends_the_connection(data: bytes, reason: ReasonCode) -> None:
     connection = server(State.OPEN, Version.V311, packet_bytes_max=LIMIT)
     with pytest.raises(RemoteProtocolError) as caught:
-        connection.receive_data(octets, 0.0)
+        connection.receive_data(data, 0.0)
     assert caught.value.reason == reason
 
 

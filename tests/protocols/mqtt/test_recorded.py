@@ -1,7 +1,7 @@
 """What real programs say: conversations of mosquitto_pub, mosquitto_sub and paho-mqtt with Mosquitto 2.0.11.
 
-`recorded.json` holds the octets of both directions, once recorded through a proxy. They must decode, encode
-to the very same octets again, and drive both machines from beginning to end.
+`recorded.json` holds the bytes of both directions, once recorded through a proxy. They must decode, encode
+to the very same bytes again, and drive both machines from beginning to end.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ROWS = [(row["name"], bytes.fromhex(row["client"]), bytes.fromhex(row["server"])
 IDS = [row[0] for row in ROWS]
 
 
-def decoded(octets: bytes, version: Version) -> list[tuple[Packet, bytes]]:
+def decoded(data: bytes, version: Version) -> list[tuple[Packet, bytes]]:
     found = []
     at = 0
-    while at < len(octets):
-        answer = decode(octets, at, version=version)
+    while at < len(data):
+        answer = decode(data, at, version=version)
         assert answer is not None
         packet, stop = answer
-        found.append((packet, octets[at:stop]))
+        found.append((packet, data[at:stop]))
         at = stop
     return found
 
@@ -52,17 +52,17 @@ def counted(packets: list[tuple[Packet, bytes]]) -> list[int]:
 
 
 @pytest.mark.parametrize("name, client, server", ROWS, ids=IDS)
-def test_the_same_octets_again(name: str, client: bytes, server: bytes) -> None:
+def test_the_same_bytes_again(name: str, client: bytes, server: bytes) -> None:
     connect = decode(client)
     assert connect is not None
     assert isinstance(connect[0], Connect)
     version = connect[0].version
-    for packet, octets in decoded(client, version) + decoded(server, version):
+    for packet, data in decoded(client, version) + decoded(server, version):
         again = encode(packet, version)
-        if again != octets:  # a reason or an empty property list that might have been left out
+        if again != data:  # a reason or an empty property list that might have been left out
             assert packet.kind >= PacketType.PUBACK
             assert decode(again, version=version) == (packet, len(again))
-            assert len(octets) - len(again) <= 2
+            assert len(data) - len(again) <= 2
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
@@ -98,7 +98,7 @@ def test_they_drive_the_client(name: str, client: bytes, server: bytes, step: in
     assert connection.state is State.OPEN
 
 
-def paho_octets(version: Version, call: Any) -> bytes:
+def paho_bytes(version: Version, call: Any) -> bytes:
     """What paho-mqtt would write for `call(client)`."""
     client = paho.Client(CallbackAPIVersion.VERSION2, "p", protocol=MQTTProtocolVersion(version))
     said: list[bytes] = []
@@ -134,7 +134,7 @@ def test_publish_as_paho_writes_it(version: Version, qos: int, size: int) -> Non
     def call(client: paho.Client) -> None:
         client._send_publish(5, b"a/b", body, qos, True, qos > 0, None, properties)
 
-    theirs = paho_octets(version, call)
+    theirs = paho_bytes(version, call)
     connection = ServerConnection(packet_bytes_max=1 << 24)
     connection.receive_data(encode(Connect("c", version), version), 0.0)
     connection.send_connack()
@@ -156,7 +156,7 @@ def test_acknowledgements_as_paho_writes_them() -> None:
         for number in (1, 258, 65_535):
             client._send_puback(number)
 
-    theirs = paho_octets(Version.V311, call)
+    theirs = paho_bytes(Version.V311, call)
     connection = ServerConnection(packet_bytes_max=1 << 20)
     connection.receive_data(encode(Connect("c", Version.V311), Version.V311), 0.0)
     connection.send_connack()

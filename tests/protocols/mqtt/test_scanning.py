@@ -96,7 +96,7 @@ def test_whatever_it_is(parts: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_octets_changed_by_chance(seed: int) -> None:
+def test_bytes_changed_by_chance(seed: int) -> None:
     chance = random.Random(seed)
     scanned = 0
     for _ in range(5_000):
@@ -107,10 +107,10 @@ def test_octets_changed_by_chance(seed: int) -> None:
         parts.append(encode_property(Property.MESSAGE_EXPIRY_INTERVAL, chance.randrange(1 << 32)))
         parts.append(encode_property(Property.TOPIC_ALIAS, chance.randrange(1, 1 << 16)))
         chance.shuffle(parts)
-        octets = bytearray(b"".join(parts))
+        data = bytearray(b"".join(parts))
         for _ in range(chance.randrange(3)):
-            octets[chance.randrange(len(octets))] = chance.choice((0, 1, 2, 0x26, 0x23, 0x7F, 0xFF))
-        scanned += agrees(bytes(octets))
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 2, 0x26, 0x23, 0x7F, 0xFF))
+        scanned += agrees(bytes(data))
     assert scanned > 500
 
 
@@ -144,11 +144,11 @@ def test_amqp_writes_texts_straight_as_it_would_write_them(
             assert amqp.losses(one) == amqp.losses(other)
 
 
-@pytest.mark.parametrize("octets", [65_518, 65_519, 65_520, 200_000])
-def test_amqp_writes_as_much_as_there_is(octets: int) -> None:
-    """At 65 535 octets the length of the table needs a third one."""
-    count = -(-octets // 50_000)
-    said = [(f"n{at}", "v" * (octets // count)) for at in range(count)]
+@pytest.mark.parametrize("byte_count", [65_518, 65_519, 65_520, 200_000])
+def test_amqp_writes_as_much_as_there_is(byte_count: int) -> None:
+    """At 65 535 bytes the length of the table needs a third one."""
+    count = -(-byte_count // 50_000)
+    said = [(f"n{at}", "v" * (byte_count // count)) for at in range(count)]
     raw = b"".join(encode_property(Property.USER_PROPERTY, pair) for pair in said)
     for hops in (0, 1):
         straight = publish_essentials(raw)

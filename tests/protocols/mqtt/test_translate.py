@@ -54,8 +54,8 @@ def message(properties: Properties | PropertySet, **more: Any) -> Message:
 
 def written(headers: Headers) -> tuple[tuple[str, str], ...]:
     """The user properties that `headers` become."""
-    octets = encode_properties(message(Properties(headers=headers)), 0.0)
-    found: tuple[tuple[str, str], ...] = decode_list(octets, PacketType.PUBLISH).get(P.USER_PROPERTY, ())
+    data = encode_properties(message(Properties(headers=headers)), 0.0)
+    found: tuple[tuple[str, str], ...] = decode_list(data, PacketType.PUBLISH).get(P.USER_PROPERTY, ())
     return found
 
 
@@ -201,17 +201,17 @@ ROUND_TRIPS: list[Properties] = [
 def test_round_trips(properties: Properties) -> None:
     """AMQP -> MQTT 5 -> AMQP, once as it comes and once more through another MQTT hop. A user id is written
     and not believed: any client could have written it."""
-    octets = encode_properties(message(properties), 0.0)
+    data = encode_properties(message(properties), 0.0)
     unproved = (("amqp-user-id", string(properties.user_id)),) if properties.user_id is not None else ()
     expected = replace(properties, user_id=None, headers=(*unproved, *properties.headers))
-    assert decode_properties(octets) == expected
-    assert encode_properties(message(publish_essentials(octets)), 0.0) == octets
+    assert decode_properties(data) == expected
+    assert encode_properties(message(publish_essentials(data)), 0.0) == data
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 simple = st.one_of(
     st.builds(string, texts),
-    st.builds(lambda octets: Value(V.BYTES, octets), st.binary(max_size=8)),
+    st.builds(lambda data: Value(V.BYTES, data), st.binary(max_size=8)),
     st.builds(lambda number: Value(V.INT64, number), st.integers(-(2**63), 2**63 - 1)),
     st.builds(lambda flag: Value(V.BOOL, flag), st.booleans()),
     st.builds(lambda real: Value(V.DOUBLE, real), st.floats(allow_nan=False)),
@@ -383,7 +383,7 @@ def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
 @settings(max_examples=100)
 @given(st.integers(0, 15), st.data())
 def test_property_lists(place: int, data: st.DataObject) -> None:
-    """Any list of any place, will included, as octets and back."""
+    """Any list of any place, will included, as bytes and back."""
     properties = data.draw(strategies.properties(place))
     assert decode_list(encode_list(properties, place), place) == properties
     if place == WILL:

@@ -1,1 +1,1 @@
-"""STOMP 1.2 as pure functions of octets."""
+"""STOMP 1.2 as pure functions of bytes."""

@@ -1,4 +1,4 @@
-"""Octets to frames and back, and the headers of a frame as properties."""
+"""Bytes to frames and back, and the headers of a frame as properties."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from gateway.errors import RemoteProtocolError
 from gateway.model.properties import Properties, ValueType, string
 
-FRAME_HEAD_MAX: Final = 65_536  # octets of a command with its headers
+FRAME_HEAD_MAX: Final = 65_536  # bytes of a command with its headers
 HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 OWN: Final = frozenset(
     (
@@ -32,29 +32,29 @@ class Frame(NamedTuple):
 
 
 class Decoder:
-    """Frames out of octets, however they are split."""
+    """Frames out of bytes, however they are split."""
 
     def __init__(self, body_max: int) -> None:
-        self._octets = b""
+        self._data = b""
         self._body_max = body_max
 
     def receive(self, data: bytes) -> list[Frame]:
         """The frames that are whole now. Raises RemoteProtocolError."""
-        self._octets += data
+        self._data += data
         frames: list[Frame] = []
         while (frame := self._next()) is not None:
             frames.append(frame)
         return frames
 
     def _next(self) -> Frame | None:
-        self._octets = self._octets.lstrip(b"\r\n")  # heart-beats
-        octets = self._octets
-        end = HEAD_END.search(octets)
+        self._data = self._data.lstrip(b"\r\n")  # heart-beats
+        data = self._data
+        end = HEAD_END.search(data)
         if end is None:
-            if len(octets) > FRAME_HEAD_MAX:
+            if len(data) > FRAME_HEAD_MAX:
                 raise RemoteProtocolError("a frame's headers are too long", reason=0)
             return None
-        command, headers = _head(octets[: end.start()].replace(b"\r\n", b"\n"))
+        command, headers = _head(data[: end.start()].replace(b"\r\n", b"\n"))
         start = end.end()
         length = headers.get("content-length")
         if length is not None:
@@ -62,20 +62,20 @@ class Decoder:
                 raise RemoteProtocolError(f"content-length {length[:20]!r}", reason=0)
             stop = start + int(length)
         else:
-            stop = octets.find(b"\0", start)
-        if stop < 0 or len(octets) <= stop:
-            if len(octets) - start > self._body_max:
+            stop = data.find(b"\0", start)
+        if stop < 0 or len(data) <= stop:
+            if len(data) - start > self._body_max:
                 raise RemoteProtocolError("a body is too long", reason=0)
             return None
-        if octets[stop] != 0:
+        if data[stop] != 0:
             raise RemoteProtocolError("a frame ends with NUL", reason=0)
-        self._octets = octets[stop + 1 :]
-        return Frame(command, headers, octets[start:stop])
+        self._data = data[stop + 1 :]
+        return Frame(command, headers, data[start:stop])
 
 
-def _head(octets: bytes) -> tuple[str, dict[str, str]]:
+def _head(data: bytes) -> tuple[str, dict[str, str]]:
     try:
-        command, *lines = octets.decode().split("\n")
+        command, *lines = data.decode().split("\n")
     except UnicodeDecodeError:
         raise RemoteProtocolError("headers are UTF-8", reason=0) from None
     headers: dict[str, str] = {}
@@ -102,7 +102,7 @@ def _plain(text: str) -> str:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """A frame's octets."""
+    """A frame's bytes."""
     lines = [frame.command, *(f"{_escaped(name)}:{_escaped(value)}" for name, value in frame.headers.items())]
     return "\n".join(lines).encode() + b"\n\n" + frame.body + b"\0"
 
@@ -116,9 +116,9 @@ def encode_headers(headers: dict[str, str]) -> bytes:
     return "\n".join(f"{_escaped(name)}:{_escaped(value)}" for name, value in headers.items()).encode()
 
 
-def decode_properties(octets: bytes) -> Properties:
+def decode_properties(data: bytes) -> Properties:
     """What headers say. Raises RemoteProtocolError."""
-    _, headers = _head(b"SEND\n" + octets if octets else b"SEND")
+    _, headers = _head(b"SEND\n" + data if data else b"SEND")
     own = tuple((name, string(value)) for name, value in headers.items() if name not in OWN)
     return Properties(content_type=headers.get("content-type"), headers=own)
 

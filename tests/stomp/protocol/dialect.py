@@ -18,7 +18,7 @@ class StompDialect(Dialect):
     name_word = "stomp_destination"
     pattern_word = "stomp_destination"
     words = {"stomp_destination": Word("Destination with captures.", "Template of a destination.")}  # noqa: RUF012
-    name_octets_max = 1_024
+    name_bytes_max = 1_024
     separator = "/"
     one = "*"
     forbidden = "/\0"
@@ -26,19 +26,19 @@ class StompDialect(Dialect):
     wild = "/*#\0"
     listener = "tests.stomp.ingress:StompIngress"
     schemes = (Scheme("stomp", "plain", 61_613), Scheme("stomps", "tls", 61_614))
-    first_octets = (b"CONNECT\n", b"CONNECT\r", b"STOMP\n", b"STOMP\r")
+    first_bytes = (b"CONNECT\n", b"CONNECT\r", b"STOMP\n", b"STOMP\r")
     frame_count = FrameCount(1, None, (0, 1, 1))
 
     def address(self, scope: str, name: str) -> Address:
-        if not name or "\0" in name or len(name.encode()) > self.name_octets_max:
+        if not name or "\0" in name or len(name.encode()) > self.name_bytes_max:
             raise NameRefused(f"{name[:60]!r} is no destination")
         return Address(self.name, "", name, name.encode())
 
     def read_address(self, wire: bytes) -> Address:
         return Address(self.name, "", wire.decode(), wire)
 
-    def property_set(self, octets: bytes) -> PropertySet:
-        return PropertySet(self.name, octets, decode_properties)
+    def property_set(self, data: bytes) -> PropertySet:
+        return PropertySet(self.name, data, decode_properties)
 
 
 STOMP: Final = StompDialect()

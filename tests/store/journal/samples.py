@@ -38,8 +38,8 @@ def draft(base: int, count: int, shard: int = 0) -> Draft:
 
 
 def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
-    """Its octets."""
-    return octets_of(draft(base, count, shard), level)
+    """Its bytes."""
+    return bytes_of(draft(base, count, shard), level)
 
 
 def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: Apart = TOGETHER) -> Gathering:
@@ -50,12 +50,12 @@ def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000, apart: Ap
     return gathering
 
 
-def octets_of(draft: Draft, level: int = 0) -> bytes:
+def bytes_of(draft: Draft, level: int = 0) -> bytes:
     """A block as it is written."""
     header, pieces, _ = seal(lay_out(draft, level))
-    octets = b"".join(pieces)
-    assert len(octets) == header.octets
-    return octets
+    data = b"".join(pieces)
+    assert len(data) == header.byte_count
+    return data
 
 
 def told(_: str) -> None:

@@ -21,11 +21,21 @@ from gateway.store.journal.encoding import ROWS_USUAL, Encoder
 from gateway.store.journal.gathering import TOGETHER, Apart, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
-from tests.store.journal.samples import HOME, UP, gathered, octets_of, whole
+from tests.store.journal.samples import HOME, UP, bytes_of, gathered, whole
 
 SENDERS = [Sender("mqtt", f"press-{number}") for number in range(3)]
 ADDRESSES = [topic_address(f"plant/{number}") for number in range(3)]
-FACTS = ("address", "assurance", "durable", "expires", "hops", "octets", "property_set", "retain", "sender")
+FACTS = (
+    "address",
+    "assurance",
+    "durable",
+    "expires",
+    "hops",
+    "byte_count",
+    "property_set",
+    "retain",
+    "sender",
+)
 
 
 def written(folder: Path, *blocks: list[Settled], apart: Apart = TOGETHER) -> list[Row]:
@@ -36,7 +46,7 @@ def written(folder: Path, *blocks: list[Settled], apart: Apart = TOGETHER) -> li
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for block in blocks:
             draft = encoder.encode(base, gathered(block, apart=apart))
-            file.write(octets_of(draft))
+            file.write(bytes_of(draft))
             base = draft.header.next
     rows = [whole(row) for row in JournalReader(folder).rows("0")]
     for row in rows:

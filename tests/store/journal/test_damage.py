@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gateway.store.journal.format import (
-    BUFFER_OCTETS_MAX,
-    HEADER_OCTETS,
+    BUFFER_BYTES_MAX,
+    HEADER_BYTES,
     DamageError,
     decode_runs,
     decompressed,
 )
 from gateway.store.journal.reader import Gap, JournalReader
-from gateway.store.journal.segments import SEARCH_OCTETS, Hole, segment_name
+from gateway.store.journal.segments import SEARCH_BYTES, Hole, segment_name
 from tests.store.journal.samples import block, numbers_of, rows_of, whole, write
 
 
@@ -28,7 +28,7 @@ def put(folder: Path, *blocks: bytes, first: int = 0, shard: int = 0) -> Path:
 
 
 @pytest.mark.needs("time")
-def test_a_torn_end_at_every_octet(tmp_path: Path) -> None:
+def test_a_torn_end_at_every_byte(tmp_path: Path) -> None:
     whole_part, torn = block(0, 3), block(3, 2)
     path = put(tmp_path, whole_part)
     reader = JournalReader(tmp_path)
@@ -41,7 +41,7 @@ def test_a_torn_end_at_every_octet(tmp_path: Path) -> None:
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kept", [1, 8, HEADER_OCTETS - 1, HEADER_OCTETS, HEADER_OCTETS + 9, -1])
+@pytest.mark.parametrize("kept", [1, 8, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 9, -1])
 def test_the_writer_cuts_a_torn_end_and_goes_on(tmp_path: Path, kept: int) -> None:
     put(tmp_path, block(0, 3), block(3, 2)[:kept])
     write(tmp_path, range(3, 5))
@@ -52,7 +52,7 @@ def test_the_writer_cuts_a_torn_end_and_goes_on(tmp_path: Path, kept: int) -> No
 def test_zeros_that_a_crash_of_the_machine_left_are_a_torn_end(tmp_path: Path) -> None:
     """The size of the file may have survived, and the header, but not the content."""
     first, second = block(0, 3), block(3, 2)
-    path = put(tmp_path, first, second[:HEADER_OCTETS] + bytes(len(second) - HEADER_OCTETS))
+    path = put(tmp_path, first, second[:HEADER_BYTES] + bytes(len(second) - HEADER_BYTES))
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2]
     assert list(JournalReader(tmp_path).verify("0")) == [Hole(path, len(first), len(first) + len(second))]
     write(tmp_path, range(3, 4))
@@ -67,8 +67,8 @@ def test_a_segment_that_was_torn_at_once(tmp_path: Path) -> None:
     assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3, 4]
 
 
-def flipped(octets: bytes, place: int) -> bytes:
-    return octets[:place] + bytes((octets[place] ^ 0x40,)) + octets[place + 1 :]
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes((data[place] ^ 0x40,)) + data[place + 1 :]
 
 
 PLACES = [("in its magic", 3), ("in its length", 17), ("in its CRC", 70), ("in its content", 200)]
@@ -83,7 +83,7 @@ def test_damage_in_the_middle(tmp_path: Path, place: int) -> None:
     assert [(gap.first, gap.rows, gap.reason) for gap in gaps] == [(3, 2, "damage")]
     assert str(path) in gaps[0].where
     holes = [item for item in found if isinstance(item, Hole)]
-    assert holes == ([] if place >= HEADER_OCTETS else [Hole(path, len(first), len(first) + len(second))])
+    assert holes == ([] if place >= HEADER_BYTES else [Hole(path, len(first), len(first) + len(second))])
 
     with pytest.raises(DamageError, match="rows 3 to 4"):
         rows_of(tmp_path)
@@ -108,7 +108,7 @@ def test_damage_at_the_end_of_a_segment_that_is_not_the_last(tmp_path: Path) -> 
 
 
 def test_the_next_block_is_found_far_behind_large_damage(tmp_path: Path) -> None:
-    noise = b"GWJBLOCK" * 3 + bytes(SEARCH_OCTETS * 2 - 8 * 4)
+    noise = b"GWJBLOCK" * 3 + bytes(SEARCH_BYTES * 2 - 8 * 4)
     put(tmp_path, block(0, 1), noise, block(1, 1))
     found = list(JournalReader(tmp_path).verify("0"))
     assert [(item.offset, item.end - item.offset) for item in found if isinstance(item, Hole)] == [
@@ -127,7 +127,7 @@ def test_a_journal_in_a_body_is_not_taken_for_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stored, octets",
+    "stored, byte_count",
     [
         (zlib.compress(bytes(50_000_000)), 100),  # makes more than it says
         (zlib.compress(b"abc"), 4),  # makes less
@@ -137,23 +137,23 @@ def test_a_journal_in_a_body_is_not_taken_for_blocks(tmp_path: Path) -> None:
         (b"", 1),
     ],
 )
-def test_a_compressed_buffer_makes_no_more_than_it_says(stored: bytes, octets: int) -> None:
+def test_a_compressed_buffer_makes_no_more_than_it_says(stored: bytes, byte_count: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DamageError):
-            decompressed(stored, octets)
+            decompressed(stored, byte_count)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
 
 
 def test_a_buffer_of_runs_makes_no_more_than_a_block_may_have() -> None:
-    stored = struct.pack("<IIIIQ", 1, 8, (BUFFER_OCTETS_MAX >> 3) + 1, 0, 7)
+    stored = struct.pack("<IIIIQ", 1, 8, (BUFFER_BYTES_MAX >> 3) + 1, 0, 7)
     with pytest.raises(DamageError):
-        decode_runs(memoryview(stored), BUFFER_OCTETS_MAX + 8)
+        decode_runs(memoryview(stored), BUFFER_BYTES_MAX + 8)
 
 
-@pytest.mark.parametrize("octets", [b"", b"abc", bytes(1_000_000)])
-def test_what_was_compressed_comes_back(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"abc", bytes(1_000_000)])
+def test_what_was_compressed_comes_back(data: bytes) -> None:
     for level in (1, 9):
-        assert decompressed(memoryview(zlib.compress(octets, level)), len(octets)) == octets
+        assert decompressed(memoryview(zlib.compress(data, level)), len(data)) == data

@@ -27,7 +27,7 @@ from gateway.store.journal.format import (
     decode_runs,
 )
 from gateway.store.journal.gathering import RowLabels, Settled
-from tests.store.journal.samples import gathered, octets_of, rows_of, write
+from tests.store.journal.samples import bytes_of, gathered, rows_of, write
 
 FORMAT_4: Final = (
     "c-oCsNmJB76z<F<lLT;v#RWG6L_`#rVR6(GrB!OVlw4eHLr9*Gs+pwe^dNfT=#e8wj$Ewb$kCs`PvGd0Be%Aj&X6|<C2#7h{`$+?"
@@ -81,12 +81,12 @@ def part() -> Settled:
 
 def test_the_format_of_the_first_release_is_read(tmp_path: Path) -> None:
     rows = {}
-    for name, octets in (
+    for name, data in (
         ("released", zlib.decompress(b85decode("".join(FORMAT_4)))),
-        ("ours", octets_of(Encoder(0).encode(0, gathered([part()], body_bytes_max=100)))),
+        ("ours", bytes_of(Encoder(0).encode(0, gathered([part()], body_bytes_max=100)))),
     ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / f"0-{0:020}.gwj").write_bytes(octets)
+        (tmp_path / name / f"0-{0:020}.gwj").write_bytes(data)
         rows[name] = rows_of(tmp_path / name)
     assert [row | dict.fromkeys(NEWER) for row in rows["released"]] == rows["ours"]
     assert [
@@ -100,17 +100,17 @@ def test_the_format_of_the_first_release_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_another_format_is_refused_by_its_number(version: int, tmp_path: Path) -> None:
-    octets = bytearray(octets_of(Encoder(0).encode(0, gathered([part()]))))
-    octets[8:10] = struct.pack("<H", version)
-    octets[68:72] = zlib.crc32(octets[:68]).to_bytes(4, "little")
+    data = bytearray(bytes_of(Encoder(0).encode(0, gathered([part()]))))
+    data[8:10] = struct.pack("<H", version)
+    data[68:72] = zlib.crc32(data[:68]).to_bytes(4, "little")
     path = tmp_path / f"0-{0:020}.gwj"
-    path.write_bytes(octets)
+    path.write_bytes(data)
     told = f"{path}: the journal is of format {version}, this gateway's is {VERSION}: read it with"
     with pytest.raises(JournalError, match=re.escape(told)):
         rows_of(tmp_path)
     with pytest.raises(JournalError, match=f"is of format {version}"):
         write(tmp_path, range(1))
-    assert path.read_bytes() == octets
+    assert path.read_bytes() == data
 
 
 runs = st.lists(st.tuples(st.integers(0, 255), st.integers(1, 40)), min_size=1, max_size=20)

@@ -11,9 +11,9 @@ from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.gathering import (
-    COPIED_OCTETS,
+    COPIED_BYTES,
     MEMORIES_MAX,
-    MEMORY_OCTETS,
+    MEMORY_BYTES,
     Apart,
     Gathering,
     Memories,
@@ -22,7 +22,7 @@ from gateway.store.journal.gathering import (
 )
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import segment_name
-from tests.store.journal.samples import HOME, gathered, octets_of, whole
+from tests.store.journal.samples import HOME, bytes_of, gathered, whole
 
 
 def settled(*sizes: int) -> Settled:
@@ -33,11 +33,11 @@ def settled(*sizes: int) -> Settled:
 
 def bodies_of(folder: Path, gathering: Gathering) -> list[bytes]:
     """As they are read back."""
-    (folder / segment_name(0, 0)).write_bytes(octets_of(Encoder(0).encode(0, gathering)))
+    (folder / segment_name(0, 0)).write_bytes(bytes_of(Encoder(0).encode(0, gathering)))
     return [whole(row)["body"] for row in JournalReader(folder).rows("0")]
 
 
-HALF = MEMORY_OCTETS // 2
+HALF = MEMORY_BYTES // 2
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ HALF = MEMORY_OCTETS // 2
         [(HALF, HALF)],
         [(HALF, HALF), (1,)],
         [(HALF + 1, HALF)],
-        [(HALF,), (MEMORY_OCTETS,), (1, 2, 3), (0, 0)],
+        [(HALF,), (MEMORY_BYTES,), (1, 2, 3), (0, 0)],
         [(0, 0), (0,)],
         [(5,) * 20, (5,) * 30],
         [(5,) * 20, (6,) * 30],
@@ -56,26 +56,28 @@ HALF = MEMORY_OCTETS // 2
 )
 def test_bodies_are_kept_in_their_order(tmp_path: Path, parts: list[tuple[int, ...]]) -> None:
     given = [settled(*sizes) for sizes in parts]
-    found = bodies_of(tmp_path, gathered(given, body_bytes_max=2 * MEMORY_OCTETS))
+    found = bodies_of(tmp_path, gathered(given, body_bytes_max=2 * MEMORY_BYTES))
     assert found == [one.body for part in given for one in part.heads]
 
 
-@pytest.mark.parametrize("octets", [[HALF, HALF], [HALF, HALF, 1], [HALF + 1, HALF, 3], [MEMORY_OCTETS + 1]])
-def test_entries_of_their_own_are_kept_in_their_order(octets: list[int]) -> None:
+@pytest.mark.parametrize(
+    "byte_count", [[HALF, HALF], [HALF, HALF, 1], [HALF + 1, HALF, 3], [MEMORY_BYTES + 1]]
+)
+def test_entries_of_their_own_are_kept_in_their_order(byte_count: list[int]) -> None:
     entries = OwnEntries(Memories().take())
-    given = [b"%c" % (97 + at) * size for at, size in enumerate(octets)]
+    given = [b"%c" % (97 + at) * size for at, size in enumerate(byte_count)]
     for one in given:
         entries.add((b"\1", [one]), None)
-    assert entries.held.octets() == b"".join(given)
-    assert entries.sizes == octets
-    assert entries.forms == bytes([1] * len(octets))
+    assert entries.held.data() == b"".join(given)
+    assert entries.sizes == byte_count
+    assert entries.forms == bytes([1] * len(byte_count))
     assert entries.lengths is None
 
 
 def test_what_is_left_out_takes_no_room(tmp_path: Path) -> None:
     gathering = gathered([settled(3, 9, 3), settled(9, 9), settled(3, 3)], body_bytes_max=5)
-    assert gathering.held.taken == len(gathering.held.octets()) == 12
-    assert gathering.octets == 39
+    assert gathering.held.taken == len(gathering.held.data()) == 12
+    assert gathering.byte_count == 39
     assert bodies_of(tmp_path, gathering) == [b"aaa", None, b"ccc", None, None, b"aaa", b"bbb"]
 
 
@@ -84,20 +86,20 @@ def test_memory_is_used_again_and_not_hoarded() -> None:
     used = [memories.take() for _ in range(MEMORIES_MAX + 3)]
     assert len(set(map(id, used))) == len(used)
     for memory in used:
-        assert len(memory) == MEMORY_OCTETS
+        assert len(memory) == MEMORY_BYTES
         memories.give_back(memory)
     again = [memories.take() for _ in range(MEMORIES_MAX + 1)]
     assert {id(one) for one in again[:-1]} <= {id(one) for one in used}
     assert id(again[-1]) not in {id(one) for one in used}
 
 
-@pytest.mark.parametrize("octets, lent", [(0, 0), (COPIED_OCTETS, 0), (COPIED_OCTETS + 1, 1)])
-def test_a_small_block_that_waits_keeps_no_memory(octets: int, lent: int) -> None:
-    gathering = gathered([settled(octets)], body_bytes_max=MEMORY_OCTETS, apart=Apart(True, True, True))
+@pytest.mark.parametrize("byte_count, lent", [(0, 0), (COPIED_BYTES, 0), (COPIED_BYTES + 1, 1)])
+def test_a_small_block_that_waits_keeps_no_memory(byte_count: int, lent: int) -> None:
+    gathering = gathered([settled(byte_count)], body_bytes_max=MEMORY_BYTES, apart=Apart(True, True, True))
     kept, free = gathering.memories(lent=True), gathering.memories(lent=False)
     assert (len(kept), len(free)) == (lent, 4 - lent)
-    written = bytes(gathering.held.octets())
-    found = gathering.held.octets()
+    written = bytes(gathering.held.data())
+    found = gathering.held.data()
     for memory in free:
         memory[:] = bytes(len(memory))  # whoever has it next
-    assert found == written == b"a" * octets
+    assert found == written == b"a" * byte_count

@@ -133,15 +133,15 @@ def quiet(written: Path, tmp_path: Path, unmerged: None) -> Path:
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_rows_are_the_same(quiet: Path, level: int) -> None:
-    before, sizes = rows_of(quiet), [segment.octets for segment in segments(quiet)]
+    before, sizes = rows_of(quiet), [segment.byte_count for segment in segments(quiet)]
     *complete, _ = segments(quiet)
     for segment in complete:
         merge_segments([segment], level=level)
     assert rows_of(quiet) == before
-    octets = merge_segments(segments(quiet)[:-1], level=level)
+    byte_count = merge_segments(segments(quiet)[:-1], level=level)
     assert rows_of(quiet) == before
     one, last = segments(quiet)
-    assert one.octets == octets < sum(sizes[:-1]) / 4
+    assert one.byte_count == byte_count < sum(sizes[:-1]) / 4
     assert blocks_of(quiet)[0] == complete[-1].first + blocks_of(quiet)[0] - complete[-1].first
     extent = JournalReader(quiet).extent("0")
     assert (extent.rows, extent.next, extent.segments) == (len(before), len(before), 2)
@@ -263,7 +263,7 @@ def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Quiet(quiet, Options(flush_interval_secs=60.0, segment_secs=1.0))
     made.write(1)
     made.writer.close()
-    assert [one.octets for one in segments(quiet)]
+    assert [one.byte_count for one in segments(quiet)]
     after = list(JournalReader(quiet).rows("0"))
     assert after[: len(before)] == [
         one._replace(where=again.where) if isinstance(one, Gap) and isinstance(again, Gap) else one
@@ -275,9 +275,9 @@ def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damage_is_left_where_it_is(quiet: Path) -> None:
     one = segments(quiet)[1]
-    octets = bytearray(one.path.read_bytes())
-    octets[3_000] ^= 1
-    one.path.write_bytes(octets)
+    data = bytearray(one.path.read_bytes())
+    data[3_000] ^= 1
+    one.path.write_bytes(data)
     before = {path: path.read_bytes() for path in quiet.glob("*")}
     with pytest.raises(DamageError):
         merge_segments(segments(quiet)[:3])
@@ -408,7 +408,7 @@ def test_a_gateway_that_waits_says_that_it_lives(tmp_path: Path) -> None:
         made.now += 50.0
         made.writer.tick()
         made.writer._wake.set()
-        until(lambda: not made.writer.backlog_octets)
+        until(lambda: not made.writer.backlog_bytes)
     made.writer.close()
     assert path.stat().st_size > before
     assert JournalReader(tmp_path).low_water("0") == (99 - 100 + START) * 1e6
@@ -425,7 +425,7 @@ def test_a_quiet_hour_has_marks_too(tmp_path: Path) -> None:
         made.now += 30.0
         made.writer.tick()
         made.writer._wake.set()
-    until(lambda: not made.writer.backlog_octets)
+    until(lambda: not made.writer.backlog_bytes)
     after = JournalReader(tmp_path).low_water("0")
     assert after is not None
     assert after - before > 120e6

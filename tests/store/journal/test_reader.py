@@ -16,10 +16,10 @@ from gateway.store.journal.reader import Extent, Gap, JournalReader
 from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import (
     UTC_US,
+    bytes_of,
     gathered,
     message,
     numbers_of,
-    octets_of,
     rows_of,
     whole,
     whole_block,
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
         messages = [message(2 * number), message(2 * number + 1)]
         at = UTC_US + number * MINUTE
         part = Settled(labels, messages, messages, ACCEPTED, at, at + 9)
-        blocks.append(octets_of(encoder.encode(2 * number, gathered([part]))))
+        blocks.append(bytes_of(encoder.encode(2 * number, gathered([part]))))
     (tmp_path / segment_name(0, 0)).write_bytes(b"".join(blocks[:2]))
     (tmp_path / segment_name(0, 4)).write_bytes(b"".join(blocks[2:]))
     return tmp_path
@@ -67,9 +67,9 @@ def test_a_time_range(folder: Path, begin: int | None, end: int | None, expected
 def test_blocks_out_of_the_time_range_are_not_read(folder: Path) -> None:
     """Their content may be damaged, and nobody notices."""
     path = folder / segment_name(0, 0)
-    octets = bytearray(path.read_bytes())
-    octets[200] ^= 1
-    path.write_bytes(octets)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
     assert numbers_of(rows_of(folder, from_us=UTC_US + 1)) == [2, 3, 4, 5, 6, 7]
 
 
@@ -94,8 +94,8 @@ def test_blocks_without_the_route_are_not_given(folder: Path) -> None:
 
 
 def test_the_extent(folder: Path) -> None:
-    octets = sum(path.stat().st_size for path in folder.iterdir())
-    expected = Extent("0", 0, 8, 8, 0, 4, 2, octets, UTC_US, UTC_US + 3 * MINUTE, None, 4, 0, 2)
+    byte_count = sum(path.stat().st_size for path in folder.iterdir())
+    expected = Extent("0", 0, 8, 8, 0, 4, 2, byte_count, UTC_US, UTC_US + 3 * MINUTE, None, 4, 0, 2)
     assert JournalReader(folder).extent("0") == expected
     assert JournalReader(folder).extent("9") == Extent("9", 0, 0, 0, 0, 0, 0, 0, None, None)
 
@@ -107,8 +107,8 @@ def test_columns_of_a_later_gateway(folder: Path) -> None:
     )
     header = Header(0, 1, 0, 0, 2, 5, 5, 2, 0, 0, 0)
     buffers = [b"\1\0\0\0\2\0\0\0", b"\0\0\0\0\1\0\0\0\2\0\0\0", b"xy"]
-    octets = octets_of(Draft(header, columns, buffers))
-    (folder / segment_name(1, 0)).write_bytes(octets)
+    data = bytes_of(Draft(header, columns, buffers))
+    (folder / segment_name(1, 0)).write_bytes(data)
     assert rows_of(folder, "1") == [
         {"shard": "1", "sequence": 0, "colour": 1, "text": "x"},
         {"shard": "1", "sequence": 1, "colour": 2, "text": "y"},
@@ -132,9 +132,9 @@ def test_the_reader_is_light() -> None:
 
 
 def test_gaps_are_items(folder: Path) -> None:
-    gap_octets = octets_of(gap_draft(0, 8, 5, UTC_US, b'{"reason":"backlog","text":"slow"}'))
+    gap_bytes = bytes_of(gap_draft(0, 8, 5, UTC_US, b'{"reason":"backlog","text":"slow"}'))
     path = folder / segment_name(0, 4)
-    path.write_bytes(path.read_bytes() + gap_octets)
+    path.write_bytes(path.read_bytes() + gap_bytes)
     *rows, gap = JournalReader(folder).rows("0")
     assert gap == Gap("0", 8, 5, "backlog", "slow", gap.where if isinstance(gap, Gap) else "")
     assert numbers_of([whole(row) for row in rows]) == list(range(8))

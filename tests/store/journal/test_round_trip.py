@@ -26,16 +26,16 @@ from gateway.store.journal.format import Kind
 from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At
-from gateway.store.journal.wires import PROPERTIES_OCTETS_MAX
+from gateway.store.journal.wires import PROPERTIES_BYTES_MAX
 from gateway.store.properties import decode_properties
 from tests.store.journal.samples import (
     HOME,
     SENDER,
     UP,
     UTC_US,
+    bytes_of,
     gathered,
     message,
-    octets_of,
     whole,
     whole_block,
 )
@@ -65,9 +65,9 @@ FULL = Properties(
 
 
 def recorded(folder: Path, *parts: Settled, body_bytes_max: int = 1_000, level: int = 0) -> list[Row]:
-    octets = octets_of(Encoder(3).encode(100, gathered(parts, body_bytes_max=body_bytes_max)), level)
+    data = bytes_of(Encoder(3).encode(100, gathered(parts, body_bytes_max=body_bytes_max)), level)
     folder.mkdir(exist_ok=True)
-    (folder / f"3-{100:020}.gwj").write_bytes(octets)
+    (folder / f"3-{100:020}.gwj").write_bytes(data)
     return [whole(row) for row in JournalReader(folder).rows("3")]
 
 
@@ -199,7 +199,7 @@ SETS = [
     (property_set(Properties(message_id="")), '{"message_id":""}', ""),
     (property_set(Properties(message_id="\udc80")), '{"message_id":"\\udc80"}', "\\udc80"),
     (PropertySet("mqtt", b"\xff", malformed), '{"malformed":true}', None),
-    (property_set(Properties(type="x" * PROPERTIES_OCTETS_MAX)), '{"omitted":65547}', None),
+    (property_set(Properties(type="x" * PROPERTIES_BYTES_MAX)), '{"omitted":65547}', None),
 ]
 
 
@@ -279,7 +279,7 @@ def parts(draw: st.DrawFn) -> Settled:
 
 
 def crossed(head: Message) -> Message:
-    """At another address, and one hop on, within what an octet holds."""
+    """At another address, and one hop on, within what an byte holds."""
     head.hops = min(head.hops, 254)
     return Message(
         AMQP[head.hops % 5],
@@ -337,7 +337,7 @@ def test_blocks_of_any_traffic(
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for block in blocks:
             draft = encoder.encode(base, gathered(block, body_bytes_max=4))
-            file.write(octets_of(draft, level))
+            file.write(bytes_of(draft, level))
             base = draft.header.next
     rows = [whole(row) for row in JournalReader(folder).rows("0")]
     expected = [row for block in blocks for part in block for row in expected_rows(part)]
@@ -354,9 +354,9 @@ def test_arrow_finds_its_buffers(tmp_path: Path) -> None:
     block = reader.read("3", at)
     assert all(offset % 8 == 0 for offset, _, _ in block.places)
     assert block.buffers("received")[1].cast("q").tolist() == [5] * 9
-    indices, valid, offsets, octets = block.buffers("source_address")
+    indices, valid, offsets, data = block.buffers("source_address")
     assert (len(indices), len(valid), len(offsets)) == (36, 0, 16)
-    assert bytes(octets) == b"plant/0plant/1plant/2"
+    assert bytes(data) == b"plant/0plant/1plant/2"
     place = {name: block.places[block.columns[name].buffers[0]] for name in ("source_address", "target_name")}
     assert place["source_address"] == place["target_name"]
     assert block.places[block.columns["body"].buffers[0]] == (0, 0, 0)
@@ -387,7 +387,7 @@ def test_a_small_block_does_not_carry_a_large_dictionary() -> None:
     many = [Message(topic_address(f"topic/{number}"), b"") for number in range(1_000)]
     encoder.encode(0, gathered([Settled(HOME, many, None, ACCEPTED, 0, 0)]))
     draft = encoder.encode(1_000, gathered([Settled(HOME, many[:1], None, ACCEPTED, 0, 0)]))
-    assert len(octets_of(draft)) < 4_096
+    assert len(bytes_of(draft)) < 4_096
 
 
 def test_a_block_may_be_skipped_by_its_dictionaries(tmp_path: Path) -> None:

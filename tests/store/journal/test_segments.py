@@ -38,10 +38,10 @@ def appender(folder: Path, clock: Clock, **limits: Any) -> Appender:
 
 
 def append(to: Appender, count: int = 2) -> int:
-    """A block of `count` rows; returns its octets."""
+    """A block of `count` rows; returns its bytes."""
     laid = seal(lay_out(draft(to.next, count), 0))
     assert to.append([laid]) == 1
-    return laid.header.octets
+    return laid.header.byte_count
 
 
 def firsts(folder: Path) -> list[int]:
@@ -49,8 +49,8 @@ def firsts(folder: Path) -> list[int]:
 
 
 def test_a_segment_ends_at_its_size(tmp_path: Path) -> None:
-    octets = append(appender(tmp_path / "measure", Clock()))
-    made = appender(tmp_path / "journal", Clock(), segment_bytes=2 * octets + octets // 2)
+    byte_count = append(appender(tmp_path / "measure", Clock()))
+    made = appender(tmp_path / "journal", Clock(), segment_bytes=2 * byte_count + byte_count // 2)
     for _ in range(5):
         append(made)
     made.close()
@@ -71,20 +71,20 @@ def test_what_is_on_the_disk_need_not_stay_in_memory(
         if fails:
             raise OSError
 
-    monkeypatch.setattr("gateway.store.journal.appending.CACHED_OCTETS", 4_096)
+    monkeypatch.setattr("gateway.store.journal.appending.CACHED_BYTES", 4_096)
     monkeypatch.setattr("os.posix_fadvise", advise)
     clock = Clock()
     made = appender(tmp_path, clock, sync_interval_secs=secs)
-    octets = 0
+    byte_count = 0
     for _ in range(20):
-        octets += append(made)
+        byte_count += append(made)
         clock.now += 1.0
         made.tick()
     made.close()
     assert bool(told) == let_go
     if let_go:
         assert [begin for begin, _ in told] == [0, *[end for _, end in told[:-1]]]
-        assert 4_096 <= octets - told[-1][1] < 2 * 4_096
+        assert 4_096 <= byte_count - told[-1][1] < 2 * 4_096
     assert numbers_of(rows_of(tmp_path)) == list(range(40))
 
 
@@ -92,7 +92,7 @@ def test_what_is_on_the_disk_need_not_stay_in_memory(
 def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None:
     """As many go into one write as fit into the segment."""
     blocks = [seal(lay_out(draft(2 * place, 2), 0)) for place in range(10)]
-    largest = max(header.octets for header, *_ in blocks)
+    largest = max(header.byte_count for header, *_ in blocks)
     made = appender(tmp_path, Clock(), segment_bytes=most * largest)
     while blocks:
         count = made.append(blocks)
@@ -164,8 +164,8 @@ def test_retention_by_size_keeps_the_newest(tmp_path: Path) -> None:
 
 
 def test_retention_by_size_counts_exactly(tmp_path: Path) -> None:
-    octets = append(appender(tmp_path / "measure", Clock()))
-    made = appender(tmp_path / "journal", Clock(), segment_bytes=1, retention_bytes=3 * octets + 1_000)
+    byte_count = append(appender(tmp_path / "measure", Clock()))
+    made = appender(tmp_path / "journal", Clock(), segment_bytes=1, retention_bytes=3 * byte_count + 1_000)
     for _ in range(5):
         append(made)
     made.close()

@@ -1,4 +1,4 @@
-"""Properties and addresses are kept as the octets that came: their columns say what they would have said had
+"""Properties and addresses are kept as the bytes that came: their columns say what they would have said had
 the gateway written them as texts at once, whatever it was, and however the block has them."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import Block, JournalReader, Row
 from gateway.store.journal.wires import (
     APART_FROM,
-    PROPERTIES_OCTETS_MAX,
+    PROPERTIES_BYTES_MAX,
     ROWS_APART,
     framed,
     id_dictionary,
@@ -40,7 +40,7 @@ from gateway.store.journal.wires import (
     set_dictionaries,
     words_of,
 )
-from tests.store.journal.samples import HOME, gathered, octets_of
+from tests.store.journal.samples import HOME, bytes_of, gathered
 
 HEADERS: Final[dict[str, Headers]] = {
     "none": (),
@@ -50,7 +50,7 @@ HEADERS: Final[dict[str, Headers]] = {
     "a name twice": (("a", string("1")), ("a", string("2"))),
     "a name twice with another between": (("a", string("1")), ("b", string("2")), ("a", string("3"))),
     "letters to escape": (("a", string('"\\\n\x01\x7f')), ("ü", string("ä€\U0001f600"))),
-    "octets that are no text": (
+    "bytes that are no text": (
         ("a", Value(ValueType.STRING, b"\xff\x00")),
         ("b", Value(ValueType.BYTES, b"\xfe")),
     ),
@@ -95,7 +95,7 @@ SAID: Final = {name: Properties(headers=headers) for name, headers in HEADERS.it
     ),
     "an empty message id": Properties(message_id=""),
     "a message id of other letters": Properties(message_id="ü\U0001f600"),
-    "more JSON than is written, of fewer octets": Properties(headers=(("a", string("\x01" * 30_000)),)),
+    "more JSON than is written, of fewer bytes": Properties(headers=(("a", string("\x01" * 30_000)),)),
     "more than is written": Properties(
         message_id="kept", headers=tuple((f"n{at}", string("x" * 30_000)) for at in range(3))
     ),
@@ -160,7 +160,7 @@ def blocks_of(folder: Path, *blocks: Sequence[Settled]) -> list[Block]:
         for parts in blocks:
             draft = encoder.encode(base, gathered(parts, apart=encoder.apart))
             base = draft.header.next
-            file.write(octets_of(draft))
+            file.write(bytes_of(draft))
     found = list(JournalReader(folder).blocks("0"))
     assert all(isinstance(block, Block) for block in found)
     return [block for block in found if isinstance(block, Block)]
@@ -188,12 +188,12 @@ def test_properties_say_what_would_have_been_written(tmp_path: Path, protocol: s
     # As an object would say it that nobody has looked at, without short cuts.
     plain = PropertySet(protocol, raw, found._decode, found._properties)
     assert said_of(row) == told(found) == told(plain)
-    kept = bytes(block.entries("properties").octets)
-    assert (kept == raw) == (0 < len(raw) <= PROPERTIES_OCTETS_MAX)
+    kept = bytes(block.entries("properties").data)
+    assert (kept == raw) == (0 < len(raw) <= PROPERTIES_BYTES_MAX)
 
 
 def test_a_set_that_no_protocol_has_written_is_kept_as_texts(tmp_path: Path) -> None:
-    """What rules have taken something out of is such a set: its octets must not be there."""
+    """What rules have taken something out of is such a set: its bytes must not be there."""
     for name, said in SAID.items():
         (tmp_path / name).mkdir()
         found = property_set(replace(said, app_id="\udc80"))
@@ -333,9 +333,9 @@ def test_each_property_set_is_decoded_once_for_all_its_columns(
         dialect = type(DIALECTS[name])
         before = dialect.unread_set
 
-        def unread(self: Any, octets: bytes, before: Any = before) -> PropertySet:
-            decoded.append(octets)
-            return before(self, octets)
+        def unread(self: Any, data: bytes, before: Any = before) -> PropertySet:
+            decoded.append(data)
+            return before(self, data)
 
         monkeypatch.setattr(dialect, "unread_set", unread)
         monkeypatch.setattr(dialect, "message_id", lambda *_: pytest.fail("a second decoding"))

@@ -39,11 +39,11 @@ QUICK = Options(flush_interval_secs=0.001, retry_secs=0.001)
 
 
 class Disk:
-    """Stands for os.pwritev: it can refuse, take only some octets of each write, or keep one waiting."""
+    """Stands for os.pwritev: it can refuse, take only some bytes of each write, or keep one waiting."""
 
     def __init__(self) -> None:
         self.full = False
-        self.octets_max: int | None = None
+        self.bytes_max: int | None = None
         self.refusals = 0
         self.go_on = threading.Event()
         self.go_on.set()
@@ -53,12 +53,12 @@ class Disk:
         if not self.go_on.is_set():
             self.waits.set()
             assert self.go_on.wait(20)
-        octets = b"".join(pieces)
+        data = b"".join(pieces)
         if self.full:
             self.refusals += 1
-            os.pwrite(file, octets[: len(octets) // 2], offset)  # and half of it is on the disk all the same
+            os.pwrite(file, data[: len(data) // 2], offset)  # and half of it is on the disk all the same
             raise OSError(errno.ENOSPC, "No space left on device")
-        return os.pwrite(file, octets[: self.octets_max], offset)
+        return os.pwrite(file, data[: self.bytes_max], offset)
 
 
 def test_times_are_utc(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_times_are_utc(tmp_path: Path) -> None:
 def test_properties_that_fill_a_memory_end_a_block(tmp_path: Path) -> None:
     """Where each message says something new the next block is not looked through, but for the first."""
     made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=100))
-    texts = [f"{at:08d}" * 3_750 for at in range(160)]  # 30 000 octets each
+    texts = [f"{at:08d}" * 3_750 for at in range(160)]  # 30 000 bytes each
     for begin in range(0, len(texts), 10):
         some = [
             message(at, property_set=mqtt_set(b"\x03" + len(text).to_bytes(2, "big") + text.encode()))
@@ -127,14 +127,14 @@ def test_large_bodies_make_small_blocks(tmp_path: Path) -> None:
 def test_enough_rows_become_columns_at_once(tmp_path: Path) -> None:
     made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=10))
     made.record(HOME, [message(n) for n in range(9)], ACCEPTED, Monotonic(time.monotonic()))
-    assert made.backlog_octets == 0
+    assert made.backlog_bytes == 0
     made.record(HOME, [message(9)], ACCEPTED, Monotonic(time.monotonic()))
-    assert (made.backlog_octets > 0, made.backlog) == (True, 10)
+    assert (made.backlog_bytes > 0, made.backlog) == (True, 10)
     made.close()
-    assert (made.backlog_octets, made.backlog) == (0, 0)
+    assert (made.backlog_bytes, made.backlog) == (0, 0)
 
 
-def test_enough_octets_wake_the_thread(tmp_path: Path) -> None:
+def test_enough_bytes_wake_the_thread(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
     made.record(HOME, [Message(topic_address("t"), bytes(65_536))] * 140, ACCEPTED, Monotonic(0.0))
     until(lambda: made.rows == 140)
@@ -148,7 +148,7 @@ def test_few_rows_are_written_soon(tmp_path: Path) -> None:
     made.record(HOME, [], ACCEPTED, Monotonic(0.0))
     made.close()
     assert (made.rows, made.blocks, made.next) == (1, 1, 1)
-    assert made.octets == next(tmp_path.glob("*.gwj")).stat().st_size
+    assert made.byte_count == next(tmp_path.glob("*.gwj")).stat().st_size
 
 
 def test_crossed_and_refused(tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_crossed_and_refused(tmp_path: Path) -> None:
     assert [row["outcome"] for row in rows] == ["accepted", "accepted", "rejected"]
 
 
-@pytest.mark.parametrize("octets_max", [1, 7, 500])
-def test_a_disk_that_takes_little_at_a_time(tmp_path: Path, octets_max: int) -> None:
+@pytest.mark.parametrize("bytes_max", [1, 7, 500])
+def test_a_disk_that_takes_little_at_a_time(tmp_path: Path, bytes_max: int) -> None:
     disk = Disk()
-    disk.octets_max = octets_max
+    disk.bytes_max = bytes_max
     write(tmp_path, range(20), range(20, 25), options=PATIENT, pwritev=disk)
     assert numbers_of(rows_of(tmp_path)) == list(range(25))
 
@@ -179,7 +179,7 @@ def test_a_slow_disk_costs_rows_and_says_so(tmp_path: Path) -> None:
     made = writer(tmp_path, options=options, pwritev=disk)
     made.record(HOME, [message(n) for n in range(40)], ACCEPTED, Monotonic(time.monotonic()))
     assert disk.waits.wait(20)
-    assert made.backlog_octets > 100
+    assert made.backlog_bytes > 100
     made.record(HOME, [message(n) for n in range(40, 90)], ACCEPTED, Monotonic(time.monotonic()))
     made.record(HOME, [message(n) for n in range(90, 120)], ACCEPTED, Monotonic(time.monotonic()))
     assert (made.backlog, made.dropped) == (40, 80)
@@ -192,7 +192,7 @@ def test_a_slow_disk_costs_rows_and_says_so(tmp_path: Path) -> None:
     assert [(gap.first, gap.rows, gap.reason) for gap in gaps] == [(40, 80, "backlog")]
     rows = [item for item in items if not isinstance(item, Gap)]
     assert numbers_of(rows) == [row["sequence"] for row in rows] == [*range(40), 120]
-    assert (made.backlog, made.backlog_octets) == (0, 0)
+    assert (made.backlog, made.backlog_bytes) == (0, 0)
 
 
 def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
     kept = Message(topic_address("t"), bytes(65_536))
     left_out = Message(topic_address("t"), bytes(1_048_576))
     made.record(HOME, [kept, message(0), left_out], ACCEPTED, Monotonic(0.0))
-    assert made.backlog_octets == 0
+    assert made.backlog_bytes == 0
     made.record(HOME, [left_out, left_out, left_out, message(0)], ACCEPTED, Monotonic(0.0))
-    assert 65_536 < made.backlog_octets < 1_048_576
+    assert 65_536 < made.backlog_bytes < 1_048_576
     made.close()
     assert [row["body_size"] for row in rows_of(tmp_path)] == [
         *(65_536, 1, 1_048_576),
@@ -297,9 +297,9 @@ def test_rows_that_cannot_be_gathered_cost_what_has_gathered(
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_reader_follows_a_live_writer(tmp_path: Path, level: int) -> None:
-    """While blocks are written a few octets at a time and files are rolled."""
+    """While blocks are written a few bytes at a time and files are rolled."""
     disk = Disk()
-    disk.octets_max = 700
+    disk.bytes_max = 700
     options = Options(flush_interval_secs=0.001, segment_bytes=8_192, compress=level, block_rows_max=50)
     made = writer(tmp_path, options=options, pwritev=disk)
     count = 3_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.protocols.mqtt.spec import LENGTH_OCTETS_MAX, STRING_OCTETS_MAX, VARINT_MAX, ReasonCode, Version
+from gateway.protocols.mqtt.spec import LENGTH_BYTES_MAX, STRING_BYTES_MAX, VARINT_MAX, ReasonCode, Version
 
 ByteOrder = Literal["auto", "little", "big"]
 
@@ -53,19 +53,19 @@ def too_much(text: str) -> RemoteProtocolError:
     return RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED)
 
 
-def decode_length(octets: bytes, at: int) -> tuple[int, int] | None:
+def decode_length(data: bytes, at: int) -> tuple[int, int] | None:
     """Return the remaining length at `at` and the position behind it, or None if it is incomplete (5: 2.1.4).
 
     More than four bytes raise 0x81. A length in more bytes than necessary is accepted: small clients write a
     fixed width, and nothing depends on it.
     """
     value = 0
-    for index, octet in enumerate(octets[at : at + LENGTH_OCTETS_MAX]):
-        value |= (octet & 0x7F) << 7 * index
-        if octet < 0x80:
+    for index, byte in enumerate(data[at : at + LENGTH_BYTES_MAX]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
             return value, at + index + 1
-    if len(octets) - at >= LENGTH_OCTETS_MAX:
-        raise malformed("a remaining length has at most four octets")
+    if len(data) - at >= LENGTH_BYTES_MAX:
+        raise malformed("a remaining length has at most four bytes")
     return None
 
 
@@ -73,21 +73,21 @@ def encode_varint(value: int) -> bytes:
     """Encode a variable length integer (5: 1.5.5). Raises LocalProtocolError if it is out of range."""
     if not 0 <= value <= VARINT_MAX:
         raise LocalProtocolError(f"{value} does not fit a variable length integer")
-    octets = bytearray()
+    data = bytearray()
     while value > 0x7F:
-        octets.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    octets.append(value)
-    return bytes(octets)
+    data.append(value)
+    return bytes(data)
 
 
-def decode_text(octets: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Decode a UTF-8 string without its length (5: 1.5.4).
 
     Raises 0x81 for surrogates, NUL and invalid UTF-8.
     """
     try:
-        text = octets.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise malformed(f"a string is not UTF-8: {error.reason}") from None
     if "\0" in text:
@@ -95,10 +95,10 @@ def decode_text(octets: bytes) -> str:
     return text
 
 
-def is_utf8(octets: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
     """Return True if a body is UTF-8, as a payload format indicator of 1 requires (5: 3.3.2.3.2)."""
     try:
-        octets.decode()
+        data.decode()
     except UnicodeDecodeError:
         return False
     return True
@@ -139,13 +139,13 @@ class Reader:
     RemoteProtocolError (0x81) if the packet ends inside the value.
     """
 
-    __slots__ = ("at", "bounds", "end", "little", "octets")
+    __slots__ = ("at", "bounds", "data", "end", "little")
 
-    def __init__(self, octets: bytes, *, little: bool = False, bounds: Bounds = UNBOUNDED) -> None:
-        self.octets = octets
+    def __init__(self, data: bytes, *, little: bool = False, bounds: Bounds = UNBOUNDED) -> None:
+        self.data = data
         self.bounds = bounds
         self.at = 0
-        self.end = len(octets)
+        self.end = len(data)
         self.little = little
 
     def take(self, count: int) -> bytes:
@@ -154,13 +154,13 @@ class Reader:
         self.at = stop = start + count
         if stop > self.end:
             raise malformed("a packet ends inside a field")
-        return self.octets[start:stop]
+        return self.data[start:stop]
 
     def rest(self) -> bytes:
         """Return all remaining bytes."""
         return self.take(self.end - self.at)
 
-    def octet(self) -> int:
+    def byte(self) -> int:
         """Read one byte as an integer."""
         return self.take(1)[0]
 
@@ -185,11 +185,11 @@ class Reader:
 
     def varint(self) -> int:
         """Read a variable length integer (5: 1.5.5). Raises 0x81 if it is not in its shortest form."""
-        found = decode_length(self.octets, self.at)
+        found = decode_length(self.data, self.at)
         if found is None:
             raise malformed("a packet ends inside a variable length integer")
         value, stop = found
-        if stop - self.at > 1 and self.octets[stop - 1] == 0:
+        if stop - self.at > 1 and self.data[stop - 1] == 0:
             raise malformed("a variable length integer is longer than it needs to be")
         self.at = stop
         return value
@@ -204,15 +204,15 @@ class Reader:
 
     def pair(self) -> tuple[str, str]:
         """Read two texts. Both are read in one step because a packet may have a thousand pairs."""
-        octets = self.octets
+        data = self.data
         name_at = self.at + 2
-        name_end = name_at + int.from_bytes(octets[self.at : name_at], "big")
+        name_end = name_at + int.from_bytes(data[self.at : name_at], "big")
         value_at = name_end + 2
-        value_end = value_at + int.from_bytes(octets[name_end:value_at], "big")
+        value_end = value_at + int.from_bytes(data[name_end:value_at], "big")
         if value_at > self.end or value_end > self.end:
             raise malformed("a packet ends inside a field")
         self.at = value_end
-        return decode_text(octets[name_at:name_end]), decode_text(octets[value_at:value_end])
+        return decode_text(data[name_at:name_end]), decode_text(data[value_at:value_end])
 
     def finish(self) -> None:
         """Raise RemoteProtocolError (0x81) if bytes remain."""
@@ -220,19 +220,19 @@ class Reader:
             raise malformed("a packet is longer than its fields")
 
 
-def encode_binary(octets: bytes) -> bytes:
+def encode_binary(data: bytes) -> bytes:
     """Return the bytes behind their two-byte length. Raises LocalProtocolError beyond 65 535 bytes."""
-    if len(octets) > STRING_OCTETS_MAX:
-        raise LocalProtocolError("a string or binary field has at most 65 535 octets")
-    return len(octets).to_bytes(2, "big") + octets
+    if len(data) > STRING_BYTES_MAX:
+        raise LocalProtocolError("a string or binary field has at most 65 535 bytes")
+    return len(data).to_bytes(2, "big") + data
 
 
 def encode_text(text: str) -> bytes:
     """Return a UTF-8 string behind its two-byte length. Raises LocalProtocolError if MQTT cannot carry it."""
     try:
-        octets = text.encode()
+        data = text.encode()
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"a string cannot be UTF-8: {error.reason}") from None
-    if 0 in octets:
+    if 0 in data:
         raise LocalProtocolError("a string must not hold U+0000")
-    return encode_binary(octets)
+    return encode_binary(data)
