@@ -54,9 +54,9 @@ COMPILED: Final = (
 INTERPRETED: Final = (
     "**/__init__.py",
     "gateway/broker/mqtt/system.py",  # once in some seconds
-    "gateway/engine/stored.py",  # pydantic makes them
+    "gateway/engine/stored_values.py",  # pydantic makes them
     "gateway/model/dialect.py",  # a protocol of somebody else's inherits from it
-    "gateway/model/spooled.py",  # classes that are `bytes`
+    "gateway/model/spooled_bodies.py",  # classes that are `bytes`
     "gateway/model/times.py",  # classes for the type checker alone
     "gateway/protocols/*/dialect.py",
     "gateway/protocols/amqp091/{methods,spec}.py",  # dataclasses with slots: each method is one

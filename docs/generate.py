@@ -38,7 +38,7 @@ from gateway.admin.operations import description_of
 from gateway.cli import commands
 from gateway.mapping.schema import json_schema
 from gateway.protocols import DIALECTS
-from gateway.settings import Link, Listener, Settings
+from gateway.settings import LinkSettings, ListenerSettings, Settings
 from gateway.store.journal import format as journal_format
 from gateway.telemetry import audit, metrics
 from gateway.telemetry.stats import Latency
@@ -54,24 +54,24 @@ PLACES: Final = {
     "StateDatabase": "[database](#the-database-of-replicas)",
     "AmqpPermissions": "[permissions](roles.md#amqp-0-9-1)",
     "Audit": "[audit log](audit-log.md)",
-    "Group": "`{protocol: …}`",
+    "ListenerGroup": "`{protocol: …}`",
     "CertificatesBackend": "[certificates](authentication.md#certificates)",
     "Case": "[test](#a-test)",
-    "DeadLetters": "[dead letters](#dead-letters)",
+    "DeadLetterSettings": "[dead letters](#dead-letters)",
     "Declare": "[what is there](#declare)",
     "DeclaredBinding": "[binding](#a-binding)",
     "DeclaredExchange": "[exchange](#an-exchange)",
     "DeclaredQueue": "[queue](#a-queue)",
     "Deduplicate": "[deduplication](#deduplicate)",
     "DefaultRoles": "[default roles](roles.md#who-has-which-role)",
-    "Delivery": "[delivery](#delivery)",
+    "DeliveryGuarantee": "[delivery](#delivery)",
     "DestinationNames": "[names](#destinations)",
     "Destinations": "[destinations](roles.md#destinations)",
     "FastPermissions": "[permissions](roles.md#amqpfast)",
     "FastVirtualHost": "[virtual host](#virtual-hosts)",
     "Forward": "[address](#copies-of-dead-letters)",
     "From": "[pattern](#from)",
-    "Health": "[health](#health-and-metrics-on-a-port-of-their-own)",
+    "HealthSettings": "[health](#health-and-metrics-on-a-port-of-their-own)",
     "HttpTls": "[TLS](#tls-of-http)",
     "HttpBackend": "[HTTP](authentication.md#a-server-that-knows-the-users)",
     "Http": "[HTTP](#http)",
@@ -82,20 +82,20 @@ PLACES: Final = {
     "EmbeddedEngine": "[embedded](#broker)",
     "LinkTls": "[TLS](links.md#tls)",
     "ListenerTls": "[TLS](#tls)",
-    "Log": "[log](#log)",
-    "Logins": "[logins](#logins)",
+    "LogSettings": "[log](#log)",
+    "LoginSettings": "[logins](#logins)",
     "MqttRules": "[rules](roles.md#mqtt)",
     "OutOfBand": "[folder](#out-of-band)",
-    "Outbox": "[outbox](#outbox)",
+    "OutboxSettings": "[outbox](#outbox)",
     "OutboxRule": "[outbox](#outbox)",
     "PeerService": "[peer](#peers)",
     "RabbitEngine": "[RabbitMQ](#broker)",
     "Role": "[role](roles.md#a-role)",
     "RouteRule": "[route](#a-route)",
-    "Store": "[store](#store)",
+    "StoreSettings": "[store](#store)",
     "To": "[target](#to)",
     "TopicPermission": "[topic permission](roles.md#topic-permissions)",
-    "Tracing": "[tracing](#tracing)",
+    "TracingSettings": "[tracing](#tracing)",
     "User": "[user](#users)",
     "UsersBackend": "[users](authentication.md#users-and-their-file)",
 }
@@ -123,7 +123,11 @@ def definitions(kind: str) -> dict[str, Schema]:
         whole = json_schema()
         return {**whole["$defs"], whole["title"]: whole}
     found: dict[str, Schema] = {}
-    for model in (Listener, Link, Settings):  # the first two are what those of all protocols have in common
+    for model in (
+        ListenerSettings,
+        LinkSettings,
+        Settings,
+    ):  # the first two are what those of all protocols have in common
         whole = model.model_json_schema(by_alias=True)
         found |= {**whole["$defs"], whole["title"]: whole}
     return found

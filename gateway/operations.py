@@ -20,7 +20,7 @@ be, or a function that returns these.
 """
 
 
-class Word(NamedTuple):
+class OperationWord(NamedTuple):
     """Word of an operation: a parameter of a query, a property of a body, or an option of a command.
 
     `metavar` is the name of its value on the command line.
@@ -38,7 +38,7 @@ class Word(NamedTuple):
         return None if isinstance(self.kind, type) else self.kind()
 
 
-Words = Mapping[str, Word]
+Words = Mapping[str, OperationWord]
 NO_WORDS: Final[Words] = MappingProxyType({})
 
 
@@ -56,7 +56,7 @@ def protocols_with_queues() -> tuple[str, ...]:
     return tuple(name for name, one in DIALECTS.items() if one.has_virtual_hosts)
 
 
-class Operation(NamedTuple):
+class ApiOperation(NamedTuple):
     """One operation. `path` is below the prefix and may contain parameters in braces.
 
     `choice` has the words that select objects, `flags` those that select nothing by themselves. A GET reads
@@ -90,19 +90,19 @@ class Operation(NamedTuple):
         return {**self.choice, **self.flags, **every}
 
 
-_read: Final = partial(Operation, "GET")
-_page: Final = partial(Operation, "GET", paged=True)
-_act: Final = partial(Operation, "POST")
-_removal: Final = partial(Operation, "POST", removes=True)
+_read: Final = partial(ApiOperation, "GET")
+_page: Final = partial(ApiOperation, "GET", paged=True)
+_act: Final = partial(ApiOperation, "POST")
+_removal: Final = partial(ApiOperation, "POST", removes=True)
 
-ALL: Final = Word(bool, "Select everything, instead of a choice.")
-COUNT: Final = Word(int, "Maximum number of rows.")
-AFTER: Final = Word(str, "Key after which the list begins, from `next` of the previous page.")
-EXACT: Final = {"exact": Word(bool, "Compare names literally: * is a *, and a topic is no filter.")}
-NAME: Final = Word(str, "Name; * is any text.")
-ROUTE: Final = Word(str, "Name of the route.")
-HOST: Final = Word(str, "Name of the virtual host.", "NAME")
-IDLE: Final = Word(float, "Minimum time without use, in seconds.")
+ALL: Final = OperationWord(bool, "Select everything, instead of a choice.")
+COUNT: Final = OperationWord(int, "Maximum number of rows.")
+AFTER: Final = OperationWord(str, "Key after which the list begins, from `next` of the previous page.")
+EXACT: Final = {"exact": OperationWord(bool, "Compare names literally: * is a *, and a topic is no filter.")}
+NAME: Final = OperationWord(str, "Name; * is any text.")
+ROUTE: Final = OperationWord(str, "Name of the route.")
+HOST: Final = OperationWord(str, "Name of the virtual host.", "NAME")
+IDLE: Final = OperationWord(float, "Minimum time without use, in seconds.")
 
 # The process.
 
@@ -111,7 +111,7 @@ STATUS: Final = _read("/status", "Return the state of the gateway")
 ENDPOINTS: Final = _page(
     "/endpoints",
     "List listeners and links",
-    {"kind": Word(("listener", "link"), "Kind of endpoint."), **NAMED},
+    {"kind": OperationWord(("listener", "link"), "Kind of endpoint."), **NAMED},
 )
 ROUTES: Final = _page("/routes", "List routes with their counters", NAMED)
 OUTBOXES: Final = _page("/outboxes", "List outboxes of links")
@@ -135,9 +135,9 @@ RATES: Final = _page(
     "/rates",
     "List rates of the last hour",
     {
-        "kind": Word(("process", "protocol", "listener", "link", "route"), "Kind of counter."),
+        "kind": OperationWord(("process", "protocol", "listener", "link", "route"), "Kind of counter."),
         "name": NAME,
-        "what": Word(
+        "what": OperationWord(
             ("in", "out", "settled", "refused", "dead_letters", "frames_in", "frames_out"),
             "Counted quantity.",
         ),
@@ -156,11 +156,11 @@ DRY_RUN: Final = _act("/mappings/dry-run", "Return the changes that a reload wou
 # Clients.
 
 CLIENT_WORDS: Final = {
-    "client": Word(str, "Client id or connection name.", "ID"),
-    "user": Word(str, "User name.", "NAME"),
-    "address": Word(str, "Address of the client.", "HOST:PORT"),
-    "endpoint": Word(str, "Name of the listener.", "NAME"),
-    "protocol": Word(protocols, "Name of the protocol."),
+    "client": OperationWord(str, "Client id or connection name.", "ID"),
+    "user": OperationWord(str, "User name.", "NAME"),
+    "address": OperationWord(str, "Address of the client.", "HOST:PORT"),
+    "endpoint": OperationWord(str, "Name of the listener.", "NAME"),
+    "protocol": OperationWord(protocols, "Name of the protocol."),
 }
 CLIENT_ORDERS: Final = ("address", "endpoint", "protocol", "client", "user", "since", "bytes_in", "bytes_out")
 CONNECTIONS: Final = _page(
@@ -168,8 +168,8 @@ CONNECTIONS: Final = _page(
     "List connected clients",
     CLIENT_WORDS,
     {
-        "rates": Word(bool, "Add bytes per second, which are measured for one second."),
-        "sort": Word(CLIENT_ORDERS, "Order: by a column, or the highest rates first."),
+        "rates": OperationWord(bool, "Add bytes per second, which are measured for one second."),
+        "sort": OperationWord(CLIENT_ORDERS, "Order: by a column, or the highest rates first."),
     },
     by_host=True,
 )
@@ -178,8 +178,8 @@ DISCONNECT: Final = _act("/connections/disconnect", "Disconnect clients", CLIENT
 # MQTT sessions and retained messages.
 
 SESSION_WORDS: Final = {
-    "client": Word(str, "Client id; * is any text.", "PATTERN"),
-    "user": Word(str, "User name; * is any text.", "PATTERN"),
+    "client": OperationWord(str, "Client id; * is any text.", "PATTERN"),
+    "user": OperationWord(str, "User name; * is any text.", "PATTERN"),
     "idle_longer_than": IDLE,
 }
 SESSIONS: Final = _page(
@@ -187,7 +187,7 @@ SESSIONS: Final = _page(
     "List MQTT sessions",
     {
         **SESSION_WORDS,
-        "in_use": Word(bool, "Only sessions of connected clients, or only of disconnected ones."),
+        "in_use": OperationWord(bool, "Only sessions of connected clients, or only of disconnected ones."),
     },
     EXACT,
 )
@@ -195,13 +195,13 @@ REMOVE_SESSIONS: Final = _removal(
     "/sessions/remove",
     "End sessions and discard their messages",
     SESSION_WORDS,
-    {"in_use": Word(bool, "Include sessions of connected clients."), **EXACT},
+    {"in_use": OperationWord(bool, "Include sessions of connected clients."), **EXACT},
 )
 SESSION: Final = _read("/sessions/{client:path}", "Return one session", absent=True)
 RETAINED_WORDS: Final = {
-    "topic": Word(str, "MQTT topic filter with + and #.", "FILTER"),
-    "client": Word(str, "Client that published it; * is any text.", "PATTERN"),
-    "user": Word(str, "User that published it; * is any text.", "PATTERN"),
+    "topic": OperationWord(str, "MQTT topic filter with + and #.", "FILTER"),
+    "client": OperationWord(str, "Client that published it; * is any text.", "PATTERN"),
+    "user": OperationWord(str, "User that published it; * is any text.", "PATTERN"),
 }
 RETAINED: Final = _page("/retained", "List retained messages", RETAINED_WORDS, EXACT)
 REMOVE_RETAINED: Final = _removal("/retained/remove", "Clear retained messages", RETAINED_WORDS, EXACT)
@@ -209,25 +209,30 @@ REMOVE_RETAINED: Final = _removal("/retained/remove", "Clear retained messages",
 # Queues and other objects of the embedded broker.
 
 QUEUE_WORDS: Final = {
-    "protocol": Word(protocols_with_queues, "Name of a protocol with queues."),
+    "protocol": OperationWord(protocols_with_queues, "Name of a protocol with queues."),
     "virtual_host": HOST,
-    "kind": Word(("queue", "subscription"), "Queues, or durable subscriptions (named CLIENT/IDENTIFIER)."),
-    "queue": Word(str, "Name; * is any text.", "PATTERN"),
-    "empty": Word(bool, "Only queues without messages, or only with messages."),
+    "kind": OperationWord(
+        ("queue", "subscription"), "Queues, or durable subscriptions (named CLIENT/IDENTIFIER)."
+    ),
+    "queue": OperationWord(str, "Name; * is any text.", "PATTERN"),
+    "empty": OperationWord(bool, "Only queues without messages, or only with messages."),
     "idle_longer_than": IDLE,
 }
 QUEUES: Final = _page(
     "/queues",
     "List queues and durable subscriptions",
-    {**QUEUE_WORDS, "in_use": Word(bool, "Only queues with consumers or an owner, or only without.")},
-    {**EXACT, "sort": Word(("name", "messages"), "Order: by name, or the longest first.")},
+    {
+        **QUEUE_WORDS,
+        "in_use": OperationWord(bool, "Only queues with consumers or an owner, or only without."),
+    },
+    {**EXACT, "sort": OperationWord(("name", "messages"), "Order: by name, or the longest first.")},
     by_host=True,
 )
 REMOVE_QUEUES: Final = _removal(
     "/queues/remove",
     "Delete queues",
     QUEUE_WORDS,
-    {"in_use": Word(bool, "Include queues with consumers."), **EXACT},
+    {"in_use": OperationWord(bool, "Include queues with consumers."), **EXACT},
     by_host=True,
 )
 PURGE_QUEUES: Final = _removal(
@@ -240,10 +245,10 @@ CONSUMERS: Final = _page(
     "/consumers",
     "List consumers of queues and durable subscriptions",
     {
-        "protocol": Word(protocols_with_queues, "Name of a protocol with queues."),
+        "protocol": OperationWord(protocols_with_queues, "Name of a protocol with queues."),
         "virtual_host": HOST,
-        "queue": Word(str, "Name of the queue or subscription."),
-        "address": Word(str, "Address of the client.", "HOST:PORT"),
+        "queue": OperationWord(str, "Name of the queue or subscription."),
+        "address": OperationWord(str, "Address of the client.", "HOST:PORT"),
     },
     by_host=True,
 )
@@ -252,8 +257,8 @@ BINDINGS: Final = _page(
     "/bindings",
     "List bindings",
     {
-        "source": Word(str, "Name of the source exchange."),
-        "destination": Word(str, "Name of the bound queue or exchange."),
+        "source": OperationWord(str, "Name of the source exchange."),
+        "destination": OperationWord(str, "Name of the bound queue or exchange."),
         "virtual_host": HOST,
     },
     by_host=True,
@@ -269,8 +274,8 @@ DESTINATIONS: Final = _page(
 
 DEAD_LETTERS: Final = _page("/dead-letters", "List the newest dead letters", {"route": ROUTE})
 LETTER_WORDS: Final = {
-    "ids": Word(list, "Ids of dead letters.", "[ID]..."),
-    "route": Word(str, "Name of the route."),
+    "ids": OperationWord(list, "Ids of dead letters.", "[ID]..."),
+    "route": OperationWord(str, "Name of the route."),
 }
 REDRIVE: Final = _act("/dead-letters/redrive", "Publish dead letters again", LETTER_WORDS, {"all": ALL})
 PURGE_DEAD_LETTERS: Final = _act("/dead-letters/purge", "Delete dead letters", LETTER_WORDS, {"all": ALL})
@@ -295,15 +300,15 @@ TAP: Final = _read(
     "Send passing messages, up to a rate, as server-sent events named `message`",
     {
         "route": ROUTE,
-        "endpoint": Word(str, "Name of the endpoint."),
+        "endpoint": OperationWord(str, "Name of the endpoint."),
         "name": NAME,
-        "per_second": Word(float, "Maximum messages per second."),
+        "per_second": OperationWord(float, "Maximum messages per second."),
     },
     streams=True,
     absent=True,
 )
 
 
-def every_operation() -> list[Operation]:
+def every_operation() -> list[ApiOperation]:
     """Return all rows of the table."""
-    return [one for one in globals().values() if isinstance(one, Operation)]
+    return [one for one in globals().values() if isinstance(one, ApiOperation)]

@@ -1,8 +1,8 @@
 """Files that are read again when they change, by the same rule for all of them.
 
 A change is detected by the file's stamp. Values built from a file are replaced only by a whole and usable
-file: `Reloaded` keeps the last value when building fails, counts the refusal in `counted`, and reports it.
-`gateway.documents.refuse_lost_end` defines what "whole" means for a YAML file.
+file: `ReloadedValue` keeps the last value when building fails, counts the refusal in `counted`, and reports
+it. `gateway.documents.refuse_lost_end` defines what "whole" means for a YAML file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_SECS: Final = 0.5  # between two checks if a file has changed
 Stamp = tuple[int, int, int, int]
 
 counted: Final = {"taken": 0, "refused": 0}
-"""Number of attempts of this process to rebuild values of type `Reloaded`, by result."""
+"""Number of attempts of this process to rebuild values of type `ReloadedValue`, by result."""
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -38,7 +38,7 @@ def stamp_if_there(path: Path) -> Stamp | None:
         return None
 
 
-class Watched(Generic[Seen]):
+class ChangeDetector(Generic[Seen]):
     """Detector of file changes, which reports a change once the files are the same in two checks in a row.
 
     A program that writes a file in place may not be finished at the first check, and half of a file of users
@@ -67,7 +67,7 @@ class Watched(Generic[Seen]):
         return True
 
 
-class Reloaded(Generic[Value]):
+class ReloadedValue(Generic[Value]):
     """Value built from files. `value` is the last one that could be built."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Reloaded(Generic[Value]):
         self._build = build
         self._report_taken = taken
         self._report_refused = refused
-        self._watched = Watched(self._stamps)  # before they are read
+        self._watched = ChangeDetector(self._stamps)  # before they are read
         self._seen = self._stamps()
         self.value = build()
 

@@ -6,16 +6,16 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from gateway.settings import Link, Listener
+from gateway.settings import LinkSettings, ListenerSettings
 from gateway.settings.unions import AnyLink, AnyListener
 
-LISTENERS: Final[TypeAdapter[Listener]] = TypeAdapter(AnyListener)
-LINKS: Final[TypeAdapter[Link]] = TypeAdapter(AnyLink)
+LISTENERS: Final[TypeAdapter[ListenerSettings]] = TypeAdapter(AnyListener)
+LINKS: Final[TypeAdapter[LinkSettings]] = TypeAdapter(AnyLink)
 
 
-def make_listener(**given: Any) -> Listener:
+def make_listener(**given: Any) -> ListenerSettings:
     return LISTENERS.validate_python(given)
 
 
-def make_link(**given: Any) -> Link:
+def make_link(**given: Any) -> LinkSettings:
     return LINKS.validate_python(given)

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Final
 
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqpfast.destinations import FastQueue, Subscription
+from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.matching_steps import filter_steps
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
@@ -116,7 +116,7 @@ def _unacknowledged(objects: list[Any]) -> Iterator[str]:
             for delivery in chain(one._deliveries, one._acked):
                 held[delivery.queue] += delivery.count
     for one in objects:
-        if isinstance(one, AmqpQueue | FastQueue | Subscription) and not one.deleted:
+        if isinstance(one, AmqpQueue | FastQueue | TopicSubscription) and not one.deleted:
             yield from _differ(f"handed out of queue {one.name!r}", one.unacknowledged, held[one])
 
 

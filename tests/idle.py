@@ -22,23 +22,23 @@ import trio
 
 from gateway import clock
 from gateway.app import Gateway
-from gateway.broker.alarms import SLEEP_SECS_MAX, Alarms
-from gateway.broker.amqp091.dead_lettering import DeadLettering
+from gateway.broker.amqp091.dead_letter_routing import DeadLettering
 from gateway.broker.amqp091.delays import DelayedMessages
-from gateway.broker.amqpfast.destinations import Subscription
+from gateway.broker.amqpfast.destinations import TopicSubscription
 from gateway.broker.dead_letters.letters import DeadLetters
 from gateway.broker.memory import Memory
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.renumbered import RenumberedMessages
+from gateway.broker.mqtt.packet_ids import RenumberedMessages
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.session import Session
 from gateway.broker.outbox.outbox import Outbox
-from gateway.broker.pausing import Gate as PausedRoute
-from gateway.broker.pressure import Held
+from gateway.broker.pauses import PauseGate as PausedRoute
+from gateway.broker.pressure import HeldReceipts
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
+from gateway.broker.scheduler import SLEEP_SECS_MAX, CallScheduler
 from gateway.broker.selection_work import SelectionWork
 from gateway.broker.storage import QueueStorage
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
@@ -47,8 +47,8 @@ from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.consumer import FastLinkConsumer
 from gateway.egress.amqpfast.large import LargeSender
 from gateway.egress.amqpfast.session import FastLinkConnection
-from gateway.egress.amqpfast.sources import Sources
-from gateway.egress.confirming import ConfirmedSink
+from gateway.egress.amqpfast.sources import LinkSources
+from gateway.egress.confirms import ConfirmedSink
 from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.held_back import HeldBack
 from gateway.egress.mqtt.filters import Filters
@@ -58,22 +58,22 @@ from gateway.egress.session import QueueLinkSession
 from gateway.engine.client_session import ClientSession
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.consumers import Consumers
-from gateway.engine.given_back import GivenBack
 from gateway.engine.ids import SharedGuard
 from gateway.engine.letters import SharedLetters
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
 from gateway.engine.repeats import Repeats
+from gateway.engine.requeue_order import GivenBack
+from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import SharedRetained
 from gateway.engine.retained_reads import RetainedReads
-from gateway.engine.retaining import Retaining
 from gateway.engine.session import EngineSession
-from gateway.engine.sessions import SharedSessions, Writer
+from gateway.engine.sessions import SessionWriter, SharedSessions
 from gateway.engine.shares import SharedQueue
 from gateway.engine.walks import SharedWalk, Walked
 from gateway.ingress.amqp091.channel import Transaction
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.peers import Returning
+from gateway.ingress.amqpfast.peers import PeerReplyStream
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.batch import SubBatch
@@ -183,12 +183,12 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     RenumberedMessages: ("_unrecorded",),
     PausedRoute: ("_waiting",),
     Memory: ("_stopped",),
-    Held: ("_behind", "_refused"),
+    HeldReceipts: ("_behind", "_refused"),
     # Clients.
     Retries: ("_undone", "_waiting"),
     FastIngress: ("_soon",),
     Transaction: ("_committing", "_then"),
-    Returning: ("_held",),
+    PeerReplyStream: ("_held",),
     # Links.
     HeldBack: ("_lines", "_tried", "_undone"),
     QueueLinkConnection: ("_owing",),
@@ -197,7 +197,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Topology: ("_leftovers",),
     FastLinkConsumer: ("_later",),
     FastLinkConnection: ("_asked",),
-    Sources: ("_left_behind",),
+    LinkSources: ("_left_behind",),
     LargeSender: ("_message",),
     ClientChannel: ("_awaited",),
     MqttLinkReceiver: ("_burials",),
@@ -221,7 +221,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
     SharedSessions: ("_after_releases", "_waiting"),
-    Writer: ("_flying", "_leaving", "_told"),
+    SessionWriter: ("_flying", "_leaving", "_told"),
     SharedQueue: ("unbound",),
     ClientSession: ("unbound",),
     SharedWalk: ("_then",),
@@ -259,12 +259,12 @@ CHECKS: Final[dict[type, Callable[[Any], Iterator[str]]]] = {
     WaitingPublishes: _of_waiting,
     Queue: _of_queue,
     DelayedMessages: _of_delay,
-    Subscription: _of_subscription,
+    TopicSubscription: _of_subscription,
     Session: _of_session,
     QueueStorage: _of_storage,
     Outbox: _of_outbox,
     MqttNamespace: _of_namespace,
-    Alarms: _of_alarms,
+    CallScheduler: _of_alarms,
     ConfirmedSink: _of_sink,
     MqttLinkPublisher: _of_publisher,
 }

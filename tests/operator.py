@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.access.console_sessions import Sessions
+from gateway.access.console_sessions import ConsoleSessions
 from gateway.access.console_tokens import ConsoleTokens, left_tokens
 from gateway.admin import Admission
 from gateway.model.shares import UserShares
@@ -18,5 +18,7 @@ def admitting(**given: object) -> tuple[Admission, dict[str, str]]:
     """A door, and headers with which it opens."""
     tokens = ConsoleTokens()
     text = tokens.make("a test", "write", by="a test")
-    sessions = Sessions(UserShares("console sessions", count_max=10), idle_secs=60.0, longest_secs=600.0)
+    sessions = ConsoleSessions(
+        UserShares("console sessions", count_max=10), idle_secs=60.0, longest_secs=600.0
+    )
     return Admission(tokens, sessions, **given), {"Authorization": f"Bearer {text}"}  # type: ignore[arg-type]

@@ -22,10 +22,10 @@ from gateway.access.credentials import Credentials
 from gateway.access.failures import Failures
 from gateway.access.places import is_loopback
 from gateway.access.principal import Principal
-from gateway.access.scram import Exchange, Keys
+from gateway.access.scram import Keys, ScramExchange
 from gateway.access.tokens import Tokens
 from gateway.access.users import Users
-from gateway.settings.logins import Logins
+from gateway.settings.logins import LoginSettings
 from gateway.settings.tree import ANONYMOUS, GUEST
 
 # When several back ends deny a login, the first of these among their denials is reported.
@@ -45,9 +45,9 @@ class Access:
         *,
         guest: str = "loopback",
         scram: Mapping[str, Keys] | None = None,
-        logins: Logins | None = None,
+        logins: LoginSettings | None = None,
     ) -> None:
-        logins = logins or Logins()
+        logins = logins or LoginSettings()
         self.failures = Failures(logins)
         self.users = Users(users, self.failures, guest=guest, scram=scram, waiting_max=logins.waiting_max)
         self.backends: Sequence[Backend] = (self.users,)
@@ -166,7 +166,7 @@ class Access:
         """True if at least one user may authenticate by SCRAM."""
         return self._with_users and self.users.proves
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ScramExchange:
         """Return the server's side of a new authentication by SCRAM."""
         return self.users.exchange()
 

@@ -22,11 +22,11 @@ LINK_SECS: Final = 3_600.0
 LINKS_MAX: Final = 100
 
 
-class Session:
+class ConsoleSession:
     """Login session at the console, with all rights (`everything`) or those of the principal's roles.
 
     `token` is the digest of the token used to log in, "" for none; `stamp` is the user's stamp at that time
-    (`Access.stamp`). `seen` and `ends` are in seconds of the clock of `Sessions`.
+    (`Access.stamp`). `seen` and `ends` are in seconds of the clock of `ConsoleSessions`.
     """
 
     __slots__ = ("csrf", "ends", "everything", "principal", "seen", "stamp", "token")
@@ -52,7 +52,7 @@ class Session:
         return hmac.compare_digest(self.csrf.encode(), shown.encode(errors="surrogatepass"))
 
 
-class Sessions:
+class ConsoleSessions:
     """Console sessions and login links of a gateway. Times are in seconds; `clock` returns those since 1970.
 
     When there are more sessions than `shares` permits, the least recently used one is removed, among those
@@ -70,7 +70,7 @@ class Sessions:
         self._idle_secs = idle_secs
         self._longest_secs = longest_secs
         self._clock = clock or clocks.unix_time
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ConsoleSession] = {}
         self._entries: UserEntries[bytes] = UserEntries(shares)  # in order of use, the last used one last
         self._links: dict[bytes, float] = {}
 
@@ -79,14 +79,16 @@ class Sessions:
 
     def begin(
         self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
-    ) -> tuple[str, Session]:
+    ) -> tuple[str, ConsoleSession]:
         """Begin a session for a principal that has logged in. Return its identifier and the session."""
         now = self._clock()
         ends = now + self._longest_secs
         if principal.expires is not None:
             ends = min(ends, principal.expires)
         text = secrets.token_urlsafe(BYTES)
-        session = Session(principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends)
+        session = ConsoleSession(
+            principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends
+        )
         self._sessions[_digest(text)] = session
         self._entries.add(_digest(text), session.owner, 0)
         while (key := self._entries.crowded_out(session.owner)) is not None:
@@ -97,7 +99,7 @@ class Sessions:
         self._sessions.pop(key, None)
         self._entries.discard(key)
 
-    def find(self, text: str) -> Session | None:
+    def find(self, text: str) -> ConsoleSession | None:
         """Return the session with this identifier and note its use, or None if it has ended."""
         key, now = _digest(text), self._clock()
         session = self._sessions.get(key)

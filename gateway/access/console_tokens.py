@@ -65,7 +65,7 @@ class Maker(NamedTuple):
         return Principal(self.name, roles=self.roles, backend=self.backend)
 
 
-class Token(NamedTuple):
+class StoredToken(NamedTuple):
     """Stored data of one token. Times are in seconds since 1970; `expires` None: never.
 
     `bodies` permits reading the bodies of messages, which a token with `console` "write" always does.
@@ -111,8 +111,8 @@ class ConsoleTokens:
         """
         self._folder = folder
         self._shares = shares or UserShares("console tokens", count_max=TOKENS_MAX)
-        self._tokens: dict[str, Token] = {}  # by digest
-        self._temporary: dict[str, Token] = {}
+        self._tokens: dict[str, StoredToken] = {}  # by digest
+        self._temporary: dict[str, StoredToken] = {}
         if folder is None:
             return
         try:
@@ -130,7 +130,7 @@ class ConsoleTokens:
             maker = given.get("maker")
             if maker is not None:
                 given["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
-            token = Token(**given)
+            token = StoredToken(**given)
             self._tokens[token.digest] = token
 
     def _keep(self) -> None:
@@ -164,7 +164,7 @@ class ConsoleTokens:
             raise TokenInTheWay(f"there is a token with the name {name!r}")
         self._check_share(maker)
         text, digest = _new()
-        self._tokens[digest] = Token(name, digest, console, by, now, expires, bodies, maker)
+        self._tokens[digest] = StoredToken(name, digest, console, by, now, expires, bodies, maker)
         try:
             self._keep()
         except OSError:
@@ -189,7 +189,7 @@ class ConsoleTokens:
     def make_temporary(self, name: str) -> str:
         """Create a token with all rights, valid while this process runs, and return its text."""
         text, digest = _new()
-        self._temporary[digest] = Token(name, digest, "write", "this process", clock.unix_time())
+        self._temporary[digest] = StoredToken(name, digest, "write", "this process", clock.unix_time())
         return text
 
     def revoke(self, name: str) -> bool:
@@ -208,7 +208,7 @@ class ConsoleTokens:
             raise
         return True
 
-    def find(self, text: str) -> Token | None:
+    def find(self, text: str) -> StoredToken | None:
         """Return the token with this text, or None if there is none or it has expired."""
         return self.by_digest(_digest(text))
 
@@ -217,11 +217,11 @@ class ConsoleTokens:
         token = self._tokens.get(digest) or self._temporary.get(digest)
         return token is not None and (token.expires is None or token.expires > clock.unix_time())
 
-    def by_digest(self, digest: str) -> Token | None:
+    def by_digest(self, digest: str) -> StoredToken | None:
         """Return the token with this digest, or None if there is none or it has expired."""
         return (self._tokens.get(digest) or self._temporary.get(digest)) if self.holds(digest) else None
 
-    def all(self) -> list[Token]:
+    def all(self) -> list[StoredToken]:
         """Return the stored tokens, without temporary ones."""
         return list(self._tokens.values())
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway import clock as clocks
 from gateway.access.places import LOOPBACK, place_of
-from gateway.settings.logins import Logins
+from gateway.settings.logins import LoginSettings
 
 KEYS_MAX: Final = 10_000  # of each table
 NAME_MAX: Final = 64  # characters; a longer user name is stored as its digest
@@ -86,8 +86,10 @@ class _Table:
 class Failures:
     """Failed logins at all listeners of a gateway. `remote` is host:port."""
 
-    def __init__(self, options: Logins | None = None, clock: Callable[[], float] | None = None) -> None:
-        options = options or Logins()
+    def __init__(
+        self, options: LoginSettings | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        options = options or LoginSettings()
         self._clock = clock or clocks.monotonic
         self._delay_secs = options.delay_secs
         window, refused = options.failure_window_secs, options.refused_secs

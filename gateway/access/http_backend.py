@@ -16,12 +16,12 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.access.asking import Asker, Unanswered
 from gateway.access.backends import Denial, Remembered
 from gateway.access.credentials import Credentials
+from gateway.access.http_client import Asker, Unanswered
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
-from gateway.access.turns import Crowded, Turns
+from gateway.access.turns import Crowded, LoginQueue
 from gateway.settings.identity import HttpBackend
 
 DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon
@@ -43,7 +43,7 @@ class HttpUsers:
         self._key = os.urandom(32)
         self._allowed = Remembered(options.cache_entries_max)
         self._denied = Remembered(options.cache_entries_max)
-        self._turns = Turns(options.connections_max, options.waiting_max)
+        self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._asked: dict[bytes, trio.Event] = {}
         self._down = False
 

@@ -20,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from gateway import clock as clocks
-from gateway.access.asking import Asker, Unanswered
+from gateway.access.http_client import Asker, Unanswered
 from gateway.errors import ConfigurationError
-from gateway.reloads import LOOK_SECS, Reloaded
+from gateway.reloads import LOOK_SECS, ReloadedValue
 from gateway.settings import masked_url
 
 KEYS_MAX: Final = 100
@@ -33,7 +33,7 @@ PEM: Final = b"-----BEGIN "
 log = structlog.get_logger(limited=True)
 
 
-class Key:
+class SignatureKey:
     """Key for signatures. `kid` is its name, `algorithm` the only one it is for; None: any."""
 
     __slots__ = ("algorithm", "key", "kid")
@@ -48,13 +48,13 @@ class Key:
         return (kid is None or self.kid is None or kid == self.kid) and self.algorithm in (None, algorithm)
 
 
-def parse_jwks(text: bytes) -> list[Key]:
+def parse_jwks(text: bytes) -> list[SignatureKey]:
     """Return the public keys for signatures in a JWKS document. Raises ValueError if none can be used."""
     document = orjson.loads(text)
     given = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(given, list):
         raise ValueError("it has no list of keys")
-    found: list[Key] = []
+    found: list[SignatureKey] = []
     for one in given[:KEYS_MAX]:
         if not isinstance(one, dict) or one.get("kty") == "oct" or one.get("use", "sig") != "sig":
             continue  # a secret is no public key; keys for other uses may be listed too
@@ -62,7 +62,7 @@ def parse_jwks(text: bytes) -> list[Key]:
             key = jwt.PyJWK(one)
         except (jwt.PyJWTError, ValueError, TypeError):
             continue  # of an unsupported kind
-        found.append(Key(_text(one.get("kid")), key.key, _text(one.get("alg"))))
+        found.append(SignatureKey(_text(one.get("kid")), key.key, _text(one.get("alg"))))
     if not found:
         raise ValueError("no key in it can be used")
     return found
@@ -72,7 +72,7 @@ def _text(given: object) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def parse_keys(text: bytes, *, symmetric: bool) -> list[Key]:
+def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
     """Parse the content of a key file: a secret (`symmetric`), PEM or JWKS.
 
     Raises ValueError if the content cannot be used, is a private key, or is a secret of under 32 bytes.
@@ -81,15 +81,15 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[Key]:
         secret = text.strip()
         if len(secret) < 32:
             raise ValueError("a secret needs 32 bytes")
-        return [Key(None, secret, None)]
+        return [SignatureKey(None, secret, None)]
     if not text.lstrip().startswith(PEM):
         return parse_jwks(text)
     if b"PRIVATE" in text:
         raise ValueError("this is a private key; the public one is enough, and all that should be here")
     if b"BEGIN CERTIFICATE" in text:
         certificates = x509.load_pem_x509_certificates(text)
-        return [Key(None, one.public_key(), None) for one in certificates]
-    return [Key(None, serialization.load_pem_public_key(text), None)]
+        return [SignatureKey(None, one.public_key(), None) for one in certificates]
+    return [SignatureKey(None, serialization.load_pem_public_key(text), None)]
 
 
 class KeysFile:
@@ -100,11 +100,13 @@ class KeysFile:
         self._path = path
         self._symmetric = symmetric
         try:
-            self._file = Reloaded([path], self._read, taken=self._report_taken, refused=self._report_refused)
+            self._file = ReloadedValue(
+                [path], self._read, taken=self._report_taken, refused=self._report_refused
+            )
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
 
-    def _read(self) -> list[Key]:
+    def _read(self) -> list[SignatureKey]:
         with open(self._path, "rb") as file:
             return parse_keys(file.read(KEY_BYTES_MAX), symmetric=self._symmetric)
 
@@ -113,7 +115,7 @@ class KeysFile:
         """True: a key file always has a key."""
         return True
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
+    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may have signed a token with this key name and algorithm in its head."""
         return [key for key in self._file.value if key.fits(kid, algorithm)]
 
@@ -133,7 +135,7 @@ class KeysFile:
         """Reload the file at once."""
         self._file.reload()
 
-    def _report_taken(self, keys: list[Key]) -> None:
+    def _report_taken(self, keys: list[SignatureKey]) -> None:
         log.info("token keys reloaded", path=str(self._path), keys=len(keys))
 
     def _report_refused(self, error: Exception) -> None:
@@ -166,7 +168,7 @@ class KeysUrl:
         self._kept_secs = kept_secs
         self._again_secs = again_secs
         self._clock = clock or clocks.monotonic
-        self._keys: list[Key] = []
+        self._keys: list[SignatureKey] = []
         self._fetched_at = self._tried_at = -math.inf
         self._wanted = trio.Event()
         self._tried = trio.Event()
@@ -181,7 +183,7 @@ class KeysUrl:
         """True if there are keys and they are not too old to be used."""
         return bool(self._keys) and self.age_secs <= self._refresh_secs + self._kept_secs
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
+    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may have signed a token with this key name and algorithm in its head."""
         return [key for key in self._keys if key.fits(kid, algorithm)] if self.there else []
 

@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.access.asking import Asker, Unanswered
-from gateway.access.turns import Crowded, Turns
+from gateway.access.http_client import Asker, Unanswered
+from gateway.access.turns import Crowded, LoginQueue
 from gateway.settings.access import HttpAuthorizer
 
 KNOWN_SECS_MIN: Final = 1.0  # with less, a repeated check would find no response and wait for ever
@@ -73,7 +73,7 @@ class HttpQuestions:
         }
         self._answers: dict[Question, tuple[bool, float]] = {}
         self._asked: dict[Question, trio.Event] = {}
-        self._turns = Turns(options.connections_max, options.waiting_max)
+        self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._down = False
 
     @property

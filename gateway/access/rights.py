@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 from gateway.access.principal import Principal
 from gateway.access.questions import Authorizer, AuthorizerResponse, Question
 from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
-from gateway.access.scopes import Scope, parse_scopes
+from gateway.access.scopes import PermissionScope, parse_scopes
 from gateway.access.templates import wildcard
 from gateway.model.address import Address
 from gateway.model.pending import Pending
@@ -69,7 +69,7 @@ class Rights:
         self.key = key
         self.roles = tuple(name for name, _ in roles)
         self._roles = roles
-        self._scopes: Sequence[Scope] = parse_scopes(principal.scopes)
+        self._scopes: Sequence[PermissionScope] = parse_scopes(principal.scopes)
         self._scope_host = host
         self._variables = {
             **principal.fields,

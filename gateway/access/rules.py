@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.access.filters import FilterSet
-from gateway.access.scopes import Scope
+from gateway.access.scopes import PermissionScope
 from gateway.access.templates import Variables, beginning, denied_filter, expression, fill, topic_filter
 from gateway.regexes import Regex
 from gateway.settings.access import (
@@ -103,7 +103,9 @@ def _given_in(host: str, several: Mapping[str, object], variables: Variables) ->
             yield key
 
 
-def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[AmqpGrant]:
+def amqp_grants(
+    roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
+) -> list[AmqpGrant]:
     """Return a client's permissions in a virtual host of AMQP 0-9-1; an empty list: it may not enter."""
     variables = {**variables, "vhost": host}
     found = []
@@ -175,7 +177,9 @@ def _may_mean(text: str, name: str) -> bool:
     return text.rstrip("*").startswith(name) or (text[-1:] == "*" and name.startswith(text[:-1]))
 
 
-def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[FastGrant]:
+def fast_grants(
+    roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
+) -> list[FastGrant]:
     """Return a client's rights in a virtual host of AMQP/Fast; an empty list: it may not enter."""
     variables = {**variables, "vhost": host}
     found = []

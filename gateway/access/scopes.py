@@ -16,7 +16,7 @@ from gateway.regexes import Regex, RegexError, wildcard_regex
 SCOPE: Final = re.compile(r"(configure|write|read):([^/]+)/([^/]+)(?:/(.+))?")
 
 
-class Scope(NamedTuple):
+class PermissionScope(NamedTuple):
     """Permission in matching virtual hosts, on matching names and with matching routing keys (None: any)."""
 
     text: str
@@ -26,19 +26,21 @@ class Scope(NamedTuple):
     key: Regex | None
 
 
-def parse_scope(text: str) -> Scope | None:
+def parse_scope(text: str) -> PermissionScope | None:
     """Parse a scope. Return None if it gives no right here."""
     found = SCOPE.fullmatch(text)
     if found is None:
         return None
     permission, host, name, key = found.groups()
     try:
-        return Scope(text, permission, _whole(host), _whole(name), None if key is None else _whole(key))
+        return PermissionScope(
+            text, permission, _whole(host), _whole(name), None if key is None else _whole(key)
+        )
     except RegexError:
         return None
 
 
-def parse_scopes(texts: Iterable[str]) -> list[Scope]:
+def parse_scopes(texts: Iterable[str]) -> list[PermissionScope]:
     """Parse scopes, and leave out those that give no right here."""
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 

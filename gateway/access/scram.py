@@ -188,7 +188,7 @@ class Proof:
             raise ScramError("the server has not proved that it knows the password")
 
 
-class Exchange:
+class ScramExchange:
     """Server's side of one authentication.
 
     The caller sends the result of `answer` for the client's first message, then for its last one; then `done`

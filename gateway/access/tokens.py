@@ -16,7 +16,7 @@ import orjson
 
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
-from gateway.access.keys import Key
+from gateway.access.keys import SignatureKey
 from gateway.access.principal import Principal
 from gateway.settings.identity import JwtBackend
 
@@ -37,7 +37,7 @@ class KeySource(Protocol):
     def may_change(self) -> bool:
         """True if waiting for `fetched` may bring other keys."""
 
-    def fitting(self, kid: str | None, algorithm: str) -> list[Key]:
+    def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
         """Return the keys that may have signed a token with this key name and algorithm in its head."""
 
     async def fetched(self) -> None:
@@ -85,7 +85,7 @@ class Tokens:
             found = Denial.WRONG if self._keys.there else Denial.UNAVAILABLE
         return found
 
-    def _judge(self, token: bytes, keys: list[Key], algorithm: str) -> Principal | Denial:
+    def _judge(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:
         options = self._options
         required = ["exp"] if options.expiry_required else []
         for key in keys[:TRIED_MAX]:

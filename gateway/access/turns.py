@@ -85,7 +85,7 @@ class _RoundRobin:
         return next(reversed(users[max(users, key=lambda user: len(users[user]))]))
 
 
-class Turns:
+class LoginQueue:
     """Fair queue in which `slots` logins work at a time and at most `waiting_max` wait."""
 
     def __init__(self, slots: int, waiting_max: int) -> None:

@@ -26,8 +26,8 @@ from gateway.access.places import is_loopback, place_of
 from gateway.access.principal import Principal
 from gateway.access.rabbit_passwords import is_rabbit_hash
 from gateway.access.rabbit_passwords import matches as rabbit_matches
-from gateway.access.scram import ITERATIONS, SALT_BYTES, Exchange, Keys
-from gateway.access.turns import Crowded, Turns
+from gateway.access.scram import ITERATIONS, SALT_BYTES, Keys, ScramExchange
+from gateway.access.turns import Crowded, LoginQueue
 from gateway.settings.tree import ANONYMOUS, GUEST
 
 REMEMBERED_SECS: Final = 300.0
@@ -64,7 +64,7 @@ class Users:
         self._right = Remembered(REMEMBERED_MAX)
         self._wrong = Remembered(REMEMBERED_MAX)
         self._asked: dict[bytes, trio.Event] = {}  # names and passwords being verified
-        self._turns = Turns(VERIFIERS_MAX, waiting_max)
+        self._turns = LoginQueue(VERIFIERS_MAX, waiting_max)
         self._principals: dict[str, Principal] = {}
         self.times_replaced = 0
         self.replace(hashes, scram or {})
@@ -176,9 +176,9 @@ class Users:
         """True if at least one user may authenticate by SCRAM."""
         return bool(self._scram)
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ScramExchange:
         """Return the server's side of a new authentication by SCRAM."""
-        return Exchange(self._keys_of, secrets.token_urlsafe(18))
+        return ScramExchange(self._keys_of, secrets.token_urlsafe(18))
 
     def _keys_of(self, user: str) -> Keys:
         found = self._scram.get(user)

@@ -11,10 +11,10 @@ from gateway.admin.clients import ClientsApi, Connected, Details
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.mappings import MappingsApi
 from gateway.admin.namespaces import NamespacesApi
-from gateway.admin.process import Limit, Process, ProcessApi, State
+from gateway.admin.process import EndpointState, Limit, Process, ProcessApi
 from gateway.admin.queues import Consuming, QueuesApi
-from gateway.admin.rabbitmq import Door, RabbitApi
-from gateway.admin.rabbitmq_changes import Broker
+from gateway.admin.rabbitmq import RabbitApi, RabbitListener
+from gateway.admin.rabbitmq_changes import BrokerAccess
 from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
@@ -25,13 +25,13 @@ from gateway.admin.sessions import SessionsApi
 __all__ = [
     "AdminState",
     "Admission",
-    "Broker",
+    "BrokerAccess",
     "ClientsApi",
     "Connected",
     "Consuming",
     "DetailedMetrics",
     "Details",
-    "Door",
+    "EndpointState",
     "LettersApi",
     "Limit",
     "MappingsApi",
@@ -40,11 +40,11 @@ __all__ = [
     "ProcessApi",
     "QueuesApi",
     "RabbitApi",
+    "RabbitListener",
     "RatesApi",
     "Readiness",
     "RetainedApi",
     "SessionsApi",
-    "State",
     "application",
     "serve",
 ]

@@ -22,14 +22,14 @@ from starlette.responses import Response
 from gateway.access.authentication import Access
 from gateway.access.backends import Denial
 from gateway.access.console import EVERYTHING, NOTHING, ConsoleRights, Right
-from gateway.access.console_sessions import Session, Sessions
-from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens, Maker, Token
+from gateway.access.console_sessions import ConsoleSession, ConsoleSessions
+from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens, Maker, StoredToken
 from gateway.access.credentials import Credentials
 from gateway.access.places import place_of_host
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
 from gateway.admin.answers import PROBLEMS, problem, unless_known
-from gateway.admin.unsent import UnsentResponses
+from gateway.admin.unread_responses import UnsentResponses
 from gateway.errors import ConfigurationError
 from gateway.model.shares import UserShares
 from gateway.settings import secret_from
@@ -61,7 +61,7 @@ class Caller(NamedTuple):
     principal: Principal
     rights: ConsoleRights
     credential: str
-    session: Session | None = None
+    session: ConsoleSession | None = None
     maker: Maker | None = None
 
     @property
@@ -80,7 +80,7 @@ class Admission:
     def __init__(
         self,
         tokens: ConsoleTokens,
-        sessions: Sessions,
+        sessions: ConsoleSessions,
         *,
         access: Access | None = None,
         rights_of: Callable[[Principal], ConsoleRights] = lambda _: NOTHING,
@@ -183,7 +183,7 @@ class Admission:
             maker = Maker(principal.name, principal.backend, principal.roles, session.stamp)
         return Caller(principal, rights, "session", session, maker)
 
-    def _still(self, session: Session) -> bool:
+    def _still(self, session: ConsoleSession) -> bool:
         """Return True if the session's user, or the token that began the session, is still valid."""
         if session.token:
             token = self.tokens.by_digest(session.token)
@@ -196,7 +196,7 @@ class Admission:
         """Return True if the user who made a token still exists with the same password."""
         return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
 
-    def find_token(self, text: str) -> Token | None:
+    def find_token(self, text: str) -> StoredToken | None:
         """Return the token with this text.
 
         Return None if it does not exist, has expired, or its user is no longer valid.
@@ -204,7 +204,7 @@ class Admission:
         token = self.tokens.find(text)
         return token if token is not None and self._stands(token.maker) else None
 
-    def rights_of_token(self, token: Token) -> ConsoleRights:
+    def rights_of_token(self, token: StoredToken) -> ConsoleRights:
         """Return the rights of a token, at most those that its user has now."""
         own = EVERYTHING if token.console == "write" else ConsoleRights("read", token.bodies)
         return own if token.maker is None else own.within(self.rights_of(token.maker.principal))
@@ -218,7 +218,7 @@ class Admission:
         maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
-    def _token(self, token: Token) -> Caller:
+    def _token(self, token: StoredToken) -> Caller:
         rights = self.rights_of_token(token)
         return Caller(token.principal, rights, f"token {token.name}", None, token.maker)
 

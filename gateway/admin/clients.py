@@ -20,12 +20,12 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
-from gateway.admin.choosing import SLICE, Page, page_of, query_of, slices
 from gateway.admin.messages import plain
 from gateway.admin.models import ConnectionRow, Disconnected
-from gateway.admin.operations import PROTOCOLS, Served
+from gateway.admin.operations import PROTOCOLS, ServedOperation
+from gateway.admin.selection import SLICE, ListPage, page_of, query_of, slices
 from gateway.operations import CONNECTIONS, DISCONNECT
-from gateway.transport.stream import Stream, Watched
+from gateway.transport.stream import Stream, StreamCounters
 
 WORDS: Final = ("client", "user", "address")
 WATCHED_SECS: Final = 1.0
@@ -121,11 +121,11 @@ class ClientsApi:
         self._connected = connected
         self._flush = flush
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(CONNECTIONS, self._list, ConnectionRow),
-            Served(DISCONNECT, self._disconnect, Disconnected),
+            ServedOperation(CONNECTIONS, self._list, ConnectionRow),
+            ServedOperation(DISCONNECT, self._disconnect, Disconnected),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -150,7 +150,7 @@ class ClientsApi:
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
 
-    async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> Page:
+    async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> ListPage:
         """Return one page of the chosen connections with the highest rates, without a further page."""
         found: list[Connected] = []
         async for some in slices(self._connected()):
@@ -162,7 +162,7 @@ class ClientsApi:
             {**one.shown(), "bytes_in_per_sec": read, "bytes_out_per_sec": written}
             for one, (read, written) in first
         ]
-        return Page(len(found), shown, None)
+        return ListPage(len(found), shown, None)
 
     async def _disconnect(self, request: Request) -> Response:
         wanted = await _choice(request)
@@ -179,7 +179,7 @@ class ClientsApi:
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
     """Return bytes read and written per second of each stream, measured for WATCHED_SECS."""
     began = clock.now()
-    watched: list[Watched | None] = []
+    watched: list[StreamCounters | None] = []
     try:
         for at, stream in enumerate(streams):
             watched.append(None if stream is None else stream.watch())

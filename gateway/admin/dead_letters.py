@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
-from gateway.admin.choosing import Page, query_of
 from gateway.admin.messages import Hide, nothing_hidden, properties_shown, seen_by
 from gateway.admin.models import LetterDetail, LetterRow, LettersPurged, Redriven
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import ListPage, query_of
 from gateway.broker.dead_letters import DeadLetters, Letter
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.model.spooled import Withheld
+from gateway.model.spooled_bodies import Withheld
 from gateway.operations import DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 from gateway.protocols import show
 
@@ -60,13 +60,13 @@ class LettersApi:
         self._read_secs = read_secs
         self._hide = hide
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(DEAD_LETTERS, self._list, LetterRow),
-            Served(REDRIVE, self._redrive, Redriven),
-            Served(PURGE_DEAD_LETTERS, self._purge, LettersPurged),
-            Served(DEAD_LETTER, self._show, LetterDetail),
+            ServedOperation(DEAD_LETTERS, self._list, LetterRow),
+            ServedOperation(REDRIVE, self._redrive, Redriven),
+            ServedOperation(PURGE_DEAD_LETTERS, self._purge, LettersPurged),
+            ServedOperation(DEAD_LETTER, self._show, LetterDetail),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -79,11 +79,11 @@ class LettersApi:
         behind = ids[ids.index(after) + 1 :] if after in ids else [] if after else ids
         return self._page(request, len(ids), await self._found(behind[: count + 1]), count).answer()
 
-    def _page(self, request: Request, total: int, found: list[Letter], count: int) -> Page:
+    def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
         """Return a page with the first `count` letters; one more letter means that there is a next page."""
         page, seen = found[:count], seen_by(request, self._hide)
         rows = [shown(one, seen(one.route, one.message)) for one in page]
-        return Page(total, rows, page[-1].id if len(found) > count > 0 else None)
+        return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
 
     async def _newest(self, count: int) -> list[Letter]:
         def ask(then: Callable[[list[Letter]], None]) -> None:

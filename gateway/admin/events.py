@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admin.admission import Admission, Caller
 from gateway.admin.answers import NEVER_STORE, AbsentError, ShareFullError, UnavailableError
-from gateway.admin.choosing import matcher, query_of
 from gateway.admin.messages import Hide, message_shown, nothing_hidden, seen_by
 from gateway.admin.models import PassedRow, Status
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import matcher, query_of
 from gateway.broker.shares import LISTENERS_MAX, TAPS_MAX
-from gateway.broker.tapping import Passed, Tap, Taps
+from gateway.broker.taps import Passed, Tap, Taps
 from gateway.model.message import Message
 from gateway.model.shares import UserShares
 from gateway.operations import EVENTS, TAP
@@ -37,14 +37,14 @@ Told = Callable[[], Awaitable[Callable[[], bytes]]]
 """Function that waits for an event, and returns a function that encodes it by the caller's present rights."""
 
 
-class Names(NamedTuple):
+class WatchableNames(NamedTuple):
     """Names of the routes and endpoints that can be watched."""
 
     routes: Callable[[], Iterable[str]]
     endpoints: Callable[[], Iterable[str]]
 
 
-NOBODY: Final = Names(tuple, tuple)
+NOBODY: Final = WatchableNames(tuple, tuple)
 
 
 class EventsApi:
@@ -58,7 +58,7 @@ class EventsApi:
         admission: Admission,
         state: Callable[[], dict[str, Any]],
         taps: Taps | None = None,
-        names: Names = NOBODY,
+        names: WatchableNames = NOBODY,
         *,
         each_secs: float = TOLD_EACH_SECS,
         streams: UserShares | None = None,
@@ -79,9 +79,9 @@ class EventsApi:
         self.streams = streams or UserShares("event streams", count_max=LISTENERS_MAX)
         self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
-        return [Served(EVENTS, self._listen, Status), Served(TAP, self._tap, PassedRow)]
+        return [ServedOperation(EVENTS, self._listen, Status), ServedOperation(TAP, self._tap, PassedRow)]
 
     async def _listen(self, request: Request) -> Response:
         first = True

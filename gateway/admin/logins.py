@@ -34,11 +34,11 @@ from gateway.admin.models import (
     Revoked,
     SessionOfCaller,
     TokenAsked,
+    TokenList,
     TokenMade,
     TokenNamed,
-    Tokens,
 )
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
 from gateway.operations import LOG_IN, LOG_OUT, MAKE_TOKEN, OWN_SESSION, REVOKE_TOKEN, TOKENS
 from gateway.telemetry.audit import audit
 
@@ -60,16 +60,16 @@ class LoginsApi:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         leave = admitted_to_leave(self._admission, self._log_out)
         return [
-            Served(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
-            Served(LOG_OUT, leave, LoggedOut),
-            Served(OWN_SESSION, self._session, SessionOfCaller),
-            Served(TOKENS, self._tokens, Tokens),
-            Served(MAKE_TOKEN, self._make, TokenMade, TokenAsked),
-            Served(REVOKE_TOKEN, self._revoke, Revoked, TokenNamed),
+            ServedOperation(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
+            ServedOperation(LOG_OUT, leave, LoggedOut),
+            ServedOperation(OWN_SESSION, self._session, SessionOfCaller),
+            ServedOperation(TOKENS, self._tokens, TokenList),
+            ServedOperation(MAKE_TOKEN, self._make, TokenMade, TokenAsked),
+            ServedOperation(REVOKE_TOKEN, self._revoke, Revoked, TokenNamed),
         ]
 
     async def _log_in(self, request: Request) -> Response:

@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import answer, choice_of
-from gateway.admin.choosing import page_of, query_of
 from gateway.admin.messages import asked_of, message_of, plain
 from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
 from gateway.admin.process import Process
+from gateway.admin.selection import page_of, query_of
 from gateway.errors import ConfigurationError
 from gateway.mapping.explain import explain
 from gateway.operations import DRY_RUN, EXPLAIN, MAPPINGS, RELOAD
-from gateway.transport.computing import computed
+from gateway.transport.computation import computed
 
 TEXT_BYTES_MAX: Final = 262_144  # Bytes of a file that is shown.
 
@@ -38,13 +38,13 @@ class MappingsApi:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(MAPPINGS, self._list, MappingRow),
-            Served(EXPLAIN, self._explain, Explained, ExplainAsked),
-            Served(RELOAD, self._reload, Reloaded),
-            Served(DRY_RUN, self.dry_run, DryRun),
+            ServedOperation(MAPPINGS, self._list, MappingRow),
+            ServedOperation(EXPLAIN, self._explain, Explained, ExplainAsked),
+            ServedOperation(RELOAD, self._reload, Reloaded),
+            ServedOperation(DRY_RUN, self.dry_run, DryRun),
         ]
 
     async def _list(self, request: Request) -> Response:

@@ -13,14 +13,14 @@ from starlette.requests import Request
 
 from gateway.admin.admission import Caller
 from gateway.admin.answers import BadChoiceError
-from gateway.admin.models import PublishAsked, Row
+from gateway.admin.models import Model, PublishAsked
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
 from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, property_set, string
-from gateway.model.spooled import Withheld
+from gateway.model.spooled_bodies import Withheld
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 from gateway.store.properties import encode_properties
 
@@ -31,7 +31,7 @@ SHOWN_APART: Final = frozenset(("content_type", "headers"))
 
 Hide = Callable[[str, Message], Message]
 """Function that removes private fields from a message that took the route of this name ("": none)."""
-Asked = TypeVar("Asked", bound=Row)
+Asked = TypeVar("Asked", bound=Model)
 
 
 def asked_of(given: Any, model: type[Asked]) -> Asked:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.documented import Documented
+from gateway.model_docs import Documented
 
 
-class Row(Documented):
+class Model(Documented):
     """Base class of models. Unknown fields are not permitted."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class RateRow(Row):
+class RateRow(Model):
     """Rates of one counter during the last hour, per second."""
 
     kind: Literal["process", "protocol", "listener", "link", "route"]
@@ -36,13 +36,13 @@ class RateRow(Row):
     """Rate of each step, the oldest first, for an hour at most."""
 
 
-class Whatever(Row):
+class Whatever(Model):
     """Object that is described elsewhere."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class ConnectionRow(Row):
+class ConnectionRow(Model):
     """Connected client."""
 
     endpoint: str
@@ -77,7 +77,7 @@ class ConnectionRow(Row):
     """Properties that an AMQP 0-9-1 client has sent about itself."""
 
 
-class SessionRow(Row):
+class SessionRow(Model):
     """MQTT session."""
 
     client: str
@@ -92,7 +92,7 @@ class SessionRow(Row):
     in_flight: int
 
 
-class SubscriptionRow(Row):
+class SubscriptionRow(Model):
     """Subscription of an MQTT session."""
 
     filter: str
@@ -109,7 +109,7 @@ class SessionDetail(SessionRow):
     filters: list[SubscriptionRow]
 
 
-class RetainedRow(Row):
+class RetainedRow(Model):
     """Topic with a retained message."""
 
     topic: str
@@ -120,7 +120,7 @@ class RetainedRow(Row):
     expires: str | None
 
 
-class QueueRow(Row):
+class QueueRow(Model):
     """Queue, or durable subscription of AMQP/Fast, whose name is CLIENT/IDENTIFIER."""
 
     protocol: str
@@ -146,7 +146,7 @@ class QueueRow(Row):
     """Arguments of its declaration, of AMQP 0-9-1."""
 
 
-class ConsumerRow(Row):
+class ConsumerRow(Model):
     """Consumer of a queue or durable subscription."""
 
     protocol: str
@@ -167,7 +167,7 @@ class ConsumerRow(Row):
     address: str
 
 
-class ExchangeRow(Row):
+class ExchangeRow(Model):
     """AMQP 0-9-1 exchange."""
 
     virtual_host: str
@@ -181,7 +181,7 @@ class ExchangeRow(Row):
     """Number of queues and exchanges bound to it."""
 
 
-class BindingRow(Row):
+class BindingRow(Model):
     """AMQP 0-9-1 binding."""
 
     virtual_host: str
@@ -192,7 +192,7 @@ class BindingRow(Row):
     arguments: dict[str, Any]
 
 
-class DestinationRow(Row):
+class DestinationRow(Model):
     """AMQP/Fast destination."""
 
     virtual_host: str
@@ -201,7 +201,7 @@ class DestinationRow(Row):
     temporary: bool
 
 
-class Sender(Row):
+class MessageSender(Model):
     """Sender of a message."""
 
     endpoint: str
@@ -210,7 +210,7 @@ class Sender(Row):
     address: str
 
 
-class LetterRow(Row):
+class LetterRow(Model):
     """Dead letter, its body cut."""
 
     id: str
@@ -221,7 +221,7 @@ class LetterRow(Row):
     protocol: str
     address: str
     crossed: bool
-    sender: Sender
+    sender: MessageSender
     body_bytes: int
     body: str
 
@@ -238,7 +238,7 @@ class LetterDetail(LetterRow):
     body_encoding: Literal["utf-8", "base64", "withheld"]
 
 
-class EndpointRow(Row):
+class EndpointRow(Model):
     """Listener or link."""
 
     name: str
@@ -270,7 +270,7 @@ class EndpointRow(Row):
     p99_secs: float | None
 
 
-class RouteRow(Row):
+class RouteRow(Model):
     """Route of the mapping files."""
 
     name: str
@@ -303,20 +303,20 @@ class RouteRow(Row):
     p99_secs: float | None
 
 
-class Named(Row):
+class NamedObject(Model):
     """Object by its name."""
 
     name: str
 
 
-class Paused(Row):
+class Paused(Model):
     """Pause state of a route or link."""
 
     name: str
     paused: bool
 
 
-class OutboxRow(Row):
+class OutboxRow(Model):
     """Outbox: messages that wait for a link."""
 
     link: str
@@ -342,14 +342,14 @@ class OutboxRow(Row):
     """True if the outbox is on the cluster, where any replica drains it."""
 
 
-class UserRow(Row):
+class UserRow(Model):
     """User of the gateway, without secrets."""
 
     name: str
     roles: list[str]
 
 
-class RoleRow(Row):
+class RoleRow(Model):
     """Role, as in the configuration."""
 
     name: str
@@ -357,7 +357,7 @@ class RoleRow(Row):
     says: dict[str, Any]
 
 
-class LimitRow(Row):
+class LimitRow(Model):
     """Use of a limit."""
 
     name: str
@@ -372,7 +372,7 @@ class JournalRow(Whatever):
     """Row of the journal; its columns are in the reference of the journal."""
 
 
-class JournalRows(Row):
+class JournalRows(Model):
     """Newest rows of the journal."""
 
     items: list[JournalRow]
@@ -380,7 +380,7 @@ class JournalRows(Row):
     """Value of `after` for the rows before these; null if there are none."""
 
 
-class TransferRow(Row):
+class TransferRow(Model):
     """AMQP/Fast transfer: a message that arrives in parts and can be resumed."""
 
     virtual_host: str
@@ -394,7 +394,7 @@ class TransferRow(Row):
     """Time of the last received part."""
 
 
-class AlarmRow(Row):
+class AlarmRow(Model):
     """Something that is wrong now."""
 
     name: str
@@ -415,7 +415,7 @@ class Status(Whatever):
     alarms: list[AlarmRow]
 
 
-class SessionOfCaller(Row):
+class SessionOfCaller(Model):
     """Session of the caller."""
 
     user: str
@@ -425,7 +425,7 @@ class SessionOfCaller(Row):
     """Names of the virtual hosts that the caller sees; null means all."""
 
 
-class TokenRow(Row):
+class TokenRow(Model):
     """Token for programs, without its text, which is not stored."""
 
     name: str
@@ -440,13 +440,13 @@ class TokenRow(Row):
     administrator."""
 
 
-class Tokens(Row):
+class TokenList(Model):
     """Existing tokens."""
 
     tokens: list[TokenRow]
 
 
-class TokenAsked(Row):
+class TokenAsked(Model):
     """Request for a new token."""
 
     name: str
@@ -455,26 +455,26 @@ class TokenAsked(Row):
     bodies: bool = False
 
 
-class TokenMade(Row):
+class TokenMade(Model):
     """New token with its text, which is shown only once."""
 
     token: str
     name: str
 
 
-class TokenNamed(Row):
+class TokenNamed(Model):
     """Token by its name."""
 
     name: str
 
 
-class Revoked(Row):
+class Revoked(Model):
     """Number of revoked tokens."""
 
     revoked: int
 
 
-class LoginAsked(Row):
+class LoginAsked(Model):
     """Request to log in with one of: `user` and `password`; `token`; `code`."""
 
     user: str | None = None
@@ -483,19 +483,19 @@ class LoginAsked(Row):
     code: str | None = None
 
 
-class LoggedOut(Row):
+class LoggedOut(Model):
     """Confirmation that the session has ended."""
 
     logged_out: bool
 
 
-class Disconnected(Row):
+class Disconnected(Model):
     """Number of disconnected clients."""
 
     disconnected: int
 
 
-class SessionsRemoved(Row):
+class SessionsRemoved(Model):
     """Result of removing sessions. `leaving` counts those that end when their clients have disconnected."""
 
     removed: int
@@ -503,7 +503,7 @@ class SessionsRemoved(Row):
     leaving: int
 
 
-class QueuesRemoved(Row):
+class QueuesRemoved(Model):
     """Result of removing queues. Those `in_use` were not removed."""
 
     removed: int
@@ -511,20 +511,20 @@ class QueuesRemoved(Row):
     in_use: int
 
 
-class QueuesPurged(Row):
+class QueuesPurged(Model):
     """Result of purging queues: number of queues and of messages."""
 
     purged: int
     messages: int
 
 
-class Removed(Row):
+class Removed(Model):
     """Number of removed objects."""
 
     removed: int
 
 
-class Refused(Row):
+class RefusedLetter(Model):
     """Dead letter that was refused again."""
 
     id: str
@@ -532,27 +532,27 @@ class Refused(Row):
     text: str
 
 
-class Redriven(Row):
+class Redriven(Model):
     """Result of redriving dead letters.
 
     `redriven` counts those that the target accepted, which are deleted.
     """
 
     redriven: int
-    left: list[Refused]
+    left: list[RefusedLetter]
     waiting: list[str]
     untried: int
     unknown: list[str]
 
 
-class LettersPurged(Row):
+class LettersPurged(Model):
     """Result of deleting dead letters."""
 
     purged: int
     unknown: list[str]
 
 
-class PeekAsked(Row):
+class PeekAsked(Model):
     """Request for the first messages of a queue."""
 
     protocol: str
@@ -561,7 +561,7 @@ class PeekAsked(Row):
     count: int = 10
 
 
-class MessageRow(Row):
+class MessageRow(Model):
     """Message, its body cut."""
 
     address: str
@@ -572,13 +572,13 @@ class MessageRow(Row):
     properties: dict[str, Any]
     """Further properties that are set, by name."""
     headers: dict[str, Any]
-    sender: Sender
+    sender: MessageSender
     body_bytes: int
     body: str
     body_encoding: Literal["utf-8", "base64", "withheld"]
 
 
-class PassedRow(Row):
+class PassedRow(Model):
     """Message that has passed, as it was delivered."""
 
     route: str
@@ -591,7 +591,7 @@ class PassedRow(Row):
     message: MessageRow
 
 
-class Peeked(Row):
+class Peeked(Model):
     """First messages of a queue, which stay in it."""
 
     messages: int
@@ -599,7 +599,7 @@ class Peeked(Row):
     shown: list[MessageRow]
 
 
-class PublishAsked(Row):
+class PublishAsked(Model):
     """Message to publish as a client of an endpoint would, with its address in the words of the protocol."""
 
     endpoint: str
@@ -618,7 +618,7 @@ class PublishAsked(Row):
     headers: dict[str, str] = Field(default_factory=dict)
 
 
-class Published(Row):
+class Published(Model):
     """Outcome of a published message."""
 
     outcome: str
@@ -627,7 +627,7 @@ class Published(Row):
     text: str
 
 
-class Reloaded(Row):
+class Reloaded(Model):
     """Result of a reload of the mapping files."""
 
     taken: bool
@@ -636,7 +636,7 @@ class Reloaded(Row):
     routes: int
 
 
-class Fault(Row):
+class Fault(Model):
     """Fault in a file."""
 
     file: str
@@ -645,7 +645,7 @@ class Fault(Row):
     message: str
 
 
-class MappingRow(Row):
+class MappingRow(Model):
     """Mapping file, as it is on disk now."""
 
     file: str
@@ -665,7 +665,7 @@ class ExplainAsked(PublishAsked):
     """Texts in place of those of these mapping files; an unknown name adds a file."""
 
 
-class Explained(Row):
+class Explained(Model):
     """Routing of a message. With `faults` the other fields are empty."""
 
     faults: list[Fault]
@@ -676,7 +676,7 @@ class Explained(Row):
     """Routes that do not match, with the reason."""
 
 
-class DryRun(Row):
+class DryRun(Model):
     """Changes that a reload would make."""
 
     good: bool
@@ -686,7 +686,7 @@ class DryRun(Row):
     changed: list[str]
 
 
-class Draining(Row):
+class Draining(Model):
     """Confirmation of draining: the process ends when messages in flight have settled."""
 
     draining: bool

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.admission import hosts_of
-from gateway.admin.choosing import named, page_of, query_of
 from gateway.admin.messages import plain
 from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import named, page_of, query_of
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -101,13 +101,13 @@ class NamespacesApi:
         self._hosts = hosts
         self._fast_hosts = fast_hosts
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(EXCHANGES, self._exchanges, ExchangeRow),
-            Served(BINDINGS, self._bindings, BindingRow),
-            Served(TRANSFERS, self._transfers, TransferRow),
-            Served(DESTINATIONS, self._destinations, DestinationRow),
+            ServedOperation(EXCHANGES, self._exchanges, ExchangeRow),
+            ServedOperation(BINDINGS, self._bindings, BindingRow),
+            ServedOperation(TRANSFERS, self._transfers, TransferRow),
+            ServedOperation(DESTINATIONS, self._destinations, DestinationRow),
         ]
 
     async def _exchanges(self, request: Request) -> Response:

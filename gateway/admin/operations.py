@@ -14,24 +14,32 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, Serve
 from gateway.admin.answers import BadChoiceError, choice_of
-from gateway.admin.models import Row
-from gateway.operations import AFTER, COUNT, Operation, Word, Words, protocols, protocols_with_queues
+from gateway.admin.models import Model
+from gateway.operations import (
+    AFTER,
+    COUNT,
+    ApiOperation,
+    OperationWord,
+    Words,
+    protocols,
+    protocols_with_queues,
+)
 
 PROTOCOLS: Final = protocols()
 HOLDERS: Final = protocols_with_queues()
 
 
-class Served(NamedTuple):
+class ServedOperation(NamedTuple):
     """Operation with the function that serves it, and the models of its response and its body.
 
     The response of a paged operation is a page of `answers`, that of a stream events with such data. `takes`
     is None if the body consists of the operation's words, or there is none.
     """
 
-    operation: Operation
+    operation: ApiOperation
     serve: Serve
-    answers: type[Row]
-    takes: type[Row] | None = None
+    answers: type[Model]
+    takes: type[Model] | None = None
 
     @property
     def has_body(self) -> bool:
@@ -42,11 +50,11 @@ class Served(NamedTuple):
 class Api(Protocol):
     """Part of the API."""
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
 
 
-def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRoute]:
+def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> list[BaseRoute]:
     """Return the routes of the server."""
     return [
         Route(
@@ -60,7 +68,7 @@ def routes_of(operations: Iterable[Served], admission: Admission) -> list[BaseRo
     ]
 
 
-def _taking_nothing(one: Served) -> Serve:
+def _taking_nothing(one: ServedOperation) -> Serve:
     """Return the function that serves an operation.
 
     Without a body in the operation's definition, requests with one are refused, because it would be ignored.
@@ -76,7 +84,7 @@ def _taking_nothing(one: Served) -> Serve:
     return serve
 
 
-def description_of(operations: Iterable[Served], version: str) -> dict[str, Any]:
+def description_of(operations: Iterable[ServedOperation], version: str) -> dict[str, Any]:
     """Return the OpenAPI document (3.1)."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
@@ -137,7 +145,7 @@ FAILURES: Final = {
 }
 
 
-def _described(served: Served, schemas: dict[str, Any]) -> dict[str, Any]:
+def _described(served: ServedOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     one = served.operation
     answers = _schema(served.answers, schemas)
     if one.paged:
@@ -203,13 +211,13 @@ def _body(words: Words) -> dict[str, Any]:
     return {"type": "object", "minProperties": 1, "additionalProperties": False, "properties": properties}
 
 
-def _shape(word: Word) -> dict[str, Any]:
+def _shape(word: OperationWord) -> dict[str, Any]:
     """Return the JSON Schema of a word's values."""
     texts = word.texts
     return TYPES[word.kind] if texts is None else {"type": "string", "enum": list(texts)}
 
 
-def _schema(model: type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
+def _schema(model: type[Model], schemas: dict[str, Any]) -> dict[str, Any]:
     """Add the schema of a model to `schemas`. Return a reference to it."""
     given = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(given.pop("$defs", {}))

@@ -37,7 +37,7 @@ TYPES: Final = {
 }
 
 
-class Page:
+class ConsoleFiles:
     """Server of the console's files."""
 
     def __init__(self) -> None:

@@ -25,14 +25,13 @@ from gateway import operations as table
 from gateway.access.authorization import Roles
 from gateway.admin.admission import Caller
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
-from gateway.admin.choosing import matcher, on_disk, page_of, query_of
 from gateway.admin.messages import asked_of, message_of, moment
 from gateway.admin.models import (
     Draining,
     EndpointRow,
     JournalRows,
     LimitRow,
-    Named,
+    NamedObject,
     OutboxRow,
     Paused,
     PublishAsked,
@@ -41,10 +40,11 @@ from gateway.admin.models import (
     RouteRow,
     UserRow,
 )
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import matcher, on_disk, page_of, query_of
+from gateway.broker.operator_publish import Publishing
 from gateway.broker.outbox.outbox import OutboxState
-from gateway.broker.pausing import Pauses
-from gateway.broker.publishing import Publishing
+from gateway.broker.pauses import Pauses
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.model.outcome import Outcome
@@ -52,9 +52,9 @@ from gateway.operations import NO_WORDS, Words
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.shown import document_of
 from gateway.store.store import Store
-from gateway.telemetry.history import History, Key
+from gateway.telemetry.history import CounterKey, History
 from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
-from gateway.transport.computing import computed
+from gateway.transport.computation import computed
 
 # Fields of rows for callers who may not see bodies.
 WITHHELD: Final = {"body": "", "body_encoding": "withheld"}
@@ -82,7 +82,7 @@ class Limit(NamedTuple):
         return f"{self.name}\n{self.of}"
 
 
-class State(NamedTuple):
+class EndpointState(NamedTuple):
     """State of an endpoint: its address, whether it is up, and the reason if not."""
 
     place: str
@@ -100,7 +100,7 @@ class Process:
     """
 
     stats: Callable[[], Iterable[EndpointStats]]
-    states: Callable[[], Mapping[str, State]]
+    states: Callable[[], Mapping[str, EndpointState]]
     router: Callable[[], Router]
     outboxes: Callable[[], list[OutboxState]]
     roles: Callable[[], Roles]
@@ -128,22 +128,22 @@ class ProcessApi:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(table.ENDPOINTS, self._endpoints, EndpointRow),
-            Served(table.ROUTES, self._routes, RouteRow),
-            Served(table.OUTBOXES, self._outboxes, OutboxRow),
-            Served(table.USERS, self._users, UserRow),
-            Served(table.ROLES, self._roles, RoleRow),
-            Served(table.LIMITS, self._limits, LimitRow),
-            Served(table.JOURNAL, self._journal, JournalRows),
-            Served(table.PUBLISH, self._publish, Published, PublishAsked),
-            Served(table.PAUSE_ROUTE, partial(self._pause, "route"), Paused, Named),
-            Served(table.RESUME_ROUTE, partial(self._resume, "route"), Paused, Named),
-            Served(table.PAUSE_LINK, partial(self._pause, "link"), Paused, Named),
-            Served(table.RESUME_LINK, partial(self._resume, "link"), Paused, Named),
-            Served(table.DRAIN, self._drain, Draining),
+            ServedOperation(table.ENDPOINTS, self._endpoints, EndpointRow),
+            ServedOperation(table.ROUTES, self._routes, RouteRow),
+            ServedOperation(table.OUTBOXES, self._outboxes, OutboxRow),
+            ServedOperation(table.USERS, self._users, UserRow),
+            ServedOperation(table.ROLES, self._roles, RoleRow),
+            ServedOperation(table.LIMITS, self._limits, LimitRow),
+            ServedOperation(table.JOURNAL, self._journal, JournalRows),
+            ServedOperation(table.PUBLISH, self._publish, Published, PublishAsked),
+            ServedOperation(table.PAUSE_ROUTE, partial(self._pause, "route"), Paused, NamedObject),
+            ServedOperation(table.RESUME_ROUTE, partial(self._resume, "route"), Paused, NamedObject),
+            ServedOperation(table.PAUSE_LINK, partial(self._pause, "link"), Paused, NamedObject),
+            ServedOperation(table.RESUME_LINK, partial(self._resume, "link"), Paused, NamedObject),
+            ServedOperation(table.DRAIN, self._drain, Draining),
         ]
 
     async def _pause(self, kind: str, request: Request) -> Response:
@@ -153,7 +153,7 @@ class ProcessApi:
         return await self._set_paused(kind, request, self._process.resume)
 
     async def _set_paused(self, kind: str, request: Request, act: Callable[[str, str], None]) -> Response:
-        name = asked_of(await choice_of(request), Named).name
+        name = asked_of(await choice_of(request), NamedObject).name
         process = self._process
         if kind == "route":
             known = any(one.name == name for one in process.router().routes)
@@ -352,7 +352,7 @@ def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
     return {word: value for word, value in outbox._asdict().items() if word != "limits"} | limits
 
 
-def _endpoint(stats: EndpointStats, state: State | None, history: History) -> dict[str, Any]:
+def _endpoint(stats: EndpointStats, state: EndpointState | None, history: History) -> dict[str, Any]:
     link, last = isinstance(stats, LinkStats), stats.last_error
     errors = dict(stats.protocol_errors.counts)
     if isinstance(stats, LinkStats):
@@ -380,7 +380,7 @@ def _endpoint(stats: EndpointStats, state: State | None, history: History) -> di
 
 
 def _rates(history: History, kind: str, name: str, *what: str) -> dict[str, float]:
-    return {f"{one}_per_sec": round(history.now(Key(kind, name, one)), 3) for one in what}
+    return {f"{one}_per_sec": round(history.now(CounterKey(kind, name, one)), 3) for one in what}
 
 
 def _latency(latency: Latency) -> dict[str, float | None]:

@@ -20,8 +20,12 @@ from starlette.responses import Response
 from gateway import clock
 from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
-from gateway.admin.choosing import (
-    Pace,
+from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
+from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
+from gateway.admin.operations import ServedOperation
+from gateway.admin.rates import Meter
+from gateway.admin.selection import (
+    RemovalPace,
     named,
     on_disk,
     page_of,
@@ -30,10 +34,6 @@ from gateway.admin.choosing import (
     removal_of,
     slices,
 )
-from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
-from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
-from gateway.admin.operations import Served
-from gateway.admin.rates import Meter
 from gateway.broker.amqp091.arguments import QueueArguments
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
@@ -159,14 +159,14 @@ class QueuesApi:
         self._consuming = consuming
         self._meter = Meter()
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(QUEUES, self._list, QueueRow),
-            Served(REMOVE_QUEUES, self._remove, QueuesRemoved),
-            Served(PURGE_QUEUES, self._purge, QueuesPurged),
-            Served(PEEK, self._peek, Peeked, PeekAsked),
-            Served(CONSUMERS, self._consumers, ConsumerRow),
+            ServedOperation(QUEUES, self._list, QueueRow),
+            ServedOperation(REMOVE_QUEUES, self._remove, QueuesRemoved),
+            ServedOperation(PURGE_QUEUES, self._purge, QueuesPurged),
+            ServedOperation(PEEK, self._peek, Peeked, PeekAsked),
+            ServedOperation(CONSUMERS, self._consumers, ConsumerRow),
         ]
 
     async def _peek(self, request: Request) -> Response:
@@ -262,7 +262,7 @@ class QueuesApi:
         wanted = await removal_of(request, REMOVE_QUEUES)
         in_use = wanted.pop("in_use", False)
         chosen = _chooser(wanted, hosts_of(request))
-        pace = Pace(self._flush)
+        pace = RemovalPace(self._flush)
         removed = messages = busy = 0
         async for some in slices(self.all()):
             for one in some:
@@ -285,7 +285,7 @@ class QueuesApi:
     async def _purge(self, request: Request) -> Response:
         wanted = await removal_of(request, PURGE_QUEUES)
         chosen = _chooser(wanted, hosts_of(request))
-        pace = Pace(self._flush)
+        pace = RemovalPace(self._flush)
         purged = messages = 0
         async for some in slices(self.all()):
             for one in some:

@@ -32,28 +32,28 @@ from gateway.access.console import ConsoleRights, console_rights
 from gateway.access.principal import Principal
 from gateway.admin.admission import READING, Admission, Caller
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
-from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
 from gateway.admin.queues import Consuming, gone_from
-from gateway.admin.rabbitmq_changes import Actor, Broker, RabbitChanges
+from gateway.admin.rabbitmq_changes import Actor, BrokerAccess, RabbitChanges
 from gateway.admin.rabbitmq_lists import Fields, listed
 from gateway.admin.rates import Meter
-from gateway.admin.unsent import UnsentResponses
+from gateway.admin.selection import RemovalPace, on_disk, slices
+from gateway.admin.unread_responses import UnsentResponses
 from gateway.broker.amqp091.arguments import EXCHANGE_TYPES as KINDS
 from gateway.broker.amqp091.checks import check_binding
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.policies import holding, holding_exchange
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import ACCESS_REFUSED, NOT_FOUND, Refused
+from gateway.broker.amqp091.refusals import ACCESS_REFUSED, NOT_FOUND, AmqpRefused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.queue import Consumer
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.store.store import Store
-from gateway.telemetry.history import History, Key
+from gateway.telemetry.history import CounterKey, History
 from gateway.telemetry.metrics import Metrics
 
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
@@ -74,13 +74,13 @@ class NotThereError(Exception):
     """Error of an object that does not exist: the response is 404, as RabbitMQ's would be."""
 
 
-class _Path(PathConvertor):
+class _RabbitPath(PathConvertor):
     """Path below `/api` that is not below `/api/v1`."""
 
     regex = r"(?!v1(?:/|$)).*"
 
 
-class Door(NamedTuple):
+class RabbitListener(NamedTuple):
     """Listener of the gateway."""
 
     name: str
@@ -111,9 +111,9 @@ class RabbitApi:
         flush: Callable[[], None] = lambda: None,
         node: str = "gateway",
         version: str = "",
-        doors: Callable[[], Iterable[Door]] = tuple,
+        doors: Callable[[], Iterable[RabbitListener]] = tuple,
         consuming: Callable[[Consumer], Consuming | None] = lambda _: None,
-        broker: Broker,
+        broker: BrokerAccess,
     ) -> None:
         self._hosts = hosts
         self._clients = clients
@@ -135,7 +135,7 @@ class RabbitApi:
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
         """Return the routes for the application: all paths below `/api` except `/api/v1`."""
-        register_url_convertor("rabbitmq", _Path())
+        register_url_convertor("rabbitmq", _RabbitPath())
         self._unsent = admission.unsent
         return [
             Route(
@@ -162,7 +162,7 @@ class RabbitApi:
                 return await _as_json(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
-        except Refused as error:
+        except AmqpRefused as error:
             if error.code == NOT_FOUND:
                 return answer({"error": "Object Not Found", "reason": str(error)}, 404)
             if error.code == ACCESS_REFUSED:
@@ -231,7 +231,7 @@ class RabbitApi:
             for name, stats in self._metrics.listeners.items():
                 if stats.protocol == AMQP091.name:
                     count += stats.messages_in if what == "in" else stats.messages_out
-                    rate += self._history.now(Key("listener", name, what))
+                    rate += self._history.now(CounterKey("listener", name, what))
             found |= _stat(word, count, rate)
         return found
 
@@ -756,7 +756,7 @@ class RabbitApi:
         host = self._host(of)
         try:
             routed = await self._changes.publish(request, host, _exchange_name(name))
-        except Refused as error:  # for a publish RabbitMQ's response has the code and text only
+        except AmqpRefused as error:  # for a publish RabbitMQ's response has the code and text only
             raise ValueError(f"{error.code} {error}") from error
         return answer({"routed": routed})
 
@@ -842,7 +842,7 @@ class RabbitApi:
         return Response(status_code=204)
 
     async def _done(self) -> None:
-        await Pace(self._flush).spend(1)
+        await RemovalPace(self._flush).spend(1)
         await on_disk(self._store, self._flush)
 
     def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:

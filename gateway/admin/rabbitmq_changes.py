@@ -24,18 +24,18 @@ from gateway.admin.messages import Hide, nothing_hidden, plain
 from gateway.admin.rabbitmq_lists import LoopTurns
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, EXCHANGE_TYPES
 from gateway.broker.amqp091.checks import check_binding, check_leading, named
-from gateway.broker.amqp091.dead_lettering import own_properties
+from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.publishing import Publishing
+from gateway.broker.operator_publish import Publishing
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body, Spooled, Withheld
+from gateway.model.spooled_bodies import Body, Spooled, Withheld
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import COPIES, content_properties, essentials
@@ -58,7 +58,7 @@ REPLY_TO: Final = "amq.rabbitmq.reply-to"
 R = TypeVar("R")
 
 
-class Broker(NamedTuple):
+class BrokerAccess(NamedTuple):
     """Access to the embedded broker.
 
     `endpoint_of` returns the endpoint that routes match for messages published to a virtual host. `limit` is
@@ -123,7 +123,7 @@ class Actor:
 class RabbitChanges:
     """Changes of one embedded broker."""
 
-    def __init__(self, broker: Broker, flush: Callable[[], None]) -> None:
+    def __init__(self, broker: BrokerAccess, flush: Callable[[], None]) -> None:
         self._broker = broker
         self._flush = flush
 

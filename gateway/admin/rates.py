@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import clock
-from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.models import RateRow
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import matcher, page_of, query_of
 from gateway.operations import RATES
-from gateway.telemetry.history import STEP_SECS, History, Key
+from gateway.telemetry.history import STEP_SECS, CounterKey, History
 
 METERED_MAX: Final = 20_000
 METERED_SECS_MIN: Final = 1.0
@@ -52,16 +52,16 @@ class RatesApi:
     def __init__(self, history: History) -> None:
         self._history = history
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
-        return [Served(RATES, self._list, RateRow)]
+        return [ServedOperation(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, RATES.words)
         named = matcher(wanted.get("name", "*"))
         exact = [(word, wanted[word]) for word in ("kind", "what") if word in wanted]
 
-        def chosen(key: Key) -> bool:
+        def chosen(key: CounterKey) -> bool:
             return named(key.name) and all(getattr(key, word) == value for word, value in exact)
 
         page = await page_of(
@@ -69,7 +69,7 @@ class RatesApi:
         )
         return page.answer()
 
-    def _shown(self, key: Key) -> dict[str, Any]:
+    def _shown(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)
         until = datetime.fromtimestamp(self._history.until, UTC)
         return {

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
-from gateway.admin.choosing import Pace, named, on_disk, page_of_slices, query_of, removal_of, slices
 from gateway.admin.models import Removed, RetainedRow
-from gateway.admin.operations import Served
-from gateway.broker.mqtt.retained import Retained
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import RemovalPace, named, on_disk, page_of_slices, query_of, removal_of, slices
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
 from gateway.operations import REMOVE_RETAINED, RETAINED
@@ -28,7 +28,7 @@ from gateway.store.store import Store
 log = structlog.get_logger()
 
 
-class RetainedMessages(Protocol):
+class RetainedOperations(Protocol):
     """Retained messages of this process or of all replicas. All methods raise UnavailableError."""
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
@@ -44,7 +44,7 @@ class RetainedMessages(Protocol):
 class LocalMessages:
     """Retained messages of this process. `flush` ends a wake-up."""
 
-    def __init__(self, retained: Retained, store: Store | None, flush: Callable[[], None]) -> None:
+    def __init__(self, retained: RetainedTopics, store: Store | None, flush: Callable[[], None]) -> None:
         self._retained = retained
         self._store = store
         self._flush = flush
@@ -55,7 +55,7 @@ class LocalMessages:
 
     async def forget(self, messages: list[Message]) -> int:
         """Clear the topics that still have these messages. Return their number."""
-        pace = Pace(self._flush)
+        pace = RemovalPace(self._flush)
         removed = 0
         for message in messages:
             await pace.spend(1)
@@ -70,14 +70,14 @@ class LocalMessages:
 class RetainedApi:
     """Operations on retained messages."""
 
-    def __init__(self, retained: RetainedMessages) -> None:
+    def __init__(self, retained: RetainedOperations) -> None:
         self._retained = retained
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(RETAINED, self._list, RetainedRow),
-            Served(REMOVE_RETAINED, self._remove, Removed),
+            ServedOperation(RETAINED, self._list, RetainedRow),
+            ServedOperation(REMOVE_RETAINED, self._remove, Removed),
         ]
 
     async def _list(self, request: Request) -> Response:

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError
-from gateway.admin.choosing import matcher, page_of
 from gateway.admin.operations import HOLDERS
 from gateway.admin.queues import ListedQueue, gone_from
+from gateway.admin.selection import matcher, page_of
 from gateway.broker.mqtt.session import Session
 from gateway.telemetry.metrics import QUEUE_SERIES, SESSION_SERIES, Series, detailed
 
@@ -26,7 +26,7 @@ WORDS: Final = frozenset(("series", "queue", "virtual_host", "protocol", "client
 T = TypeVar("T")
 
 
-class Told(NamedTuple, Generic[T]):
+class SeriesKind(NamedTuple, Generic[T]):
     """Kind of series: its objects, their order, labels, and numbers by metric."""
 
     every: Callable[[], Iterable[T]]
@@ -42,9 +42,9 @@ class DetailedMetrics:
     def __init__(
         self, queues: Callable[[], Iterable[ListedQueue]], sessions: Callable[[], Iterable[Session]]
     ) -> None:
-        self._kinds: dict[str, Told[Any]] = {
-            "queues": Told(queues, lambda one: one.key, _queue_labels, _queue_numbers, QUEUE_SERIES),
-            "sessions": Told(sessions, _client, _session_labels, _session_numbers, SESSION_SERIES),
+        self._kinds: dict[str, SeriesKind[Any]] = {
+            "queues": SeriesKind(queues, lambda one: one.key, _queue_labels, _queue_numbers, QUEUE_SERIES),
+            "sessions": SeriesKind(sessions, _client, _session_labels, _session_numbers, SESSION_SERIES),
         }
 
     async def serve(self, request: Request) -> Response:
@@ -68,7 +68,7 @@ class DetailedMetrics:
         for name in dict.fromkeys(names):
             told = self._kinds[name]
 
-            def show(one: Any, told: Told[Any] = told) -> list[tuple[str, Sequence[str], float]]:
+            def show(one: Any, told: SeriesKind[Any] = told) -> list[tuple[str, Sequence[str], float]]:
                 labels = told.labels(one)
                 return [(metric, labels, number) for metric, number in told.numbers(one).items()]
 

@@ -26,13 +26,13 @@ from starlette.routing import BaseRoute, Route
 from gateway import clock
 from gateway.admin.admission import ELSEWHERE, Admission, address_owner, shows_secret
 from gateway.admin.answers import NEVER_STORE, PROBLEMS, answer, problem
-from gateway.admin.events import EventsApi, Names
+from gateway.admin.events import EventsApi, WatchableNames
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.messages import Hide, moment, nothing_hidden
 from gateway.admin.models import Status
-from gateway.admin.operations import Api, Served, description_of, routes_of
-from gateway.admin.page import Page
+from gateway.admin.operations import Api, ServedOperation, description_of, routes_of
+from gateway.admin.page import ConsoleFiles
 from gateway.admin.process import outbox_shown
 from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
@@ -40,14 +40,14 @@ from gateway.admin.series import DetailedMetrics
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.broker.shares import UserQuotas
-from gateway.broker.tapping import Taps
+from gateway.broker.taps import Taps
 from gateway.errors import ConfigurationError
 from gateway.operations import PREFIX, STATUS
 from gateway.settings import Http, HttpTls
 from gateway.telemetry.alarms import Alarm
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
-from gateway.transport.computing import computed
+from gateway.transport.computation import computed
 
 
 @dataclass
@@ -153,7 +153,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     async def api_status(_: Request) -> Response:
         return answer(shown())
 
-    page = Page()
+    page = ConsoleFiles()
 
     async def console(request: Request) -> Response:
         if isinstance(await state.admission.caller(request, quiet=True), Response):
@@ -161,7 +161,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         return page.file(request, "index.html")
 
     metrics = state.metrics
-    names = Names(
+    names = WatchableNames(
         lambda: [one.name for one in metrics.sources.routes()],
         lambda: [one.name for one in metrics.endpoints()],
     )
@@ -176,7 +176,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         watched=None if quotas is None else quotas.taps,
         hide=state.hide,
     )
-    state_of = Served(STATUS, api_status, Status)
+    state_of = ServedOperation(STATUS, api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]
     described: list[bytes] = []

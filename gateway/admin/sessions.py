@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from gateway import clock
 from gateway.admin.answers import AbsentError, answer
-from gateway.admin.choosing import Pace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
-from gateway.admin.operations import Served
+from gateway.admin.operations import ServedOperation
+from gateway.admin.selection import RemovalPace, named, on_disk, page_of, query_of, removal_of, slices
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.operations import REMOVE_SESSIONS, SESSION, SESSIONS
@@ -41,12 +41,12 @@ class SessionsApi:
         self._dismiss = dismiss
         self._flush = flush
 
-    def operations(self) -> Sequence[Served]:
+    def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
         return [
-            Served(SESSIONS, self._list, SessionRow),
-            Served(REMOVE_SESSIONS, self._remove, SessionsRemoved),
-            Served(SESSION, self._show, SessionDetail),
+            ServedOperation(SESSIONS, self._list, SessionRow),
+            ServedOperation(REMOVE_SESSIONS, self._remove, SessionsRemoved),
+            ServedOperation(SESSION, self._show, SessionDetail),
         ]
 
     async def _show(self, request: Request) -> Response:
@@ -82,7 +82,7 @@ class SessionsApi:
         namespace = self._namespace
         namespace.begin(clock.now())
         chosen = _chooser(wanted)
-        pace = Pace(self._flush)
+        pace = RemovalPace(self._flush)
         removed = busy = 0
         leaving: list[Session] = []
         async for some in slices(list(namespace.sessions.values())):

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 import trio
 
-from gateway.access.asking import Asker
 from gateway.access.authentication import Access
 from gateway.access.authorization import Roles
 from gateway.access.backends import Backend
@@ -21,6 +20,7 @@ from gateway.access.certificates import Certificates
 from gateway.access.definitions import Imported
 from gateway.access.definitions import read_users as read_imported
 from gateway.access.http_backend import HttpUsers
+from gateway.access.http_client import Asker
 from gateway.access.keys import KeysFile, KeysUrl
 from gateway.access.questions import HttpQuestions
 from gateway.access.scram import Keys, parse_keys
@@ -34,7 +34,7 @@ from gateway.settings.users_file import read_users
 CLOSE_SECS: Final = 1.0
 
 
-class Candidate(NamedTuple):
+class DefinedUsers(NamedTuple):
     """Users as the configuration and the users file define them at present.
 
     `hashes` (with those of exports) and `scram` keys are by name; `text` is the content of the users file.
@@ -126,7 +126,7 @@ class Identities:
         """Password hashes in force by user name, those of exports included."""
         return self._in_force.hashes
 
-    def candidate(self, settings: Settings) -> Candidate:
+    def candidate(self, settings: Settings) -> DefinedUsers:
         """Read the users of `settings`, of the users file and of exports, with their secrets.
 
         Raises ConfigurationError, also for a users file of which only a beginning is left.
@@ -145,9 +145,9 @@ class Identities:
             users, text = {**users, **file.users}, file.text
         hashes, scram = secrets_of(users)
         exported = {name: secret for one in several for name, secret in one.hashes.items()}
-        return Candidate(users, {**exported, **hashes}, scram, text)
+        return DefinedUsers(users, {**exported, **hashes}, scram, text)
 
-    def use(self, found: Candidate) -> Replaced | None:
+    def use(self, found: DefinedUsers) -> Replaced | None:
         """Put these users in force. Return None if they are in force already."""
         before, self._in_force = self._in_force, found
         self._text = found.text

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from gateway.admin import Connected, Consuming, Details, Door
+from gateway.admin import Connected, Consuming, Details, RabbitListener
 from gateway.broker.mqtt.session import Session
 from gateway.broker.queue import Consumer
-from gateway.ingress.guest import Farewell, Guest
+from gateway.ingress.client import CloseReason, IngressClient
 from gateway.ingress.listener import Listener
 from gateway.settings import AmqpListener, Settings
 from gateway.settings.amqp091 import RABBITMQ_VERSION
@@ -22,8 +22,8 @@ from gateway.settings.amqp091 import RABBITMQ_VERSION
 def dismiss(session: Session) -> None:
     """Disconnect the client of an MQTT session, if it is connected."""
     outlet: object = session.outlet
-    if isinstance(outlet, Guest):
-        outlet.shut_down(Farewell.DISMISSED)
+    if isinstance(outlet, IngressClient):
+        outlet.shut_down(CloseReason.DISMISSED)
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
@@ -39,7 +39,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     sender.client,
                     sender.user,
                     stream.remote,
-                    partial(connection.shut_down, Farewell.DISMISSED),
+                    partial(connection.shut_down, CloseReason.DISMISSED),
                     connection.virtual_host,
                     connection.channel_count,
                     connection.idle,
@@ -57,7 +57,7 @@ class _Channel(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def connection(self) -> Guest: ...
+    def connection(self) -> IngressClient: ...
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ class _Handled(Protocol):
     def handle(self) -> _Handle: ...
 
 
-def _details(listener: Listener, connection: Guest) -> Details:
+def _details(listener: Listener, connection: IngressClient) -> Details:
     """Return what the connection and its listener have negotiated."""
     return Details(listener.host, listener.port, listener.front.tls is not None, *connection.agreed())
 
@@ -129,10 +129,10 @@ def announced_version(settings: Settings, otherwise: str) -> str:
     return otherwise
 
 
-def doors(listeners: Mapping[str, Listener]) -> list[Door]:
+def doors(listeners: Mapping[str, Listener]) -> list[RabbitListener]:
     """Return the address and protocol of each listener."""
     return [
-        Door(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
+        RabbitListener(one.name, one.stats.protocol, one.host, one.port, one.front.tls is not None)
         for one in listeners.values()
     ]
 
@@ -144,6 +144,6 @@ def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:
             stream = connection.stream
             if connection.sender.user in names and not (stream.closed or stream.ending):
                 try:
-                    connection.shut_down(Farewell.REVOKED)
+                    connection.shut_down(CloseReason.REVOKED)
                 except Exception as error:
                     stream.fail(error)

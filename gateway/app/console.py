@@ -9,7 +9,7 @@ import structlog
 from gateway.access.authentication import Access
 from gateway.access.authorization import Authorization
 from gateway.access.console import ConsoleRights, console_rights
-from gateway.access.console_sessions import Sessions
+from gateway.access.console_sessions import ConsoleSessions
 from gateway.access.console_tokens import COMMAND_LINE, ConsoleTokens, leave_token
 from gateway.access.principal import Principal
 from gateway.admin import Admission
@@ -45,7 +45,9 @@ class Console:
 
         self.admission = Admission(
             ConsoleTokens(settings.tokens_path() if http.enabled else None, quotas.tokens),
-            Sessions(quotas.console, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max),
+            ConsoleSessions(
+                quotas.console, idle_secs=http.session_idle_secs, longest_secs=http.session_secs_max
+            ),
             access=access,
             rights_of=rights_of,
             token_file=http.token_file,

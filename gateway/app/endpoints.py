@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.broker.core import BrokerCore
 from gateway.egress.link import Link, LinkSession, LinkStatus
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.front.layers import front_of
-from gateway.ingress.guests import Guests
 from gateway.ingress.listener import Listener
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
@@ -36,7 +36,7 @@ def listener_of(
     given = settings.listeners[name]
     dialect = DIALECTS[given.protocol]
     stats = metrics.listener(name, given.protocol, dialect.frame_names)
-    guests = Guests(settings.limits_of(name), stats, writes, services.users)
+    guests = IngressClients(settings.limits_of(name), stats, writes, services.users)
     ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
     dispatcher.join(name, ingress.namespace, ingress.requester)
     return Listener(

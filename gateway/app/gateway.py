@@ -25,7 +25,7 @@ from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
-    Broker,
+    BrokerAccess,
     ClientsApi,
     DetailedMetrics,
     LettersApi,
@@ -43,39 +43,39 @@ from gateway.admin import (
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
 from gateway.app.clients import announced_version, connected, consuming, dismiss, doors
 from gateway.app.console import Console
-from gateway.app.declaring import declare_all
+from gateway.app.declarations import declare_all
 from gateway.app.descriptors import divided_descriptors
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.exposure import log_exposures
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import definition_bytes_max, watched_memory
-from gateway.app.operating import endpoint_of, limits_of, pause_links, process_of
+from gateway.app.operations import endpoint_of, limits_of, pause_links, process_of
 from gateway.app.retained import retained_messages
 from gateway.app.rules import Rules
-from gateway.app.shortages import Certificates, disk_space, limit_ratios
+from gateway.app.shortages import CertificateEnds, disk_space, limit_ratios
 from gateway.app.state import open_state, watch_stores
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.app.topics import engine_link, outbox_links, topics_of
 from gateway.app.tracing import close as close_tracing
 from gateway.app.tracing import tracing_of
-from gateway.broker.amqp091.declaring import policies_of
+from gateway.broker.amqp091.declarations import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
-from gateway.broker.journaling import Journaling, open_journal
+from gateway.broker.journal import Journaling, open_journal
 from gateway.broker.memory import BEGUN_BYTES_MAX
 from gateway.broker.memory_shares import Claim, IncompleteMessages, MemoryShares
 from gateway.broker.pressure import FullQueues
-from gateway.broker.redacting import PrivateFields
+from gateway.broker.redaction import PrivateFields
 from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.egress.link import CLOSING_SECS, Link
 from gateway.engine.elections import ELSEWHERE
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
+from gateway.ingress.client import CloseReason, IngressClient
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.guest import Farewell, Guest
 from gateway.ingress.listener import Listener
 from gateway.ingress.services import Services
 from gateway.model.message import Message, Sender
@@ -89,7 +89,7 @@ from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog, watch_wall_clock
-from gateway.transport.computing import computed
+from gateway.transport.computation import computed
 from gateway.transport.socket_loop import SocketLoop, attach_socket_loop, detach_socket_loop
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
@@ -294,7 +294,7 @@ class Gateway:
                 version=announced_version(self.settings, self.metrics.version),
                 doors=partial(doors, self.listeners),
                 consuming=consuming,
-                broker=Broker(
+                broker=BrokerAccess(
                     self.authorization,
                     process.publishing,
                     partial(endpoint_of, self.settings),
@@ -388,9 +388,9 @@ class Gateway:
 
     def _let_clients_go(self) -> None:
         """Disconnect all clients: the engine has been unreachable for longer than they wait."""
-        self._say_goodbye(self._connections(), Farewell.UNSERVED)
+        self._say_goodbye(self._connections(), CloseReason.UNSERVED)
 
-    def _connections(self) -> list[Guest]:
+    def _connections(self) -> list[IngressClient]:
         return [one for listener in self.listeners.values() for one in list(listener.connections)]
 
     # Store and memory.
@@ -543,7 +543,7 @@ class Gateway:
             route_latencies=lambda: self.dispatcher.latencies,
             paused_routes=core.pauses.held,
             paused_links=lambda: sorted(core.pauses.links),
-            certificates=Certificates(self.settings).expiries,
+            certificates=CertificateEnds(self.settings).expiries,
             disk_space=lambda: disk_space(self.settings),
             limit_ratios=lambda: limit_ratios(limits_of(self)),
             traces=dict if tracing is None else lambda: tracing.counts,
@@ -698,7 +698,9 @@ class Gateway:
         self.writes.flush()
         return bool(leaving) or published
 
-    def _say_goodbye(self, connections: Iterable[Guest], farewell: Farewell = Farewell.STOPPING) -> None:
+    def _say_goodbye(
+        self, connections: Iterable[IngressClient], farewell: CloseReason = CloseReason.STOPPING
+    ) -> None:
         for connection in connections:
             try:
                 connection.shut_down(farewell)

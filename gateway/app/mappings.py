@@ -28,7 +28,7 @@ from gateway.mapping.linter import (
 )
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
-from gateway.reloads import Stamp, Watched, stamp_if_there
+from gateway.reloads import ChangeDetector, Stamp, stamp_if_there
 from gateway.settings import Settings
 
 WATCH_MILLISECONDS: Final = 500  # Interval of the watching thread; stopping waits for it.
@@ -74,7 +74,7 @@ class MappingFiles:
         """Create a loader that has read no files; `return_key` signs return addresses."""
         self.settings = settings
         self._return_key = return_key
-        self._watched = Watched(self._fingerprint)
+        self._watched = ChangeDetector(self._fingerprint)
         self._ids = message_ids()
         self.refused = ""  # Reason why the last reading was refused; "" if it was not.
         self._in_force: dict[str, str] = {}  # Texts by file name, of the routes in force.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.broker.memory import Memory, Publisher, plenty
+from gateway.broker.memory import HeldPublisher, Memory, plenty
 from gateway.settings import Limits
 
 # RabbitMQ's value. The rest is for use above the watermark: data that was read already, connections that must
@@ -95,7 +95,7 @@ def trimmer() -> Callable[[], None] | None:
 
 
 def watched_memory(
-    mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[Publisher]]
+    mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[HeldPublisher]]
 ) -> Memory:
     """Return the memory watermark at `mark` bytes; 0 stands for SHARE of the available memory."""
     resident = resident_reader()

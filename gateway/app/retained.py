@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 import trio
 
 from gateway.admin.answers import UnavailableError
-from gateway.admin.retained import LocalMessages, RetainedMessages
+from gateway.admin.retained import LocalMessages, RetainedOperations
 from gateway.app.state import SharedState
-from gateway.broker.mqtt.retained import Retained as LocalRetained
+from gateway.broker.mqtt.retained import RetainedTopics as LocalRetained
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.retained import SharedRetained, decode_retained
 from gateway.model.message import Message
@@ -92,7 +92,7 @@ def _was_there(reply: Reply[Retention]) -> bool:
 
 def retained_messages(
     retained: LocalRetained, state: SharedState | None, store: Store | None, flush: Callable[[], None]
-) -> RetainedMessages:
+) -> RetainedOperations:
     """Return the messages that the API reads: of this process, or of all replicas."""
     if state is not None:
         return SharedMessages(state.retained, flush)

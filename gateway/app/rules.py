@@ -22,7 +22,7 @@ import trio
 from gateway import clock
 from gateway.access.authorization import Authorization, Roles
 from gateway.access.principal import Principal
-from gateway.app.access import Candidate, Identities, roles_of
+from gateway.app.access import DefinedUsers, Identities, roles_of
 from gateway.app.clients import revoke
 from gateway.app.state import SharedState
 from gateway.broker.amqp091.hosts import AmqpHosts
@@ -35,14 +35,14 @@ from gateway.documents import refuse_lost_end
 from gateway.engine.absent_sessions import AbsentReview
 from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
-from gateway.ingress.guest import Guest
+from gateway.ingress.client import IngressClient
 from gateway.ingress.listener import Listener
 from gateway.model.pending import Pending
-from gateway.reloads import Stamp, Watched, stamp_if_there
+from gateway.reloads import ChangeDetector, Stamp, stamp_if_there
 from gateway.settings import Settings, load_settings
 from gateway.telemetry.audit import audit
 from gateway.telemetry.metrics import Metrics
-from gateway.transport.computing import computed
+from gateway.transport.computation import computed
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
@@ -83,7 +83,7 @@ class Rules:
         self._started = self._settings = gateway.settings
         self._reloading = trio.Lock()
         self._reported: tuple[str, ...] = ()  # Sections that differ from those at the start.
-        self._watched = Watched(self._fingerprint)
+        self._watched = ChangeDetector(self._fingerprint)
         self.absent: AbsentReview | None = None  # sessions of absent clients of a cluster
         if gateway.engine is not None and gateway.state is not None:
             self.absent = AbsentReview(gateway.state.store, gateway.engine, self._forbidden)
@@ -153,7 +153,7 @@ class Rules:
             await self._revisit()
         return True
 
-    def _read(self) -> tuple[Settings, Candidate, Roles]:
+    def _read(self) -> tuple[Settings, DefinedUsers, Roles]:
         """Read the configured files again. Return the configuration, users and roles.
 
         Raises ConfigurationError if a file is unusable, or if the configuration file has lost its end or a
@@ -173,7 +173,7 @@ class Rules:
         found = self._gateway.identities.candidate(now)
         return settings, found, roles_of(now, found.users)
 
-    def _refuse_none(self, found: Candidate, roles: Roles) -> None:
+    def _refuse_none(self, found: DefinedUsers, roles: Roles) -> None:
         """Raise ConfigurationError if there are no roles, or no users, where there were some.
 
         Every client could then do everything, or connect under any name.
@@ -273,7 +273,7 @@ class Rules:
         return {path: stamp_if_there(path) for path in named if path is not None}
 
 
-def _look_at(connection: Guest) -> None:
+def _look_at(connection: IngressClient) -> None:
     try:
         if not connection.stream.closed:
             connection.rules_changed()

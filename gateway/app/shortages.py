@@ -24,7 +24,7 @@ class DiskSpace(NamedTuple):
     total: int
 
 
-class Certificates:
+class CertificateEnds:
     """Certificates that the configuration names, with their ends. A changed file is read again."""
 
     def __init__(self, settings: Settings) -> None:

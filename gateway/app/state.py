@@ -22,8 +22,8 @@ from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.membership import Membership
+from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import SharedRetained
-from gateway.engine.retaining import Retaining
 from gateway.engine.sessions import SharedSessions
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings

@@ -10,7 +10,7 @@ from gateway.app.state import SharedState
 from gateway.broker.core import BrokerCore
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.pressure import MayHold
 from gateway.broker.shares import UserQuotas
@@ -91,7 +91,7 @@ def topics_of(
             definition_shares=quotas.definitions,
         )
         return topics, engine
-    retained = Retained(
+    retained = RetainedTopics(
         messages_max=limits.retained_messages_max,
         bytes_max=limits.retained_bytes_max,
         store=store,

@@ -12,7 +12,7 @@ from gateway.app.descriptors import raise_descriptors
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_objects, run_loop, tune_collector
 from gateway.settings import Settings
-from gateway.telemetry.merging import OPENMETRICS
+from gateway.telemetry.worker_metrics import OPENMETRICS
 
 
 def run_worker(settings: Settings, ordered: Ordered) -> int:

@@ -30,7 +30,7 @@ from gateway.containment import contained
 from gateway.errors import ConfigurationError, GatewayError
 from gateway.ingress.sockets import place_at, reserved
 from gateway.settings import Settings
-from gateway.telemetry.merging import MergedMetrics
+from gateway.telemetry.worker_metrics import MergedMetrics
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.shares import UserShares
-from gateway.model.spooled import BodyFile, Spooled
+from gateway.model.spooled_bodies import BodyFile, Spooled
 from gateway.settings.limits import Limits
 from gateway.store.index import Log
 from gateway.store.store import Store

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.forwarder import Forwarding
 from gateway.broker.dead_letters.letters import CommonLetters
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
-from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.journal import Journaling, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
-from gateway.broker.pausing import Pauses
+from gateway.broker.pauses import Pauses
 from gateway.broker.routing import Namespace
 from gateway.broker.shares import UserQuotas
 from gateway.broker.tracing import TracingDispatcher, TracingRecordingDispatcher
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
 from gateway.mapping.routes import Route
-from gateway.settings import Limits, Link
+from gateway.settings import Limits, LinkSettings
 from gateway.settings.tree import Forward
 from gateway.store.store import Store
 
@@ -57,7 +57,7 @@ def dispatcher_of(
     return TracingRecordingDispatcher(*given, tracing=tracing, journaling=journaling)
 
 
-class SharedOutboxes(Protocol):
+class ClusterOutboxes(Protocol):
     """Outboxes of a link that are queues of a cluster."""
 
     def of(self, route: Route) -> Namespace:
@@ -82,7 +82,7 @@ class BrokerCore:
         router: Router,
         limits: Limits,
         *,
-        links: Mapping[str, Link],
+        links: Mapping[str, LinkSettings],
         memory: Memory,
         forward: Forward | None = None,
         common_letters: CommonLetters | None = None,
@@ -97,7 +97,7 @@ class BrokerCore:
         """
         namespaces: dict[str, Namespace] = {}
         shared = any(link.outbox.shared for link in links.values())
-        self._shared: dict[str, SharedOutboxes] = {}  # by link
+        self._shared: dict[str, ClusterOutboxes] = {}  # by link
         self._quotas = quotas or UserQuotas(limits)
         self.forwarding: Forwarding | None = None
         if forward is not None:
@@ -153,11 +153,11 @@ class BrokerCore:
             return shared.of(route)
         return None if self.outboxes is None else self.outboxes.of(route)
 
-    def share_outboxes(self, link: str, outboxes: SharedOutboxes) -> None:
+    def share_outboxes(self, link: str, outboxes: ClusterOutboxes) -> None:
         """Use the cluster's outboxes for a link."""
         self._shared[link] = outboxes
 
-    def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
+    def add_link(self, name: str, given: LinkSettings, namespace: Namespace, up: Callable[[], bool]) -> None:
         """Add a link as a target of outboxes. Call `link_up` whenever it has connected."""
         if self.outboxes is not None and not given.outbox.shared:
             stated = given.outbox

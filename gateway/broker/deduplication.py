@@ -29,7 +29,7 @@ from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 KIND: Final = "seen"  # kind of record in the store

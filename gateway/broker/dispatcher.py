@@ -19,19 +19,19 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway import clock
-from gateway.broker.alarms import Alarms
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard, RouteEnd
 from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
-from gateway.broker.pausing import Gate, Pauses
+from gateway.broker.pauses import PauseGate, Pauses
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import AnswerEntry, Branch, Namespace, RoutingEntry, RoutingPlan, is_mandatory
+from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
-from gateway.broker.tapping import Taps
+from gateway.broker.taps import Taps
 from gateway.containment import contained
 from gateway.errors import ProtocolError
-from gateway.mapping.answering import answer_to
+from gateway.mapping.reply_routes import answer_to
 from gateway.mapping.return_addresses import Return
 from gateway.mapping.router import Router
 from gateway.mapping.routes import RefusedRoute, ResolvedRoute, Route
@@ -41,7 +41,7 @@ from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic
 from gateway.store.journal.columns import WAS_STORED
 from gateway.telemetry.stats import Latency
@@ -60,7 +60,7 @@ def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
     return namespace.choose(message) if found is None else found
 
 
-class Nowhere:
+class FailedRouting:
     """Namespace for an address whose routing failed: each message meets the error."""
 
     retained = None
@@ -336,7 +336,7 @@ class Dispatcher:
         try:
             return self._entry(endpoint, namespace, address, queue)
         except Exception as error:
-            return RoutingEntry(address, RoutingPlan(Nowhere(error), None))
+            return RoutingEntry(address, RoutingPlan(FailedRouting(error), None))
 
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
@@ -453,7 +453,7 @@ class Dispatcher:
             return end
         gate = pauses.gates.get(route.name)
         if gate is None and route.name in pauses.routes:
-            gate = pauses.gates[route.name] = Gate(route, self._behind_gate, _when_unrouted)
+            gate = pauses.gates[route.name] = PauseGate(route, self._behind_gate, _when_unrouted)
         return end if gate is None else gate
 
     def _last(self, route: Route) -> Namespace | None:
@@ -473,7 +473,7 @@ class Dispatcher:
 
     def staged(self, route: Route, sink: Sink) -> bool:
         """Return True if a route's sink is a stage before its target, behind which messages are counted."""
-        return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is Gate
+        return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
     def _entrance(self, route: Route) -> Namespace | None:
         """Return the `end` of a route, or the guard in front of it; looked up once for all addresses."""
@@ -509,7 +509,7 @@ class Dispatcher:
         gated = route.name in self.pauses.routes or route.name in self.pauses.gates
         return not gated and route.target_endpoint not in self.links
 
-    def limit_selectors(self, alarms: Alarms) -> SelectionWork:
+    def limit_selectors(self, alarms: CallScheduler) -> SelectionWork:
         """Return the time budget of the selectors of local subscriptions; `alarms` begin its passes."""
         self.selection = SelectionWork(alarms)
         return self.selection

@@ -14,8 +14,8 @@ from mypy_extensions import mypyc_attr
 
 from gateway.broker.bodies import Bodies, SpooledStorage
 from gateway.broker.queue import Queue
-from gateway.broker.untouched import Untouched
-from gateway.store.restoring import set_aside
+from gateway.broker.undelivered import Untouched
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 
@@ -35,7 +35,7 @@ class HostRecords:
     ) -> None:
         """Create the records of a virtual host.
 
-        `untouched` is the kind of record of messages that were never handed out (untouched.py). Beyond
+        `untouched` is the kind of record of messages that were never handed out (undelivered.py). Beyond
         `memory_messages_max` and `memory_bytes_max` (bytes) the messages of a durable queue are on disk
         alone.
         """

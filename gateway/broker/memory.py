@@ -37,7 +37,7 @@ RISE: Final = 1 / 64  # of the watermark: a check before the next tick after suc
 LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is low on memory")
 
 
-class Publisher(Protocol):
+class HeldPublisher(Protocol):
     """Connection whose client publishes."""
 
     def hold(self) -> Callable[[], None] | None:
@@ -89,7 +89,7 @@ class Memory:
         *,
         trim: Callable[[], None] | None = None,
         changed: Callable[[bool], None] | None = None,
-        connections: Callable[[], Iterable[Publisher]] = list,
+        connections: Callable[[], Iterable[HeldPublisher]] = list,
     ) -> None:
         self.mark = mark
         self.used = 0
@@ -107,7 +107,7 @@ class Memory:
         self._trim_at = 0.0
         self._trim_wait = TRIM_SECS
         self._turns = 0
-        self._stopped: dict[Publisher, Callable[[], None] | None] = {}
+        self._stopped: dict[HeldPublisher, Callable[[], None] | None] = {}
 
     def tell_rising(self, told: Callable[[], None]) -> None:
         """Set the function that is called when memory use has risen by RISE of the watermark.
@@ -118,7 +118,7 @@ class Memory:
 
     # For publishing connections, while memory is short.
 
-    def admits(self, publisher: Publisher, count: int) -> bool:
+    def admits(self, publisher: HeldPublisher, count: int) -> bool:
         """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
         release = self._stopped.get(publisher)
         if release is None:
@@ -131,7 +131,7 @@ class Memory:
             return False
         return True
 
-    def forget(self, publisher: Publisher) -> None:
+    def forget(self, publisher: HeldPublisher) -> None:
         """Forget a connection that is closed."""
         self._stopped.pop(publisher, None)
 

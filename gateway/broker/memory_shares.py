@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 import trio
 
 from gateway.access.places import LOOPBACK
-from gateway.broker.memory import TICK_SECS, Memory, Publisher
+from gateway.broker.memory import TICK_SECS, HeldPublisher, Memory
 from gateway.containment import contained
 
 NEAR: Final = 0.75  # of the watermark: the rest is for what arrives until the next check, and for the others
@@ -46,7 +46,7 @@ class Holder(Protocol):
 class IncompleteMessages(NamedTuple):
     """Messages of one connection that are incomplete, which nothing but the end of the connection frees."""
 
-    publisher: Publisher
+    publisher: HeldPublisher
 
     def restrain(self, on: bool) -> None:
         """Close the connection, because its owner holds too much."""

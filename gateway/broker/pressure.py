@@ -1,10 +1,10 @@
 """Back-pressure: full queues and a full store pause their sources, and resume them when they have space.
 
-A message that the gateway's own disk refuses is `Held` by a source that cannot inform its sender: a link, or
-a client with an older version of MQTT. If such messages were requeued at a remote broker, or retried later,
-they would follow messages that were accepted meanwhile. Messages that arrive after them are therefore not
-sent either: all of them wait, as many as the sender sends without an acknowledgement, and are sent in order
-of arrival.
+A message that the gateway's own disk refuses is `HeldReceipts` by a source that cannot inform its sender: a
+link, or a client with an older version of MQTT. If such messages were requeued at a remote broker, or retried
+later, they would follow messages that were accepted meanwhile. Messages that arrive after them are therefore
+not sent either: all of them wait, as many as the sender sends without an acknowledgement, and are sent in
+order of arrival.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class PressureByUser(Pressure):
         return bool(self._users)
 
 
-class Pace:
+class ConsumerRate:
     """Rate of one consumer, which decides when its publishers must wait.
 
     A message waits until those before it were consumed. Publishers that are faster than the consumer would
@@ -165,7 +165,7 @@ class Pace:
         return waiting > (most / 2 if self.on else most)
 
 
-class Held(Generic[R]):
+class HeldReceipts(Generic[R]):
     """Receipts of one source that wait for the disk.
 
     While `on`, everything that arrives is added with `behind`.

@@ -17,7 +17,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Recipient, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 
 TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
 

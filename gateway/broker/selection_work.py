@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import clock
-from gateway.broker.alarms import Alarms
+from gateway.broker.scheduler import CallScheduler
 from gateway.containment import contained
 from gateway.model.message import Message
 
@@ -29,7 +29,7 @@ RESULTS_MAX: Final = 10_000
 class SelectionWork:
     """Selectors of one gateway. Without `alarms` nothing is postponed."""
 
-    def __init__(self, alarms: Alarms | None = None, pass_secs: float = PASS_SECS) -> None:
+    def __init__(self, alarms: CallScheduler | None = None, pass_secs: float = PASS_SECS) -> None:
         self._alarms = alarms
         self._pass_secs = pass_secs
         self._began = 0.0

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary, finalize, ref
 
 from gateway.errors import GatewayError, StoreError
 from gateway.model.shares import UserShares
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.store.copies import is_store_copied
 from gateway.store.group import RUN_BYTES_MAX
 from gateway.store.heap import HEAP

@@ -317,13 +317,13 @@ class Trie(Generic[T]):
                 yield list(pattern), value
 
 
-class Branch(Generic[T]):
+class TopicLevel(Generic[T]):
     """Level in a tree of topics; `value` is that of the topic which ends here."""
 
     __slots__ = ("children", "names", "value")
 
     def __init__(self) -> None:
-        self.children: dict[str, Branch[T]] = {}
+        self.children: dict[str, TopicLevel[T]] = {}
         self.names: list[str] = []  # of the children, sorted, so that a walk can be interrupted and resumed
         self.value: T | None = None
 
@@ -332,7 +332,7 @@ class TopicTree(Generic[T]):
     """Map from MQTT topics (lists of levels) to values, searched by filter."""
 
     def __init__(self) -> None:
-        self._root: Branch[T] = Branch()
+        self._root: TopicLevel[T] = TopicLevel()
 
     def put(self, levels: list[str], value: T) -> None:
         """Set the value of a topic, replacing an earlier one."""
@@ -340,7 +340,7 @@ class TopicTree(Generic[T]):
         for level in levels:
             child = branch.children.get(level)
             if child is None:
-                child = branch.children[level] = Branch()
+                child = branch.children[level] = TopicLevel()
                 insort(branch.names, level)
             branch = child
         branch.value = value
@@ -395,9 +395,9 @@ class TopicTree(Generic[T]):
                 stack.append((child, 0))
         return found, None
 
-    def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[Branch[T], int]]:
+    def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[TopicLevel[T], int]]:
         """Return the branches on the way to a place, each with the number of the next child to visit."""
-        stack: list[tuple[Branch[T], int]] = []
+        stack: list[tuple[TopicLevel[T], int]] = []
         branch = self._root
         for depth, name in enumerate(path):
             named = depth < len(pattern) and pattern[depth] not in ("+", "#")
@@ -410,7 +410,7 @@ class TopicTree(Generic[T]):
         return stack
 
     @staticmethod
-    def _name_at(branch: Branch[T], depth: int, at: int, pattern: list[str]) -> str | None:
+    def _name_at(branch: TopicLevel[T], depth: int, at: int, pattern: list[str]) -> str | None:
         """Return the name of the child with this number among those that the pattern allows, or None."""
         if depth >= len(pattern):
             if pattern[-1] != "#":
@@ -420,7 +420,7 @@ class TopicTree(Generic[T]):
         return branch.names[at] if at < len(branch.names) else None
 
     @staticmethod
-    def _look_at(branch: Branch[T], depth: int, pattern: list[str], found: list[T]) -> None:
+    def _look_at(branch: TopicLevel[T], depth: int, pattern: list[str], found: list[T]) -> None:
         """Add the value of a branch to `found`, if the pattern matches it."""
         rest = pattern[-1] == "#"
         if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
-from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.journal import Journaling, RecordingDispatcher
 from gateway.broker.routing import RoutingEntry, RoutingPlan
 from gateway.containment import contained
 from gateway.mapping.router import Router

@@ -54,7 +54,7 @@ def explain(
 ) -> None:
     """Print whether a client may do something, and which rule decides. Exit code 1 if it may not."""
     from gateway.access.authorization import Authorization
-    from gateway.access.explaining import QUESTIONS
+    from gateway.access.explanation import QUESTIONS
     from gateway.access.principal import Principal
     from gateway.app.access import roles_of, with_imported_hosts
     from gateway.model.dialect import NameRefused

@@ -46,8 +46,8 @@ def bench(
     Without --receive, times are from publishing a group of messages to its confirmation; a group has
     --in-flight messages, or those of 10 ms at --rate. With --receive, times are until each message arrives.
     """
-    from gateway.cli.benching import Load, measured
-    from gateway.cli.sending import address_of, target_of
+    from gateway.cli.bench_load import Load, measured
+    from gateway.cli.publish_subscribe import address_of, target_of
 
     target = target_of(url)
     words = {

@@ -35,7 +35,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check the configuration and its mapping files. Exit code 78 if there is an error."""
-    from gateway.cli.checking import checked
+    from gateway.cli.checks import checked
 
     result = checked(config, connect=connect)
     good = not result.errors and not (strict and result.warnings)

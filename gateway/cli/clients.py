@@ -9,11 +9,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Document, Group
+from gateway.cli.operations import Columns, Document, ObjectCommands
 from gateway.operations import CONNECTIONS, DISCONNECT
 
 app = typer.Typer()
-clients = Group(app, "clients", "List and disconnect clients.")
+clients = ObjectCommands(app, "clients", "List and disconnect clients.")
 
 
 def _check(choice: Document) -> None:

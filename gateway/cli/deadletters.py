@@ -12,13 +12,13 @@ from urllib.parse import quote, urlencode
 import orjson
 import typer
 
-from gateway.cli.operations import Count, Document, Group
+from gateway.cli.operations import Count, Document, ObjectCommands
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 from gateway.cli.tables import table
 from gateway.operations import DEAD_LETTERS, PURGE_DEAD_LETTERS, REDRIVE
 
 app = typer.Typer()
-letters = Group(app, "deadletters", "List, redrive and purge dead letters.")
+letters = ObjectCommands(app, "deadletters", "List, redrive and purge dead letters.")
 
 COLUMNS: Final = ("id", "time", "route", "protocol", "address", "body_bytes")
 

@@ -22,7 +22,7 @@ COMPLETE: Final = "_GATEWAY_COMPLETE"
 """Environment variable that a shell sets when it requests completions."""
 
 
-class Commands(Mapping[str, Any]):
+class LazyCommands(Mapping[str, Any]):
     """Commands of a package by name, imported on access.
 
     `files` maps each name to the module that has the command in its attribute `app`.
@@ -57,7 +57,7 @@ class WholeSummaries(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
         rows = [(name, _first_sentence(self.commands[name].help)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
+        with formatter.section("LazyCommands"):
             formatter.write_dl(rows)
 
 
@@ -68,12 +68,12 @@ def _first_sentence(text: str | None) -> str:
 def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
     """Return a class of groups that have these commands of a package."""
 
-    class Group(WholeSummaries):
+    class CommandGroup(WholeSummaries):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            self.commands: Any = Commands(package, files)
+            self.commands: Any = LazyCommands(package, files)
 
-    return Group
+    return CommandGroup
 
 
 def _write_plainly(app: typer.Typer) -> None:
@@ -89,7 +89,7 @@ def _write_plainly(app: typer.Typer) -> None:
 
 def _add_examples(command: Any, path: str) -> None:
     """Add examples below the help of a command, and of all commands in a group."""
-    if isinstance(command, TyperGroup) and not isinstance(command.commands, Commands):
+    if isinstance(command, TyperGroup) and not isinstance(command.commands, LazyCommands):
         for name, one in command.commands.items():
             _add_examples(one, f"{path} {name}")
     elif lines := EXAMPLES.get(path):

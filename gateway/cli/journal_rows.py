@@ -15,7 +15,7 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import settings_of
 from gateway.cli.progress import shown
 from gateway.settings import Settings
-from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
+from gateway.store.journal.reader import Gap, JournalReader, Only, Row, ShardExtent, fits
 from gateway.store.journal.segments import Hole
 from gateway.store.journal.shown import document_of, time_of
 
@@ -124,7 +124,7 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
         typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} bytes {told}")
 
 
-def compaction(extent: Extent) -> str:
+def compaction(extent: ShardExtent) -> str:
     """Return a line of text about merged blocks, blocks small enough to be merged, and indexed files."""
     whole = extent.segments - extent.unindexed
     low = "not known" if extent.low_us is None else time_of(extent.low_us)
@@ -134,7 +134,7 @@ def compaction(extent: Extent) -> str:
     )
 
 
-def retention(extent: Extent, bytes_max: int, secs_max: float) -> str:
+def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
     """Return a line of text about the used part of the shard's limits, in bytes and seconds (0: no limit)."""
     used = f"{extent.byte_count / bytes_max:.0%} of {bytes_max} bytes" if bytes_max else "no limit of bytes"
     if not secs_max:
@@ -143,7 +143,7 @@ def retention(extent: Extent, bytes_max: int, secs_max: float) -> str:
     return f"retention: {used}, the oldest row is {age / 3_600:.1f} of {secs_max / 3_600:.1f} hours old"
 
 
-def described(extent: Extent) -> str:
+def described(extent: ShardExtent) -> str:
     """Return a line of text about the rows, blocks, files, bytes and times of a shard."""
     span = "no rows"
     numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"

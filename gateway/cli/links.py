@@ -6,11 +6,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Document, Group
+from gateway.cli.operations import Columns, Document, ObjectCommands
 from gateway.operations import ENDPOINTS, PAUSE_LINK, RESUME_LINK
 
 app = typer.Typer()
-links = Group(app, "links", "List, pause and resume links to other brokers.")
+links = ObjectCommands(app, "links", "List, pause and resume links to other brokers.")
 
 
 def _state(one: Document) -> str:

@@ -98,7 +98,7 @@ def explain_address(
 
         tell_fate(settings, message, as_json=as_json)
         return
-    from gateway.cli.explaining import Asked, explained
+    from gateway.cli.explanation import MessageOptions, explained
 
     if endpoint is None:
         raise typer.BadParameter("say an endpoint, or --message")
@@ -108,7 +108,7 @@ def explain_address(
     given["service"] = None if destination is None else service
     given["routing_key"] = None if exchange is None else routing_key
     stated = (body, header, qos, content_type, reply_to)
-    asked = Asked(body or "", header or [], qos or 0, retain, content_type, reply_to)
+    asked = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
     some = retain or any(one is not None for one in stated)
     found = explained(settings, endpoint, given, client, user, asked if some else None)
     typer.echo(orjson.dumps(asdict(found)) if as_json else _text(found))

@@ -81,8 +81,8 @@ def publish(
     byte_order: ByteOrderOption = "auto",
 ) -> None:
     """Publish one message and wait for its confirmation. Exit code 1 if the broker refuses it."""
-    from gateway.cli.sending import (
-        Shown,
+    from gateway.cli.publish_subscribe import (
+        MessagePrinter,
         address_of,
         body_of,
         check_version,
@@ -114,7 +114,7 @@ def publish(
     body = b"" if file_by_itself else body_of(message, file)
     made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
     if own is not None:
-        show = Shown(None, as_json=False).show
+        show = MessagePrinter(None, as_json=False).show
         refused = own.publish(made, file if file_by_itself else None, transaction, show)
     else:
         refused = publish_with(client_to(target, timeout, ca_file, mqtt_version, byte_order), made)
@@ -164,9 +164,9 @@ def subscribe(
     as_json: AsJson = False,
 ) -> None:
     """Print messages as they arrive, one per line. Exit code 1 if --seconds end before --count messages."""
-    from gateway.cli.sending import (
-        Shown,
-        Wanted,
+    from gateway.cli.publish_subscribe import (
+        MessagePrinter,
+        MessageSelection,
         address_of,
         check_version,
         client_to,
@@ -177,11 +177,11 @@ def subscribe(
     )
 
     target = target_of(url)
-    shown = Shown(count, as_json)
+    shown = MessagePrinter(count, as_json)
     check_version(target, mqtt_version, byte_order)
     own = commands_to(target, timeout, ca_file)
-    wanted = Wanted(selector, selector_type, unreliable)
-    if wanted != Wanted() and (own is None or service == "peer"):
+    wanted = MessageSelection(selector, selector_type, unreliable)
+    if wanted != MessageSelection() and (own is None or service == "peer"):
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
     if unreliable and (browse or transaction is not None):
         raise typer.BadParameter("--unreliable goes neither with --browse nor with --transaction")

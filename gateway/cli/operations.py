@@ -20,7 +20,7 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 from gateway.cli.tables import table
-from gateway.operations import Operation, Word
+from gateway.operations import ApiOperation, OperationWord
 
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 NUMBERS: Final = (
@@ -52,7 +52,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Confirm --all.")]
 GATEWAY: Final[Options] = {"url": (Url, HERE), "token_file": (TokenFile, None), "as_json": (AsJson, False)}
 
 
-class Group:
+class ObjectCommands:
     """A group of commands for the objects of one kind."""
 
     def __init__(self, app: typer.Typer, name: str, text: str) -> None:
@@ -62,7 +62,7 @@ class Group:
 
     def add_list(
         self,
-        operation: Operation,
+        operation: ApiOperation,
         text: str,
         columns: Columns,
         *,
@@ -93,7 +93,7 @@ class Group:
         page: Options = {"count": (Count, 100), **({"after": (After, "")} if pages else {})}
         self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})
 
-    def add_change(self, name: str, operation: Operation, text: str, done: str) -> None:
+    def add_change(self, name: str, operation: ApiOperation, text: str, done: str) -> None:
         """Add a command that acts on the object with a name. `done` says what has happened to it."""
 
         def run(
@@ -116,7 +116,7 @@ class Group:
     def add_action(
         self,
         name: str,
-        operation: Operation,
+        operation: ApiOperation,
         text: str,
         tell: Callable[[Document], None],
         *,
@@ -149,7 +149,7 @@ class Group:
 
 
 def act(
-    operation: Operation,
+    operation: ApiOperation,
     url: str,
     token_file: Path | None,
     choice: Document,
@@ -168,13 +168,13 @@ def act(
         raise typer.Exit(Exit.FAILED)
 
 
-def _options(operation: Operation, without: tuple[str, ...]) -> Options:
+def _options(operation: ApiOperation, without: tuple[str, ...]) -> Options:
     choice = {word: _option(word, one, chooses=True) for word, one in operation.choice.items()}
     flags = {word: _option(word, one, chooses=False) for word, one in operation.flags.items()}
     return {word: option for word, option in {**choice, **flags}.items() if word not in without}
 
 
-def _option(word: str, one: Word, *, chooses: bool) -> tuple[Any, object]:
+def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, object]:
     """Return annotation and default of an option; a flag with several texts has the first as its default."""
     name, text = word.replace("_", "-"), one.meaning
     if one.kind is bool and chooses:
@@ -200,7 +200,7 @@ def _option(word: str, one: Word, *, chooses: bool) -> tuple[Any, object]:
 class _Names:
     """The allowed texts of a word, for completion by the shell and to check an argument."""
 
-    def __init__(self, word: Word) -> None:
+    def __init__(self, word: OperationWord) -> None:
         self._word = word
 
     def all(self) -> list[str]:
@@ -213,7 +213,7 @@ class _Names:
         return name
 
 
-def _said(given: Document, operation: Operation) -> Document:
+def _said(given: Document, operation: ApiOperation) -> Document:
     """Return the words that the user gave, without flags that are off and empty lists."""
     return {
         word: value
@@ -222,7 +222,7 @@ def _said(given: Document, operation: Operation) -> Document:
     }
 
 
-def _removal(given: Document, operation: Operation) -> Document:
+def _removal(given: Document, operation: ApiOperation) -> Document:
     """Return the selection of a removal. Raises BadParameter if it is empty, or is all without --yes."""
     every, yes = given.pop("every"), given.pop("yes")
     said = _said(given, operation)

@@ -70,7 +70,7 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
 
     Raises GatewayError if the gateway does not respond or refuses, BadParameter for an invalid `url`.
     """
-    from gateway.cli.asking import answered
+    from gateway.cli.api_client import answered
     from gateway.cli.progress import shown
 
     with shown("waiting for the gateway"):

@@ -10,11 +10,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Document, Group, age
+from gateway.cli.operations import Columns, Document, ObjectCommands, age
 from gateway.operations import PURGE_QUEUES, QUEUES, REMOVE_QUEUES
 
 app = typer.Typer()
-queues = Group(app, "queues", "List, delete and purge queues of the embedded broker.")
+queues = ObjectCommands(app, "queues", "List, delete and purge queues of the embedded broker.")
 
 
 def _state(one: Document) -> str:

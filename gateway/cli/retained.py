@@ -9,11 +9,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Group
+from gateway.cli.operations import Columns, ObjectCommands
 from gateway.operations import REMOVE_RETAINED, RETAINED
 
 app = typer.Typer()
-retained = Group(app, "retained", "List and delete retained MQTT messages.")
+retained = ObjectCommands(app, "retained", "List and delete retained MQTT messages.")
 
 columns: Columns = {
     "topic": itemgetter("topic"),

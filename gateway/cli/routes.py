@@ -6,11 +6,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Document, Group
+from gateway.cli.operations import Columns, Document, ObjectCommands
 from gateway.operations import PAUSE_ROUTE, RESUME_ROUTE, ROUTES
 
 app = typer.Typer()
-routes = Group(app, "routes", "List, pause and resume routes.")
+routes = ObjectCommands(app, "routes", "List, pause and resume routes.")
 
 
 def _state(one: Document) -> str:

@@ -9,11 +9,11 @@ from operator import itemgetter
 
 import typer
 
-from gateway.cli.operations import Columns, Document, Group, age
+from gateway.cli.operations import Columns, Document, ObjectCommands, age
 from gateway.operations import REMOVE_SESSIONS, SESSIONS
 
 app = typer.Typer()
-sessions = Group(app, "sessions", "List and delete MQTT sessions.")
+sessions = ObjectCommands(app, "sessions", "List and delete MQTT sessions.")
 
 
 def _tell_removed(found: Document) -> None:

@@ -28,7 +28,7 @@ def tap(
     as_json: AsJson = False,
 ) -> None:
     """Watch messages as they are delivered, without disturbing them, until Ctrl-C."""
-    from gateway.cli.tapping import watch
+    from gateway.cli.tap_output import watch
 
     wanted = {"route": route, "endpoint": endpoint, "name": name, "per_second": str(per_second)}
     words = {word: text for word, text in wanted.items() if text is not None}

@@ -25,7 +25,7 @@ def top(
     token_file: TokenFile = None,
 ) -> None:
     """Watch endpoints, routes, outboxes and the longest queues, with rates, until Ctrl-C."""
-    from gateway.cli.watching import check_column, once_to, watch
+    from gateway.cli.top_output import check_column, once_to, watch
 
     check_column(sort)
     if once:

@@ -19,7 +19,7 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings import (
-    Listener,
+    ListenerSettings,
     MqttListener,
     Settings,
     SharedListener,
@@ -46,7 +46,7 @@ SUBSCRIBE: Final = {
 }
 
 
-class Door(NamedTuple):
+class ListenerUrl(NamedTuple):
     """URL and options by which the command line connects to a listener. `wants`: what the user fills in."""
 
     listener: str
@@ -106,7 +106,7 @@ def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
     return found
 
 
-def spoken(listener: Listener) -> str:
+def spoken(listener: ListenerSettings) -> str:
     """Return the protocol and transport layers that a client of the listener needs, as text."""
     words: list[str] = [listener.protocol]
     if (path := websocket_path(listener)) is not None:
@@ -123,7 +123,7 @@ def spoken(listener: Listener) -> str:
 def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     """Return lines with a subscribing and a publishing command; none if the command line cannot connect."""
     found = [one for name in settings.listeners if (one := door(settings, name, ports[name])) is not None]
-    doors: dict[str, Door] = {}
+    doors: dict[str, ListenerUrl] = {}
     for one in sorted(found, key=lambda one: len(one.wants)):  # for each protocol the one with fewest values
         doors.setdefault(one.protocol, one)
     publisher = next((doors[name] for name in PUBLISH if name in doors), None)
@@ -151,7 +151,7 @@ def crosses(settings: Settings) -> bool:
     return settings.mapping_files() == [shipped_mappings() / "identity.yaml"]
 
 
-def door(settings: Settings, name: str, port: int) -> Door | None:
+def door(settings: Settings, name: str, port: int) -> ListenerUrl | None:
     """Return how to connect to a listener from this machine, or None if the command line cannot."""
     listener = settings.listeners[name]
     tls = listener.tls
@@ -182,10 +182,10 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
     url = f"{scheme}://{user}{place}:{port}{web or ''}"
     if path != "/":
         url = f"{url}/{percent(path, safe='')}"
-    return Door(name, listener.protocol, quote(url), options, tuple(wants))
+    return ListenerUrl(name, listener.protocol, quote(url), options, tuple(wants))
 
 
-def credentials(settings: Settings, listener: Listener, near: bool) -> str | None:
+def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> str | None:
     """Return the user part of a URL: "" for anonymous, else guest, else a user; None if none can log in.
 
     `near`: clients of this machine connect from a loopback address.

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
+from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, ConnectionOptions, ReceivedMessage, Wire
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
@@ -26,7 +26,7 @@ from gateway.protocols.amqp091.events import (
     Opened,
     Returned,
 )
-from gateway.protocols.amqp091.sending import Publisher
+from gateway.protocols.amqp091.sender import Publisher
 from gateway.protocols.amqp091.translate import (
     EXPIRATION_MS_MAX,
     content_properties,
@@ -54,8 +54,8 @@ CLIENT_PROPERTIES = (
         ),
     ),
 )
-NACKED: Final = Refusal("the server refused it (basic.nack)", final=False)
-TOO_LARGE: Final = Refusal("its properties do not fit a frame that the server takes", final=True)
+NACKED: Final = BrokerRefusal("the server refused it (basic.nack)", final=False)
+TOO_LARGE: Final = BrokerRefusal("its properties do not fit a frame that the server takes", final=True)
 SHORTENED: Final = "messages that live for more than ten years expire after ten: AMQP brokers take no more"
 NOTHING: Final = b"\0\0"  # the flags of properties that are not there
 Sent = tuple[bytes, bytes, bytes]
@@ -68,7 +68,7 @@ class AmqpClient:
     `shortened` counts published messages whose expiry was more than ten years away and was set to ten years.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ConnectionOptions) -> None:
         """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
         target = access.target
         user, password = target.username or "guest", target.password or "guest"
@@ -90,7 +90,9 @@ class AmqpClient:
             self._wire.cut()
             raise
 
-    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+    def publish_many(
+        self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
+    ) -> dict[int, BrokerRefusal]:
         """Publish messages and wait for their confirms, as Client.publish_many defines.
 
         Every message is mandatory: one that is routed to no queue counts as refused.
@@ -130,7 +132,7 @@ class AmqpClient:
             try:
                 raw = encode_properties(message, utc, ms_max=EXPIRATION_MS_MAX)
             except RemoteProtocolError as error:
-                confirming.refused[position] = Refusal(str(error), final=True)
+                confirming.refused[position] = BrokerRefusal(str(error), final=True)
                 continue
             if message.expires and outlasts(message, utc):
                 self.shortened += 1
@@ -193,13 +195,13 @@ class AmqpClient:
         # Not awaited, for messages may come with the answer; a refusal closes the channel.
         self._machine.send_method(self._channel, m.BasicConsume(queue))
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return received messages, as Client.arrivals defines."""
-        found: list[Arrival] = []
+        found: list[ReceivedMessage] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Deliveries):
                 found += [
-                    Arrival(_message(address, raw, body), tag, redelivered)
+                    ReceivedMessage(_message(address, raw, body), tag, redelivered)
                     for _, _, tag, redelivered, address, raw, body in event.contents
                 ]
             elif isinstance(event, ChannelClosed | Closed):
@@ -214,7 +216,7 @@ class AmqpClient:
         """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
-    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+    def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages with one cumulative basic.ack, as Client.acknowledge defines."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token, multiple=True)
@@ -243,9 +245,9 @@ class Confirming:
     """Published messages that await a confirm, by delivery tag, and the refused ones, by position."""
 
     def __init__(self) -> None:
-        self.refused: dict[int, Refusal] = {}
+        self.refused: dict[int, BrokerRefusal] = {}
         self._open: dict[int, tuple[int, Sent]] = {}
-        self._returned: dict[int, Refusal] = {}  # by tag; a positive confirm follows
+        self._returned: dict[int, BrokerRefusal] = {}  # by tag; a positive confirm follows
 
     def __len__(self) -> int:
         return len(self._open)
@@ -267,7 +269,7 @@ class Confirming:
             for tag, (_, row) in self._open.items():
                 same = row == alike if alike is not None else (row[0], row[2]) == (wire, event.body)
                 if same and tag not in self._returned:
-                    self._returned[tag] = Refusal(text, final=True)
+                    self._returned[tag] = BrokerRefusal(text, final=True)
                     return
 
     def confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:

@@ -9,15 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
-from gateway.egress.amqpfast.opening import (
+from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, ConnectionOptions, ReceivedMessage, Wire
+from gateway.egress.amqpfast.deliveries import Assembly
+from gateway.egress.amqpfast.login import (
     FOR_NOW,
     OF_DESTINATIONS,
     client_machine,
     open_for_sending,
     split_name,
 )
-from gateway.egress.amqpfast.reading import Assembly
 from gateway.egress.amqpfast.sources import is_prefix
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.address import Address
@@ -34,20 +34,20 @@ from gateway.protocols.amqpfast.events import (
     Opened,
     Replies,
 )
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.amqpfast.spec import DELIVERED, MESSAGE_BYTES_MAX, REDELIVERED, ReplyCode
 from gateway.protocols.amqpfast.translate import encode_properties, essentials, head_properties
 
 PREFETCH: Final = 100
 HANDLES_MAX: Final = 100  # destinations that are kept open to send to
-TOO_LARGE: Final = Refusal("its head does not fit a fragment that the server takes", final=True)
-LOST: Final = Refusal("the handle was closed before it was answered", final=False)
+TOO_LARGE: Final = BrokerRefusal("its head does not fit a fragment that the server takes", final=True)
+LOST: Final = BrokerRefusal("the handle was closed before it was answered", final=False)
 
 
 class FastClient:
     """AMQP/Fast connection with one channel. Durable subscriptions belong to `client_name`."""
 
-    def __init__(self, access: Access, *, client_name: str = "") -> None:
+    def __init__(self, access: ConnectionOptions, *, client_name: str = "") -> None:
         """Connect, log in and open the channel. Raises LinkError if the server is unreachable or refuses."""
         self._machine = client_machine(access.target, client_name)
         self._wire = Wire(access, self._machine, self._machine.tick)
@@ -63,14 +63,16 @@ class FastClient:
         self._wire.opened()
         self._channel = self._machine.open_channel(confirm=False)
 
-    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+    def publish_many(
+        self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
+    ) -> dict[int, BrokerRefusal]:
         """Publish messages and wait for their replies, as Client.publish_many defines.
 
         If the server closes a destination's handle, all messages in flight to that destination count as
         refused. They may be retried if there were several and the destination itself is not the reason:
         only one of them has caused the close.
         """
-        refused: dict[int, Refusal] = {}
+        refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
         at = 0
         answers = self._wire.answers()
@@ -98,7 +100,7 @@ class FastClient:
         messages: Sequence[Message],
         positions: range,
         unanswered: dict[tuple[int, int], int],
-        refused: dict[int, Refusal],
+        refused: dict[int, BrokerRefusal],
     ) -> None:
         # A run of one destination is said in one go.
         run: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
@@ -108,7 +110,7 @@ class FastClient:
             try:
                 head = encode_properties(message)
             except RemoteProtocolError as error:
-                refused[position] = Refusal(str(error), final=True)
+                refused[position] = BrokerRefusal(str(error), final=True)
                 continue
             found = self._producer(message.address)
             if before is not None and found is not before:
@@ -134,7 +136,7 @@ class FastClient:
         self,
         event: HandleClosed,
         unanswered: dict[tuple[int, int], int],
-        refused: dict[int, Refusal],
+        refused: dict[int, BrokerRefusal],
     ) -> None:
         why = _refusal(event.reply_code, event.text)
         keys = [key for key in unanswered if key[0] == event.handle]
@@ -177,9 +179,9 @@ class FastClient:
         self._machine.send(command)
         self._wire.flush()
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return received messages, as Client.arrivals defines."""
-        found: list[Arrival] = []
+        found: list[ReceivedMessage] = []
         for event in self._wire.turn(seconds):
             if isinstance(event, Notifies):
                 found += [self._arrival(row) for row in event.rows if row[2] & DELIVERED]
@@ -194,7 +196,7 @@ class FastClient:
             raise LinkError("the server is silent")
         return found
 
-    def _arrival(self, row: NotifyRow) -> Arrival:
+    def _arrival(self, row: NotifyRow) -> ReceivedMessage:
         handle, number, bits, head, body, name = row
         properties = head_properties(head)
         known = essentials(properties)
@@ -203,13 +205,13 @@ class FastClient:
             *(address, body, properties, int(known.durable), known.durable, known.retain),
             *(known.expires, known.hops),
         )
-        return Arrival(message, number, bits & REDELIVERED != 0)
+        return ReceivedMessage(message, number, bits & REDELIVERED != 0)
 
     def rest(self, seconds: float) -> None:
         """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
-    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+    def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages with one CHANNEL ACK, which is cumulative (3.3.8)."""
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token)
@@ -229,7 +231,7 @@ def _say(
     producer: tuple[Producer, bytes, int],
     run: Sequence[tuple[int, tuple[bytes, bytes, bytes]]],
     unanswered: dict[tuple[int, int], int],
-    refused: dict[int, Refusal],
+    refused: dict[int, BrokerRefusal],
 ) -> None:
     machine, _, handle = producer
     tags = machine.send_many([row for _, row in run])
@@ -240,5 +242,5 @@ def _say(
             refused[position] = TOO_LARGE if machine.usable else LOST
 
 
-def _refusal(code: int, text: str) -> Refusal:
-    return Refusal(f"{text} ({code})".lstrip(), code not in FOR_NOW)
+def _refusal(code: int, text: str) -> BrokerRefusal:
+    return BrokerRefusal(f"{text} ({code})".lstrip(), code not in FOR_NOW)

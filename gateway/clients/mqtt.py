@@ -1,6 +1,7 @@
 """Blocking MQTT client for a broker that is given by a URL.
 
-It uses MQTT 5, or 3.1.1 with a server that does not support MQTT 5, unless `Access.version` names a version.
+It uses MQTT 5, or 3.1.1 with a server that does not support MQTT 5, unless `ConnectionOptions.version` names
+a version.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Silence, Wire
+from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, ConnectionOptions, ReceivedMessage, Silence, Wire
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
@@ -21,7 +22,7 @@ from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Suback,
 from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, VERSIONS, PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import encode_properties, publish_essentials
-from gateway.settings import Target
+from gateway.settings import LinkUrl
 
 KEEP_ALIVE_SECS = 30
 PACKET_BYTES_MAX = 268_435_455
@@ -34,7 +35,7 @@ FINAL: Final = frozenset(
         *(ReasonCode.PACKET_TOO_LARGE, ReasonCode.TOPIC_FILTER_INVALID),
     )
 )
-TOO_LARGE: Final = Refusal("it is larger than the server takes", final=True)
+TOO_LARGE: Final = BrokerRefusal("it is larger than the server takes", final=True)
 
 
 class MqttClient:
@@ -46,7 +47,7 @@ class MqttClient:
     """
 
     def __init__(
-        self, access: Access, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
+        self, access: ConnectionOptions, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
     ) -> None:
         """Connect, with the next version if the server does not support the first one.
 
@@ -81,12 +82,14 @@ class MqttClient:
         spoken = "neither MQTT 5 nor 3.1.1" if access.version == "auto" else f"no MQTT {access.version}"
         raise LinkError(f"the server speaks {spoken}")
 
-    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+    def publish_many(
+        self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
+    ) -> dict[int, BrokerRefusal]:
         """Publish messages and wait for their acknowledgements, as Client.publish_many defines.
 
         A message with QoS 0 is complete once it is written.
         """
-        refused: dict[int, Refusal] = {}
+        refused: dict[int, BrokerRefusal] = {}
         unanswered: dict[int, int] = {}  # position by packet id
         room = min(in_flight, self._machine.peer_receive_max)
         at = 0
@@ -109,7 +112,7 @@ class MqttClient:
         at: int,
         end: int,
         unanswered: dict[int, int],
-        refused: dict[int, Refusal],
+        refused: dict[int, BrokerRefusal],
     ) -> int:
         """Send the messages from position `at` to before `end`. Return the next position."""
         utc = time.time()
@@ -122,7 +125,7 @@ class MqttClient:
                 decode_topic(message.address.wire)
                 raw = encode_properties(message, utc) if described else b""
             except RemoteProtocolError as error:
-                refused[position] = Refusal(str(error), final=True)
+                refused[position] = BrokerRefusal(str(error), final=True)
                 continue
             qos = min(message.assurance, self._machine.max_qos)
             packet_id = 0
@@ -143,7 +146,7 @@ class MqttClient:
         self._last_id = found
         return found
 
-    def _answered(self, acks: Acks, unanswered: dict[int, int], refused: dict[int, Refusal]) -> None:
+    def _answered(self, acks: Acks, unanswered: dict[int, int], refused: dict[int, BrokerRefusal]) -> None:
         received: list[int] = []
         for packet_id, reason in acks.rows:
             if reason < FAILURE and acks.kind is PacketType.PUBREC:
@@ -151,7 +154,7 @@ class MqttClient:
                 continue
             position = unanswered.pop(packet_id, None)
             if position is not None and reason >= FAILURE:
-                refused[position] = Refusal(reason_name(reason), reason in FINAL)
+                refused[position] = BrokerRefusal(reason_name(reason), reason in FINAL)
         if received:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
@@ -184,10 +187,10 @@ class MqttClient:
             if reason >= FAILURE:
                 raise LinkError(f"the server refused the subscription to {one}: {reason_name(reason)}")
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return received messages, as Client.arrivals defines."""
         early, self._early = self._early, []
-        found: list[Arrival] = []
+        found: list[ReceivedMessage] = []
         for event in early or self._wire.turn(seconds):
             if isinstance(event, Publishes):
                 found += [self._arrival(*row) for row in event.rows]
@@ -197,20 +200,20 @@ class MqttClient:
                 raise LinkError(f"the server disconnected: {reason_name(event.reason)}")
         return found
 
-    def _arrival(self, flags: int, topic: bytes, packet_id: int, raw: bytes, body: bytes) -> Arrival:
+    def _arrival(self, flags: int, topic: bytes, packet_id: int, raw: bytes, body: bytes) -> ReceivedMessage:
         qos = flags >> 1 & 3
         known = publish_essentials(raw)
         expires = NEVER if known.expiry is None else time.time() + known.expiry
         address = topic_address(decode_topic(topic), topic)
         message = Message(address, body, known, qos, DURABLE_AT_QOS[qos], flags & 1 == 1, expires, known.hops)
         self._tokens.append((packet_id, qos))
-        return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
+        return ReceivedMessage(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
     def rest(self, seconds: float) -> None:
         """Stay connected without reading, as Client.rest defines."""
         self._wire.rest(seconds)
 
-    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+    def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages in the order in which they arrived (MQTT 5: 4.6.0-2)."""
         if not arrivals:
             return
@@ -238,7 +241,7 @@ class MqttClient:
 
 
 def _connect(
-    target: Target, version: Version, client_id: str, session_secs: int, receive_max: int
+    target: LinkUrl, version: Version, client_id: str, session_secs: int, receive_max: int
 ) -> Connect:
     given: dict[Property, Any] = {}
     if version is Version.V5:

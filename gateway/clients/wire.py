@@ -18,7 +18,7 @@ from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
-from gateway.settings.endpoints import Target, address_of
+from gateway.settings.endpoints import LinkUrl, address_of
 from gateway.settings.mqtt import ByteOrder
 from gateway.transport.websocket import WebSocketClient
 
@@ -28,7 +28,7 @@ IN_FLIGHT: Final = 1_000  # messages on their way that nobody has answered yet
 Event = TypeVar("Event")
 
 
-class Access(NamedTuple):
+class ConnectionOptions(NamedTuple):
     """Address of a broker and the options of a connection to it.
 
     The files are PEM: `ca_file` has the authorities to trust, `cert_file` and `key_file` have the client's
@@ -36,7 +36,7 @@ class Access(NamedTuple):
     broker.
     """
 
-    target: Target
+    target: LinkUrl
     timeout_secs: float = 10.0
     ca_file: str | None = None
     cert_file: str | None = None
@@ -54,14 +54,14 @@ class Access(NamedTuple):
         return address_of(self.target)
 
 
-class Refusal(NamedTuple):
+class BrokerRefusal(NamedTuple):
     """Reason why a broker did not accept a message. If `final` is True, a retry cannot succeed."""
 
     text: str
     final: bool
 
 
-class Arrival(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """Received message; to acknowledge its `token` acknowledges it and all messages before it."""
 
     message: Message
@@ -72,7 +72,9 @@ class Arrival(NamedTuple):
 class Client(Protocol):
     """Interface of a connection to a broker of any protocol."""
 
-    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+    def publish_many(
+        self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT
+    ) -> dict[int, BrokerRefusal]:
         """Publish messages and wait for the broker's responses. Return the refusals by position.
 
         At most `in_flight` messages await a response at a time. Raises LinkError if the connection fails or
@@ -82,13 +84,13 @@ class Client(Protocol):
     def listen(self, given: Mapping[str, str], qos: int) -> None:
         """Consume from an address; `given` has it as options of the protocol. Raises LinkError."""
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
 
     def rest(self, seconds: float) -> None:
         """Stay connected for `seconds` without reading messages. Raises LinkError."""
 
-    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+    def acknowledge(self, arrivals: Sequence[ReceivedMessage]) -> None:
         """Acknowledge these messages, which must be the oldest unacknowledged ones, in their order."""
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ def messages(client: Client, seconds: float | None) -> Iterator[Message]:
             client.acknowledge([arrival])
 
 
-class Machine(Protocol):
+class ClientMachine(Protocol):
     """Interface of the client's side of a protocol."""
 
     def receive_data(self, data: bytes, now: float) -> Sequence[Any]:
@@ -127,7 +129,9 @@ class Machine(Protocol):
 class Wire:
     """Connected socket with the protocol machine that uses it; `tick` is called once a second."""
 
-    def __init__(self, access: Access, machine: Machine, tick: Callable[[float], None]) -> None:
+    def __init__(
+        self, access: ConnectionOptions, machine: ClientMachine, tick: Callable[[float], None]
+    ) -> None:
         """Connect to the broker, with TLS if the target has it. Raises LinkError if it is unreachable."""
         self.machine = machine
         self.timeout_secs = access.timeout_secs
@@ -270,7 +274,7 @@ class Wire:
         self._sock.close()
 
 
-def _secured(sock: socket.socket, access: Access) -> ssl.SSLSocket:
+def _secured(sock: socket.socket, access: ConnectionOptions) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=access.ca_file)
     if access.cert_file is not None:
         context.load_cert_chain(access.cert_file, access.key_file)

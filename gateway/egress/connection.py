@@ -26,7 +26,7 @@ class Flushable(Protocol):
         """Encode the collected acknowledgements."""
 
 
-class Machine(Protocol):
+class LinkMachine(Protocol):
     """Interface of a protocol's client state machine for its connection."""
 
     def tick(self, now: float) -> None:
@@ -40,7 +40,7 @@ class Machine(Protocol):
 
 
 ConsumerT = TypeVar("ConsumerT", bound=Flushable)
-MachineT = TypeVar("MachineT", bound=Machine)
+MachineT = TypeVar("MachineT", bound=LinkMachine)
 
 
 class QueueLinkConnection(Generic[MachineT, ConsumerT]):

@@ -32,7 +32,7 @@ BEHIND: Final = 1 << 40  # above the number of any released message
 R = TypeVar("R")
 
 
-class Line(Generic[R]):
+class RouteBacklog(Generic[R]):
     """Messages that wait for the same routes.
 
     `waiting` is a heap, by numbers in the order of arrival. It has the time since which each message waits.
@@ -70,10 +70,10 @@ class HeldBack(Generic[R]):
         self._secs_max = secs_max
         self._message_of = message_of
         self._jitter = jitter
-        self._lines: dict[Hashable, Line[R]] = {}
+        self._lines: dict[Hashable, RouteBacklog[R]] = {}
         # Messages being retried by the id of the message: line, number, since when they wait, and receipt,
         # which keeps the id valid.
-        self._tried: dict[int, tuple[Line[R], int, Monotonic, R]] = {}
+        self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
         # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
 
@@ -88,7 +88,7 @@ class HeldBack(Generic[R]):
             line = self._lines.get(key)
             if line is None:
                 backoff = Backoff(self._jitter, WAIT_SECS_MIN, WAIT_SECS_MAX)
-                line = self._lines[key] = Line(key, backoff)
+                line = self._lines[key] = RouteBacklog(key, backoff)
                 self.on = True
             line.last_released += 1
             number, since = line.last_released, now

@@ -25,11 +25,11 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
-from gateway.settings.endpoints import LinkTls, Remote, Target, address_of
+from gateway.settings.endpoints import LinkTls, LinkUrl, Remote, address_of
 from gateway.telemetry.stats import FrameCounts, LastError, LinkStats
 from gateway.transport.filter import Ending, Filter
+from gateway.transport.filter_stack import within
 from gateway.transport.poller import Poller
-from gateway.transport.stacked import within
 from gateway.transport.stream import Stream, StreamOwner, WriteSet
 from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketClient
@@ -135,7 +135,7 @@ class LinkSession(Protocol):
         A connected session applies the changes at once.
         """
 
-    def connect(self, stream: Stream, target: Target, now: float) -> LinkConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> LinkConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
 
     def turn_done(self) -> None:
@@ -145,7 +145,7 @@ class LinkSession(Protocol):
         """Run the timer, once per second, connected or not."""
 
 
-class Turns:
+class UrlOrder:
     """Order of a link's URLs for connection attempts, with the waits between them.
 
     After a failure the next URL is always another one, if there is one: the cause of the failure (no reply, a
@@ -181,7 +181,7 @@ class Turns:
         return pause
 
 
-async def open_socket(target: Target, timeout_secs: float) -> socket.socket:
+async def open_socket(target: LinkUrl, timeout_secs: float) -> socket.socket:
     """Return a connected socket. Raises LinkError after `timeout_secs` seconds or when it cannot connect."""
     try:
         with trio.fail_after(timeout_secs):
@@ -196,7 +196,7 @@ async def open_socket(target: Target, timeout_secs: float) -> socket.socket:
     return sock
 
 
-def tls_to(target: Target, tls: LinkTls, name: str) -> Filter | None:
+def tls_to(target: LinkUrl, tls: LinkTls, name: str) -> Filter | None:
     """Return the TLS filter for a target, None without TLS.
 
     `name` is the link whose TLS files are used; raises LinkError if they are unusable.
@@ -255,7 +255,7 @@ class Link:
         self._publishes = publishes
         self.stats = status.stats
         self._writes = writes
-        self._turns = Turns(
+        self._turns = UrlOrder(
             len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
         )
         self._poller = Poller(writes, session.turn_done)

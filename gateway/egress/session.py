@@ -15,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.pressure import Held
+from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import OneSink, RoutingEntry
-from gateway.egress.confirming import WAITING_FULL, ConfirmedSink
+from gateway.egress.confirms import WAITING_FULL, ConfirmedSink
 from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
@@ -25,7 +25,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import NO_TAKER, Outcome, Reason
 from gateway.model.times import Monotonic
 from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings.endpoints import LinkSettings as LinkSettings
 
 Entries = dict[bytes, RoutingEntry]
 
@@ -85,7 +85,9 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.status = status
         self.stats = status.stats
         self.client_id = client_id
-        self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
+        self.held: HeldReceipts[tuple[ConsumerT, int, Message]] = HeldReceipts(
+            lambda: dispatcher.disk_healthy()
+        )
         self.held_back: HeldBack[tuple[ConsumerT, int, Message]] = HeldBack(
             message_of, secs_max=settings.retry_secs_max
         )

@@ -22,11 +22,11 @@ import structlog
 import trio
 
 from gateway.broker.mqtt.session import SubscriptionOptions
-from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.mqtt.shared_subscriptions import shared_pattern
 from gateway.broker.shares import filter_bytes, text_bytes
 from gateway.containment import contained
 from gateway.engine.names import binding_of
-from gateway.engine.stored import decode_options
+from gateway.engine.stored_values import decode_options
 from gateway.model.pending import Pending
 from gateway.state.interface import (
     Absent,
@@ -34,11 +34,11 @@ from gateway.state.interface import (
     FindAbsent,
     FindSession,
     Operation,
+    OperationOutcome,
     Query,
     Reply,
     SessionKey,
     StateStore,
-    Verdict,
     Weight,
 )
 
@@ -160,8 +160,8 @@ class AbsentReview:
         """Return True if the operation was stored, False if the session has another epoch."""
         while True:
             reply = await _reply(partial(self._state.submit, operation))
-            if reply.verdict is not Verdict.UNAVAILABLE:
-                return reply.verdict is Verdict.DONE
+            if reply.verdict is not OperationOutcome.UNAVAILABLE:
+                return reply.verdict is OperationOutcome.DONE
             await trio.sleep(RETRY_SECS)
 
     async def _query(self, query: Query[list[T]]) -> list[T]:

@@ -29,22 +29,22 @@ from gateway.broker.mqtt.session import (
     ROWS_MAX,
     UNKEPT,
     Grant,
-    Outlet,
-    Row,
+    OutgoingPublish,
     Session,
     SessionLimits,
+    SessionOutlet,
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.mqtt.shared_subscriptions import shared_pattern
 from gateway.broker.shares import filter_bytes, text_bytes
 from gateway.broker.topics import topic_matches
-from gateway.engine.consumers import PREFETCH_MAX, Consumer, Content, Done
+from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
-from gateway.engine.given_back import GivenBack, print_of
 from gateway.engine.names import binding_of
 from gateway.engine.once import Recent
-from gateway.engine.stored import encode_options
+from gateway.engine.requeue_order import GivenBack, print_of
+from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.address import Address
 from gateway.model.caches import make_room
@@ -67,13 +67,13 @@ GRANTS_MAX: Final = 1_024  # topics whose grants a session caches
 Told = Callable[[Outcome], None]
 
 
-class Delivery(NamedTuple):
+class ClusterOrigin(NamedTuple):
     """Origin of a message on the cluster, with which it is settled there.
 
     `again` is True if its client may have it.
     """
 
-    consumer: Consumer
+    consumer: ClusterConsumer
     tag: int
     number: Number | None
     again: bool
@@ -87,7 +87,7 @@ class Delivery(NamedTuple):
         self.consumer.give_back(self.tag)
 
 
-class Change:
+class SessionChange:
     """Collected changes of a session that must be stored: the fields of the next ChangeSession.
 
     None removes an entry.
@@ -111,7 +111,7 @@ class Engine(Protocol):
 
     recent_chunks: int  # maximum number of chunks of received QoS 2 numbers per session
 
-    def change(self, session: ClientSession) -> Change:
+    def change(self, session: ClientSession) -> SessionChange:
         """Return the pending changes of a session, for more to be added; they are stored soon."""
 
     def after_stored(self, session: ClientSession, done: Told) -> None:
@@ -182,8 +182,8 @@ class ClientSession(Session):
         # Since then messages that an earlier owner had sent are awaited; some may never be redelivered.
         self._left_since: Monotonic | None = None
         self._next = 0
-        self._deliveries: dict[int, Delivery] = {}  # of waiting messages, by position
-        self._flight: dict[int, Delivery] = {}  # of messages in flight, by packet id
+        self._deliveries: dict[int, ClusterOrigin] = {}  # of waiting messages, by position
+        self._flight: dict[int, ClusterOrigin] = {}  # of messages in flight, by packet id
         self._reserved: dict[int, Number | None] = {}  # packet ids of QoS 2 that are stored, or being stored
         self._sent: dict[Number, int] = {}  # the inverse of `_reserved`: packet id by number
         self._recent = Recent(0)  # a session that ends with its connection gets no redeliveries
@@ -191,7 +191,7 @@ class ClientSession(Session):
         # Messages that an earlier owner requeued, until all of them have arrived.
         self._given_back: GivenBack | None = None
         self._cached: dict[str, Grant | None] = {}
-        self._consumer: Consumer | None = None  # the consumer that delivers the messages of its queue
+        self._consumer: ClusterConsumer | None = None  # the consumer that delivers the messages of its queue
         self.walked: Walked | None = None  # retained messages that were sent, while they may arrive live, too
         self._stopped = False
 
@@ -219,7 +219,7 @@ class ClientSession(Session):
         self._sent.update({number: at for at, number in sent.items() if number is not None})
         self._recent = Recent(self._engine.recent_chunks, contents.received)
 
-    def change(self) -> Change:
+    def change(self) -> SessionChange:
         """Return the pending changes of this session, for more to be added."""
         return self._engine.change(self)
 
@@ -296,7 +296,7 @@ class ClientSession(Session):
         """Record how many messages were in the queue before it is consumed."""
         self._old = count
 
-    def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+    def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Process a message of the session's queue, or buffer it while requeued messages are awaited."""
         if consumer is not self._consumer:
             self._consumer = consumer
@@ -354,7 +354,7 @@ class ClientSession(Session):
                 held[0].order(held[1])
                 self._take(*held)
 
-    def _take(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+    def _take(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         old = self._old > 0
         self._old -= old
         since = self._left_since
@@ -373,7 +373,7 @@ class ClientSession(Session):
         if is_late and not old and not redelivered:
             consumer.settle(tag)  # the client was sent a later one as retained
             return
-        self.owe(message, grant, Delivery(consumer, tag, number, redelivered), old=old)
+        self.owe(message, grant, ClusterOrigin(consumer, tag, number, redelivered), old=old)
 
     def _forget_waiting(self) -> None:
         """Drop waiting messages of an earlier cluster connection; they are redelivered over this one."""
@@ -388,7 +388,7 @@ class ClientSession(Session):
                 self._wait([(message, grant, position)])
         self._let_go(gone)
 
-    def owe(self, message: Message, grant: Grant, delivery: Delivery, *, old: bool = False) -> bool:
+    def owe(self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False) -> bool:
         """Queue a message for the client, with the delivery by which it is settled.
 
         `old` is True if it arrived while the client was away. Return False if it is not queued, because it is
@@ -412,12 +412,12 @@ class ClientSession(Session):
         self._engine.pump(self)
         return True
 
-    def _enqueue(self, message: Message, grant: Grant, delivery: Delivery) -> None:
+    def _enqueue(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
         self._next += 1
         self._deliveries[self._next] = delivery
         self._wait([(message, grant, self._next)])
 
-    def _knows(self, message: Message, grant: Grant, delivery: Delivery) -> bool:
+    def _knows(self, message: Message, grant: Grant, delivery: ClusterOrigin) -> bool:
         """Return True if the client has the message or has been sent it, and settle or reattach it.
 
         Checked again before the message is sent: its publisher may have repeated it while it waited.
@@ -434,7 +434,7 @@ class ClientSession(Session):
         self._again_at(at, message, grant, delivery)
         return True
 
-    def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: Delivery) -> None:
+    def _again_at(self, packet_id: int, message: Message, grant: Grant, delivery: ClusterOrigin) -> None:
         """Attach a redelivered message to its packet id, and resend it if needed.
 
         The packet id is in flight here, or was in flight at an earlier owner of the session.
@@ -447,7 +447,7 @@ class ClientSession(Session):
             before.settle()  # of two deliveries of one message only the later one stays open
         self._flight[packet_id] = delivery
         if packet_id not in self.in_flight:
-            row = self.in_flight[packet_id] = Row(message, grant, 2, packet_id, True)
+            row = self.in_flight[packet_id] = OutgoingPublish(message, grant, 2, packet_id, True)
             self._byte_count += message.byte_count
             self._again.insert(0, row)
             self._engine.pump(self)
@@ -470,8 +470,8 @@ class ClientSession(Session):
 
     # Outgoing messages.
 
-    def _next_rows(self) -> list[Row]:
-        rows: list[Row] = []
+    def _next_rows(self) -> list[OutgoingPublish]:
+        rows: list[OutgoingPublish] = []
         if self._stopped:
             return rows
         while self._again and len(rows) < ROWS_MAX:
@@ -485,9 +485,9 @@ class ClientSession(Session):
             return rows
         return self._fresh_rows()
 
-    def _fresh_rows(self) -> list[Row]:
-        rows: list[Row] = []
-        unsaid: list[Row] = []
+    def _fresh_rows(self) -> list[OutgoingPublish]:
+        rows: list[OutgoingPublish] = []
+        unsaid: list[OutgoingPublish] = []
         waiting = self._waiting
         if waiting is None:
             return rows
@@ -510,7 +510,9 @@ class ClientSession(Session):
                 continue
             byte_count += message.byte_count
             packet_id = self._free_id() if qos else 0
-            row = Row(message, grant, qos, packet_id, delivery is not None and delivery.again and qos > 0)
+            row = OutgoingPublish(
+                message, grant, qos, packet_id, delivery is not None and delivery.again and qos > 0
+            )
             if qos:
                 self.credit -= 1
                 self.in_flight[packet_id] = row
@@ -541,7 +543,7 @@ class ClientSession(Session):
             self._sent[number] = packet_id
         self._note_packet(packet_id)
 
-    def _say(self, rows: list[Row], outcome: Outcome) -> None:
+    def _say(self, rows: list[OutgoingPublish], outcome: Outcome) -> None:
         """Send messages whose packet identifiers are stored."""
         if outcome is ACCEPTED and self.outlet is not None:
             self._again[:0] = reversed(rows)
@@ -557,7 +559,7 @@ class ClientSession(Session):
 
     # Acknowledgements, connect and disconnect of the client.
 
-    def attach(self, outlet: Outlet, receive_maximum: int) -> None:
+    def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
         """Attach a connection, and resend PUBREL for messages whose PUBREC an earlier owner had received."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
@@ -720,7 +722,7 @@ class SharedReceivedIds(ReceivedIds):
         return True
 
 
-def _settle(delivery: Delivery, outcome: Outcome) -> None:
+def _settle(delivery: ClusterOrigin, outcome: Outcome) -> None:
     if outcome is ACCEPTED:
         delivery.settle()
 

@@ -26,7 +26,7 @@ from gateway.engine.consumers import Done
 from gateway.engine.names import Names
 from gateway.engine.publisher import EnginePublisher
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import Body, Piece
+from gateway.model.spooled_bodies import Body, Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import Delivery
@@ -34,9 +34,9 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
     MethodReceived,
 )
-from gateway.protocols.amqp091.sending import Publisher
+from gateway.protocols.amqp091.sender import Publisher
 from gateway.settings import Limits
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from gateway.settings.engine import RabbitEngine
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
@@ -84,7 +84,7 @@ class Speaker(Protocol):
 class EngineConnection(ClusterConnection):
     """Owner of the engine's stream, as long as that connection lives."""
 
-    def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
+    def __init__(self, session: Speaker, stream: Stream, target: LinkUrl, now: float) -> None:
         settings = session.settings
         machine = machine_to(target, session.limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         deadline = now + settings.connect_timeout_secs

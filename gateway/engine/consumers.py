@@ -8,7 +8,7 @@ broker sends before it processes the cancel are requeued with the rest.
 A quorum queue applies some three dozen requeue commands immediately and the others as one batch when they are
 on its log; a batch of more than 32 is put into an order of its own (RabbitMQ 3.10). So messages are requeued
 16 at a time. Messages that are published meanwhile add to the count as if they had been requeued, so the
-order is not guaranteed: the next consumer gets the fingerprints of the requeued messages (given_back.py).
+order is not guaranteed: the next consumer gets the fingerprints of the requeued messages (requeue_order.py).
 
 Queues have a single active consumer, so a consumer that starts before the last one has ended waits in the
 broker. A replica that stops closes its channels: all messages delivered over one are requeued in one step.
@@ -26,7 +26,7 @@ import structlog
 
 from gateway import clock
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
@@ -49,7 +49,7 @@ Freed = Callable[[Sequence["Content"]], None]
 """Callback that receives the contents that were requeued, in their order."""
 
 
-class Target(Protocol):
+class QueueOwner(Protocol):
     """Owner of a queue that is consumed."""
 
     queue: str
@@ -69,7 +69,7 @@ class Target(Protocol):
     def keys(self) -> Iterable[str]:
         """Keys to which the queue is bound."""
 
-    def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+    def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Process a message, which must be settled by its tag."""
 
     def waits(self, count: int) -> None:
@@ -83,7 +83,7 @@ Content = tuple[bytes, bytes, Body]
 """Encoded address, encoded content header, and body of a message."""
 
 
-class Broker(Protocol):
+class ConsumerConnection(Protocol):
     """Connection to the cluster, as the consumers use it."""
 
     machine: ClientConnection
@@ -101,7 +101,7 @@ class Broker(Protocol):
         """Handle that no existence check of a queue is open any more."""
 
 
-class Consumer:
+class ClusterConsumer:
     """Consumer of one queue, active or about to be."""
 
     __slots__ = (
@@ -118,7 +118,7 @@ class Consumer:
         "then",
     )
 
-    def __init__(self, consumers: Consumers, target: Target, name: str) -> None:
+    def __init__(self, consumers: Consumers, target: QueueOwner, name: str) -> None:
         self.target = target
         self.name = name  # consumer tag; "" while it is not consuming
         self.names: set[str] = set()  # consumer tags for which messages may still arrive
@@ -126,7 +126,7 @@ class Consumer:
         self.asked = False  # True once its channel is assigned
         self.ending = False
         self.given_back: list[Content] = []  # contents that are requeued when it ends
-        self.returning: Returning | None = None  # requeueing in progress
+        self.returning: RequeueingConsumer | None = None  # requeueing in progress
         self.then: Freed | None = None
         self._consumers = consumers
         self._unsettled: dict[int, Content] = {}
@@ -164,12 +164,12 @@ class Consumer:
         return unsettled
 
 
-class Returning:
+class RequeueingConsumer:
     """Requeueing of a consumer's unsettled messages, with polls of the queue's count until they are back."""
 
     __slots__ = ("consumer", "count", "looks", "looks_since", "queue", "since", "tags", "wanted")
 
-    def __init__(self, consumer: Consumer, tags: list[int], since: Monotonic) -> None:
+    def __init__(self, consumer: ClusterConsumer, tags: list[int], since: Monotonic) -> None:
         self.consumer = consumer
         self.queue = consumer.target.queue
         self.tags = tags  # of messages that are not requeued yet
@@ -191,13 +191,13 @@ class Removal(NamedTuple):
 
 
 CHECK_REPLIES: Final = (m.QueueDeclareOk, m.QueueDeleteOk, m.QueueUnbindOk, m.QueueBindOk)
-Check = Consumer | Returning | Removal | m.Method
+Check = ClusterConsumer | RequeueingConsumer | Removal | m.Method
 
 
 class Consumers:
     """All session queues that one connection consumes, and existence checks and deletions of queues."""
 
-    def __init__(self, broker: Broker, exchange: str, direct: str = "") -> None:
+    def __init__(self, broker: ConsumerConnection, exchange: str, direct: str = "") -> None:
         """Create the consumers of a connection.
 
         `exchange` is the exchange to which queues are bound. `direct` is the one by which they are also
@@ -212,15 +212,17 @@ class Consumers:
         self._beginning: dict[tuple[int, str], bool] = {}
         self._checking = 0
         self._checks: deque[Check] = deque()
-        self._lacking: set[Consumer] = set()  # whose queues are missing, while their owners are looked up
+        self._lacking: set[ClusterConsumer] = (
+            set()
+        )  # whose queues are missing, while their owners are looked up
         self._removals: deque[Removal] = deque()  # not sent yet: each that fails costs a channel
         self._removing = 0  # number of deletions that were sent
         self._own: tuple[m.Method, Callable[[bool], None]] | None = None  # check of the replica's queue
-        self._consumers: dict[Target, Consumer] = {}
-        self._by_name: dict[tuple[int, bytes], Consumer] = {}
+        self._consumers: dict[QueueOwner, ClusterConsumer] = {}
+        self._by_name: dict[tuple[int, bytes], ClusterConsumer] = {}
         self._numbers = 0
         self._turn = 0
-        self._waiting: list[Consumer] = []  # that wait for channels
+        self._waiting: list[ClusterConsumer] = []  # that wait for channels
         self._acks: list[tuple[int, int]] = []
         self._live = True
         self._closed = False  # True when no queue is consumed any more
@@ -251,9 +253,9 @@ class Consumers:
         lacking = self._checks.popleft()
         self._checking = self._broker.open_channel()  # the other checks are repeated there
         self._found(lacking, there=False)
-        if isinstance(lacking, Consumer):
+        if isinstance(lacking, ClusterConsumer):
             self._lacks(lacking, text)
-        elif isinstance(lacking, Returning):
+        elif isinstance(lacking, RequeueingConsumer):
             self._over(lacking.consumer)
         elif isinstance(lacking, Removal):
             if isinstance(lacking.method, m.QueueDelete):
@@ -265,7 +267,7 @@ class Consumers:
             self._broker.decided()
         return True
 
-    def _lacks(self, consumer: Consumer, text: str) -> None:
+    def _lacks(self, consumer: ClusterConsumer, text: str) -> None:
         target = consumer.target
         if UNREACHABLE in text:
             log.warning("queue unreachable", queue=target.queue, why=text)
@@ -279,7 +281,7 @@ class Consumers:
         self._lacking.add(consumer)
         target.confirm(partial(self._confirmed, consumer))
 
-    def _confirmed(self, consumer: Consumer, is_ours: bool) -> None:
+    def _confirmed(self, consumer: ClusterConsumer, is_ours: bool) -> None:
         """Declare a missing queue, unless its session has ended or is another owner's."""
         if consumer not in self._lacking:
             return  # the connection was lost
@@ -296,11 +298,11 @@ class Consumers:
             if self._checks and isinstance(method, CHECK_REPLIES):
                 found = self._checks.popleft()
                 self._found(found, there=True)
-                if isinstance(found, Consumer) and isinstance(method, m.QueueDeclareOk):
+                if isinstance(found, ClusterConsumer) and isinstance(method, m.QueueDeclareOk):
                     found.target.waits(method.message_count)
                     self._bind(found, list(found.target.unbound))
                     self._consume(found)
-                elif isinstance(found, Returning) and isinstance(method, m.QueueDeclareOk):
+                elif isinstance(found, RequeueingConsumer) and isinstance(method, m.QueueDeclareOk):
                     self._return(found, method.message_count)
                 elif isinstance(found, Removal):
                     self._removed()
@@ -335,13 +337,13 @@ class Consumers:
     @property
     def undecided(self) -> bool:
         """True if keys wait to be bound until the existence of their queues is known."""
-        return any(isinstance(one, Consumer) and one.target.unbound for one in self._checks)
+        return any(isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks)
 
-    def consumes(self, target: Target) -> bool:
+    def consumes(self, target: QueueOwner) -> bool:
         """Return True if the consumer of a target has begun and has not ended."""
         return target in self._consumers
 
-    def begin(self, target: Target) -> None:
+    def begin(self, target: QueueOwner) -> None:
         """Consume the queue of a target, unless it is being consumed already.
 
         Does nothing after `close`, or when the connection was lost.
@@ -349,13 +351,13 @@ class Consumers:
         if target in self._consumers or not self._live or self._closed:
             return
         self._numbers += 1
-        consumer = self._consumers[target] = Consumer(self, target, str(self._numbers))
+        consumer = self._consumers[target] = ClusterConsumer(self, target, str(self._numbers))
         if target.fresh:
             self._declare(consumer)
         else:
             self._check(consumer)
 
-    def end(self, target: Target, then: Freed | None) -> None:
+    def end(self, target: QueueOwner, then: Freed | None) -> None:
         """Stop consuming the queue of a target.
 
         `then` is called with the requeued contents when the queue is free.
@@ -375,7 +377,7 @@ class Consumers:
             self._cancel(consumer)
             self._free(consumer, name)
 
-    def renew(self, target: Target) -> None:
+    def renew(self, target: QueueOwner) -> None:
         """Restart a consumer with a changed prefetch, or pause it if the prefetch is 0.
 
         Received messages stay.
@@ -452,16 +454,16 @@ class Consumers:
 
     def _look(self, what: Check) -> None:
         """Send the request of a check; if the channel is not open yet it is sent when it opens."""
-        if isinstance(what, Consumer):
+        if isinstance(what, ClusterConsumer):
             method: m.Method = m.QueueDeclare(what.target.queue, passive=True)
-        elif isinstance(what, Returning):
+        elif isinstance(what, RequeueingConsumer):
             method = m.QueueDeclare(what.queue, passive=True)
         else:
             method = what.method if isinstance(what, Removal) else what
         self._broker.machine.send_method(self._checking, method)
         self._broker.wake()
 
-    def _declare(self, consumer: Consumer) -> None:
+    def _declare(self, consumer: ClusterConsumer) -> None:
         target = consumer.target
         target.fresh = False
 
@@ -475,19 +477,19 @@ class Consumers:
         if bound:
             self._broker.ask(m.QueueDeclare(target.queue, passive=True), partial(self._consume, consumer))
 
-    def bind(self, target: Target, key: str) -> None:
+    def bind(self, target: QueueOwner, key: str) -> None:
         """Bind or unbind a key of a target's queue, now or when the queue is known to exist."""
         consumer = self._consumers.get(target)
         if consumer is not None and consumer not in self._checks and consumer not in self._lacking:
             self._bind(consumer, [key])
 
-    def _bind(self, consumer: Consumer, keys: Iterable[str]) -> None:
+    def _bind(self, consumer: ClusterConsumer, keys: Iterable[str]) -> None:
         target = consumer.target
         for key in keys:
             on, done = target.unbound.get(key, (True, _nobody))
             self._broker.ask(_binding(target.queue, self._exchange, key, on), _answered(target, key, done))
 
-    def _consume(self, consumer: Consumer) -> None:
+    def _consume(self, consumer: ClusterConsumer) -> None:
         if consumer.ending:
             self._over(consumer)
             return
@@ -499,7 +501,7 @@ class Consumers:
         else:
             consumer.name = ""
 
-    def _consume_on(self, consumer: Consumer) -> None:
+    def _consume_on(self, consumer: ClusterConsumer) -> None:
         """Start consuming, under the consumer's tag, on the channel that it has."""
         channel, target = consumer.channel, consumer.target
         self._by_name[channel, encode_short_string(consumer.name)] = consumer
@@ -508,7 +510,7 @@ class Consumers:
         self._ask(channel, m.BasicQos(prefetch_count=target.prefetch))
         self._ask(channel, m.BasicConsume(target.queue, consumer.name))
 
-    def _cancel(self, consumer: Consumer) -> None:
+    def _cancel(self, consumer: ClusterConsumer) -> None:
         """Cancel the current consumer tag, if there is one; a cancel waits for consume-ok."""
         channel, name = consumer.channel, consumer.name
         consumer.name = ""
@@ -529,7 +531,7 @@ class Consumers:
         self._broker.machine.send_method(channel, method)
         self._broker.wake()
 
-    def _free(self, consumer: Consumer, name: str) -> None:
+    def _free(self, consumer: ClusterConsumer, name: str) -> None:
         """Requeue the unsettled messages of a consumer, once no tag of it is active any more."""
         if consumer.names:
             return
@@ -538,12 +540,12 @@ class Consumers:
         if unsettled:
             consumer.names.add(name)
             self._by_name[consumer.channel, encode_short_string(name)] = consumer
-            consumer.returning = Returning(consumer, list(unsettled), clock.now())
+            consumer.returning = RequeueingConsumer(consumer, list(unsettled), clock.now())
             self._check(consumer.returning)
         else:
             self._over(consumer)
 
-    def _return(self, returning: Returning, count: int) -> None:
+    def _return(self, returning: RequeueingConsumer, count: int) -> None:
         """Handle the ready-message count of a queue: requeue the next chunk, or poll again."""
         if self._closed:
             return
@@ -564,7 +566,7 @@ class Consumers:
             returning.looks_since = 0
         self._check(returning)
 
-    def _over(self, consumer: Consumer) -> None:
+    def _over(self, consumer: ClusterConsumer) -> None:
         for name in consumer.names:
             self._by_name.pop((consumer.channel, encode_short_string(name)), None)
             if (consumer.channel, name) in self._beginning:
@@ -623,7 +625,7 @@ class Consumers:
             self._broker.machine.ack(channel, tag)
 
 
-def _room_of(target: Target) -> int:
+def _room_of(target: QueueOwner) -> int:
     """Return the length limit of a target's queue, beyond which it drops messages."""
     value = dict(target.arguments).get("x-max-length")
     return value.value if value is not None and isinstance(value.value, int) else sys.maxsize
@@ -649,7 +651,7 @@ def _binding(queue: str, exchange: str, key: str, on: bool) -> m.QueueBind | m.Q
     return m.QueueBind(queue, exchange, key) if on else m.QueueUnbind(queue, exchange, key)
 
 
-def _answered(target: Target, key: str, done: Done) -> Done:
+def _answered(target: QueueOwner, key: str, done: Done) -> Done:
     def call() -> None:
         if target.unbound.get(key, (True, None))[1] is done:  # else a later change of the key is on its way
             del target.unbound[key]

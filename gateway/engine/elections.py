@@ -19,7 +19,7 @@ import structlog
 from gateway import clock
 from gateway.engine.membership import Membership
 from gateway.model.times import Monotonic
-from gateway.state.interface import AcquireLease, Lease, ReleaseLease, Reply, StateStore, Verdict
+from gateway.state.interface import AcquireLease, Lease, OperationOutcome, ReleaseLease, Reply, StateStore
 from gateway.telemetry.stats import LinkStats
 
 log = structlog.get_logger()
@@ -134,7 +134,7 @@ class Elections:
         now = clock.now()
         candidate.is_pending = False
         candidate.next_at = since + TRY_SECS
-        if reply.verdict is not Verdict.DONE:
+        if reply.verdict is not OperationOutcome.DONE:
             if now >= candidate.until:
                 candidate.decide(False, UNDECIDED)
             return

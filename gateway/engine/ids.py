@@ -30,13 +30,13 @@ from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, Passed
 from gateway.broker.poison import poisoned
 from gateway.engine.membership import Membership
 from gateway.engine.repeats import Repeats
-from gateway.engine.retaining import client_of
+from gateway.engine.retain_queue import client_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.state.interface import AcceptIds, Claim, ClaimIds, FreeIds, Reply, StateStore
-from gateway.state.interface import Verdict as Committed
+from gateway.state.interface import OperationOutcome as Committed
 
 ID_BYTES: Final = 16
 IDS_MAX: Final = 1_000  # in one operation
@@ -46,7 +46,7 @@ AWAY: Final = Outcome(
 )
 
 
-class Wanted:
+class WaitingClaim:
     """Message that waits for its claim, or only for earlier messages of its client.
 
     It is the message at position `at` of `part`, and `id` is its identifier in hexadecimal, or "". `is_over`
@@ -65,7 +65,7 @@ class Wanted:
         self.is_over = not id
 
 
-Lines = dict[tuple[str, str], deque[Wanted]]
+Lines = dict[tuple[str, str], deque[WaitingClaim]]
 """Waiting messages of one route by client, in the order of their arrival."""
 
 
@@ -150,7 +150,7 @@ class SharedGuard(Guard):
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
         batch = part.batch.onward(PassedBatch(self, part))
-        wanted: list[Wanted] = []
+        wanted: list[WaitingClaim] = []
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
@@ -180,13 +180,13 @@ class SharedGuard(Guard):
             some = wanted[start : start + IDS_MAX]
             shared.claim(self.route.name, [one.id for one in some], partial(self._claimed, part, some))
 
-    def _wait(self, part: SubBatch, at: int, id: str) -> Wanted:
+    def _wait(self, part: SubBatch, at: int, id: str) -> WaitingClaim:
         """Queue the message at position `at` of a part behind those of its client."""
-        one = Wanted(self, part, at, id)
+        one = WaitingClaim(self, part, at, id)
         self._lines.setdefault(one.client, deque()).append(one)
         return one
 
-    def _claimed(self, part: SubBatch, wanted: list[Wanted], claims: list[Claim] | None) -> None:
+    def _claimed(self, part: SubBatch, wanted: list[WaitingClaim], claims: list[Claim] | None) -> None:
         """Pass on messages whose claims succeeded, and those that have waited for these messages.
 
         `claims` is None if the database is away.
@@ -205,9 +205,9 @@ class SharedGuard(Guard):
             part.settle_at(positions, outcome)
         self._release(wanted)
 
-    def _release(self, changed: Sequence[Wanted]) -> None:
+    def _release(self, changed: Sequence[WaitingClaim]) -> None:
         """Pass on the messages that do not wait any more, after the claims of some have a result."""
-        found: list[Wanted] = []
+        found: list[WaitingClaim] = []
         for client in dict.fromkeys(one.client for one in changed):
             line = self._lines[client]
             while line and line[0].is_over:

@@ -43,7 +43,7 @@ from gateway.state.interface import (
     StateStore,
     WeighLetters,
 )
-from gateway.state.interface import Verdict as Committed
+from gateway.state.interface import OperationOutcome as Committed
 from gateway.store.messages import MessageReader, encode_sound
 
 log = structlog.get_logger(limited=True)

@@ -23,14 +23,14 @@ from gateway.containment import contained
 from gateway.model.times import Monotonic
 from gateway.state.interface import (
     CLAIM_SECS,
-    Due,
+    ClaimedWork,
     Heartbeat,
     JoinReplica,
+    OperationOutcome,
     QuitReplica,
     Reap,
     Reply,
     StateStore,
-    Verdict,
 )
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ class Membership:
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
         self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
-        self.on_due: list[Callable[[Due], None]] = []  # called with wills and sessions that are due
+        self.on_due: list[Callable[[ClaimedWork], None]] = []  # called with wills and sessions that are due
         self._state = state
         self._name = name
         self._version = version
@@ -103,13 +103,13 @@ class Membership:
 
     def _heard(self, reply: Reply[None]) -> None:
         self._is_pending = False
-        if reply.verdict is not Verdict.DONE or self._now - self._asked_at > 2 * HEARTBEAT_SECS:
+        if reply.verdict is not OperationOutcome.DONE or self._now - self._asked_at > 2 * HEARTBEAT_SECS:
             self._steady_since = None
         elif self._steady_since is None:
             self._steady_since = self._now
-        if reply.verdict is Verdict.DONE:
+        if reply.verdict is OperationOutcome.DONE:
             self._is_joined = True
-        elif reply.verdict is Verdict.FENCED:
+        elif reply.verdict is OperationOutcome.FENCED:
             self._begin_again()
 
     def _begin_again(self) -> None:
@@ -122,7 +122,7 @@ class Membership:
             except Exception as error:
                 contained("store", error)
 
-    def _reaped(self, since: Monotonic, reply: Reply[list[Due]]) -> None:
+    def _reaped(self, since: Monotonic, reply: Reply[list[ClaimedWork]]) -> None:
         """Do the work that was claimed since `since`, unless the claims may end while it is done."""
         self._is_reaping = False
         if clock.now() - since >= CLAIM_SECS / 2:

@@ -19,18 +19,18 @@ import trio
 from gateway import clock
 from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
 from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
-from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
+from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.arguments import type_arguments
 from gateway.engine.client_session import ClientSession, SharedReceivedIds
 from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
-from gateway.engine.opening import Arrival, Opening
+from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.retained import SharedRetained
 from gateway.engine.session import EngineSession
 from gateway.engine.sessions import TAKEN_OVER
 from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
-from gateway.engine.stored import decode_options, decode_will
+from gateway.engine.stored_values import decode_options, decode_will
 from gateway.engine.walks import SharedWalk, Walked
 from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedGuest
@@ -95,7 +95,7 @@ class EngineNamespace(MqttNamespace):
         self._walking: dict[ClientSession, float | None] = {}
         # Callbacks that wait until the queue of a session is this replica's, and bound.
         self._unbound: list[tuple[ClientSession, Callable[[Outcome], None], Outcome]] = []
-        self._arrived: dict[str, Arrival] = {}  # clients that are about to be accepted
+        self._arrived: dict[str, OpeningClient] = {}  # clients that are about to be accepted
         self._refused: dict[str, tuple[Opening, str]] = {}  # clients whose session is another user's
         self._lost: dict[str, Callable[[], None]] = {}  # publish wills of leaving clients
         # Wills that this replica has claimed, by the keys under which they are published, and the one whose
@@ -512,7 +512,7 @@ class EngineNamespace(MqttNamespace):
         self._engine.sessions.open(opening)
         raise Pending(opening)
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: OpeningClient) -> None:
         """Record that a client may be accepted, with the session that the database has found."""
         self._arrived[arrival.opening.client] = arrival
 

@@ -49,7 +49,7 @@ from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
 from gateway.egress.amqp091.topology import Declaration
-from gateway.egress.confirming import ConfirmedSink
+from gateway.egress.confirms import ConfirmedSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries
 from gateway.engine.arguments import type_arguments
@@ -70,8 +70,8 @@ from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import ChannelClosed, MethodReceived
-from gateway.settings import AmqpLink, Limits, Link
-from gateway.settings.endpoints import Remote, Target
+from gateway.settings import AmqpLink, Limits, LinkSettings
+from gateway.settings.endpoints import LinkUrl, Remote
 from gateway.settings.engine import RabbitEngine
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.messages import MessageReader, encode_message
@@ -109,7 +109,7 @@ class SharedOutboxes(AmqpLinkSession):
     def __init__(
         self,
         link: str,
-        given: Link,
+        given: LinkSettings,
         engine: RabbitEngine,
         dispatcher: Dispatcher,
         limits: Limits,
@@ -220,7 +220,7 @@ class SharedOutboxes(AmqpLinkSession):
         """Return the queues whose messages are counted."""
         return tuple(self._routes())
 
-    def connect(self, stream: Stream, target: Target, now: float) -> OutboxConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> OutboxConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
         made = self._connection = OutboxConnection(self, stream, target, now)
         return made
@@ -458,7 +458,7 @@ class OutboxConnection(AmqpLinkConnection):
 
     _consuming: ClassVar[type[AmqpLinkConsumer]] = OutboxConsumer
 
-    def __init__(self, session: SharedOutboxes, stream: Stream, target: Target, now: float) -> None:
+    def __init__(self, session: SharedOutboxes, stream: Stream, target: LinkUrl, now: float) -> None:
         super().__init__(session, stream, target, now)
         self._outboxes = session
         self._counting = 0

@@ -1,7 +1,7 @@
 """Publisher of a replica's MQTT messages to the cluster.
 
 Senders are acknowledged once the cluster has confirmed their messages. Messages with RETAIN are stored in the
-database first (retaining.py). At QoS 2 a message gets a number, by which subscribers' replicas recognize
+database first (retain_queue.py). At QoS 2 a message gets a number, by which subscribers' replicas recognize
 duplicates.
 """
 
@@ -14,19 +14,19 @@ from typing import ClassVar, Final
 from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
-from gateway.egress.confirming import Positions
+from gateway.egress.confirms import Positions
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_BYTES, Number, encode
 from gateway.engine.names import Names, key_of
-from gateway.engine.retained import Publication, SharedRetained, encode_retained
-from gateway.engine.retaining import Retaining
+from gateway.engine.retain_queue import Retaining
+from gateway.engine.retained import RetainedPublication, SharedRetained, encode_retained
 from gateway.model.batch import SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.amqp091.codec import encode_short_string
-from gateway.protocols.amqp091.sending import PublishRow
+from gateway.protocols.amqp091.sender import PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import outlasts
 from gateway.telemetry.stats import LinkStats
@@ -132,7 +132,7 @@ class EnginePublisher(AmqpLinkPublisher):
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 return True
-        self.retaining.add(part, at, Publication(message, stored, *self.epoch_of(part, at)))
+        self.retaining.add(part, at, RetainedPublication(message, stored, *self.epoch_of(part, at)))
         return True
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:

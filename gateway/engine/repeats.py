@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from gateway.state.interface import Operation, Reply, StateStore, Verdict
+from gateway.state.interface import Operation, OperationOutcome, Reply, StateStore
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Repeats:
         """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
 
         def replied(reply: Reply[T]) -> None:
-            if reply.verdict is Verdict.UNAVAILABLE:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self.later(partial(self._state.submit, operation, replied))
             else:
                 done(reply)

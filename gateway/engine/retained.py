@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gateway import clock
 from gateway.broker.mqtt.retained import RETAINED_FULL
-from gateway.broker.mqtt.retained import Retained as LocalRetained
+from gateway.broker.mqtt.retained import RetainedTopics as LocalRetained
 from gateway.broker.mqtt.system import SYS
 from gateway.containment import contained
 from gateway.engine.envelope import Number, decode
@@ -42,7 +42,7 @@ from gateway.state.interface import (
     StateStore,
     WeighRetained,
 )
-from gateway.state.interface import Verdict as Committed
+from gateway.state.interface import OperationOutcome as Committed
 
 VERSION: Final = 1
 HEAD: Final = Struct(">BI")
@@ -70,7 +70,7 @@ class Numbered(NamedTuple):
     number: Number | None
 
 
-class Publication(NamedTuple):
+class RetainedPublication(NamedTuple):
     """Message to retain, and its bytes for the database.
 
     `client` has sent it in its session of `epoch`, or in no session if that is 0.
@@ -85,7 +85,7 @@ class Publication(NamedTuple):
 class Unsure(NamedTuple):
     """Message that had no capacity by old figures."""
 
-    given: Publication
+    given: RetainedPublication
     done: Done
 
 
@@ -168,7 +168,7 @@ class SharedRetained(LocalRetained):
 
     # Writing.
 
-    def retain(self, given: Publication, done: Done, *, is_sure: bool = False) -> None:
+    def retain(self, given: RetainedPublication, done: Done, *, is_sure: bool = False) -> None:
         """Retain a message for its topic; a message without a body clears the topic.
 
         `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from gateway.state.interface import MatchRetained, Reply, Retained, StateStore, Verdict
+from gateway.state.interface import MatchRetained, OperationOutcome, Reply, Retained, StateStore
 
 IN_FLIGHT_MAX: Final = 2
 Done = Callable[[Reply[list[Retained]]], None]
@@ -57,7 +57,7 @@ class RetainedReads:
         lines, self._lines = self._lines, {}
         for line in lines.values():
             for read in line:
-                read.done(Reply(Verdict.UNAVAILABLE))
+                read.done(Reply(OperationOutcome.UNAVAILABLE))
 
     def _send(self) -> None:
         if self._is_sending:

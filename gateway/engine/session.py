@@ -29,7 +29,7 @@ from gateway.broker.routing import OneSink
 from gateway.containment import contained
 from gateway.egress.link import LinkStatus
 from gateway.engine.bindings import Bindings
-from gateway.engine.client_session import Change, ClientSession, Told
+from gateway.engine.client_session import ClientSession, SessionChange, Told
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.connection import EngineConnection
 from gateway.engine.consumers import Consumers, Content
@@ -39,7 +39,7 @@ from gateway.engine.names import Names, names_of, topic_of
 from gateway.engine.once import Once, recent_chunks
 from gateway.engine.publisher import EnginePublisher, EpochOf, NumberOf
 from gateway.engine.retained import SharedRetained
-from gateway.engine.sessions import Clients as SessionClients
+from gateway.engine.sessions import SessionClients as SessionClients
 from gateway.engine.sessions import SharedSessions
 from gateway.engine.shares import SharedQueue
 from gateway.errors import RemoteProtocolError
@@ -50,12 +50,12 @@ from gateway.model.caches import make_room
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.model.spooled import Body, PassedOver
+from gateway.model.spooled_bodies import Body, PassedOver
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import decode_address, decode_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.settings import Limits
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from gateway.settings.engine import RabbitEngine
 from gateway.state.interface import StateStore
 from gateway.transport.stream import Stream
@@ -74,7 +74,7 @@ Done = Callable[[Outcome], None]
 KnownAddress = tuple[Address, tuple[Recipient, ...]]
 
 
-class Clients(Protocol):
+class LocalClients(Protocol):
     """Clients of this replica, as this session uses them."""
 
     def wanting(self, address: Address) -> tuple[Sink, ...]:
@@ -101,7 +101,7 @@ class Clients(Protocol):
         """Run the timer, once per second."""
 
 
-class Served(Clients, SessionClients, Protocol):
+class ServedClients(LocalClients, SessionClients, Protocol):
     """Clients of this replica, as their sessions and the connection to the cluster use them."""
 
 
@@ -148,7 +148,7 @@ class EngineSession(OneSink):
         self.bindings = Bindings()
         self.recent_chunks = recent_chunks(settings.in_flight_max, limits.inflight_max)
         self.sessions = SharedSessions(state, membership, self, self.names.sessions, _soon)
-        self.clients: Clients  # set by `serve`
+        self.clients: LocalClients  # set by `serve`
         self.life = ""
         self.stopped = False  # True when the process ends
         self.hear_dropped: list[Callable[[str, bytes], None]] = []  # called with queue and body
@@ -193,7 +193,7 @@ class EngineSession(OneSink):
             ),
         }
 
-    def serve(self, clients: Served, number_of: NumberOf, epoch_of: EpochOf) -> None:
+    def serve(self, clients: ServedClients, number_of: NumberOf, epoch_of: EpochOf) -> None:
         """Set the clients whose messages these are, and what is known of a message's sender.
 
         Called before the start.
@@ -236,7 +236,7 @@ class EngineSession(OneSink):
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Do nothing: routes refer to listeners and links, not to the engine behind them."""
 
-    def connect(self, stream: Stream, target: Target, now: float) -> EngineConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> EngineConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
         self._connection = EngineConnection(self, stream, target, now)
         return self._connection
@@ -497,7 +497,7 @@ class EngineSession(OneSink):
 
     # Interface for sessions.
 
-    def change(self, session: ClientSession) -> Change:
+    def change(self, session: ClientSession) -> SessionChange:
         """Return the pending changes of a session, for more to be added; they are stored soon."""
         return self.sessions.change(session)
 

@@ -21,33 +21,34 @@ import structlog
 from gateway import clock
 from gateway.broker.shares import text_bytes
 from gateway.containment import contained
-from gateway.engine.client_session import Change, ClientSession, Told
+from gateway.engine.client_session import ClientSession, SessionChange, Told
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
 from gateway.engine.names import readable
-from gateway.engine.opening import Arrival, Opening
+from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.repeats import Repeats
 from gateway.engine.sessions_elsewhere import SessionsElsewhere
-from gateway.engine.stored import decode_fingerprints, delay_of, encode_fingerprints, encode_will
+from gateway.engine.stored_values import decode_fingerprints, delay_of, encode_fingerprints, encode_will
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.outcome import Verdict as Settled
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
     ChangeSession,
-    Due,
+    ClaimedWork,
     EndSession,
-    Event,
     FindOwned,
     FindSession,
     FindTaken,
     ForgetQueue,
     LeaveSession,
-    Left,
+    LeftSession,
     ListReplicas,
     Notice,
-    Opened,
+    NoticeSubject,
+    OpenedSession,
     OpenSession,
+    OperationOutcome,
     Owned,
     Owner,
     ReleaseSession,
@@ -58,9 +59,8 @@ from gateway.state.interface import (
     SessionView,
     SettleWill,
     StateStore,
-    Verdict,
     WeighSessions,
-    Will,
+    WillRecord,
 )
 
 log = structlog.get_logger(limited=True)
@@ -83,7 +83,7 @@ NOT_OURS: Final = Outcome(Settled.RELEASED, Reason.TARGET_DOWN, "the session has
 Done = Callable[[], None]
 
 
-class Clients(Protocol):
+class SessionClients(Protocol):
     """Clients of this replica, as their shared sessions use them."""
 
     def session_of(self, client: str) -> ClientSession | None:
@@ -101,7 +101,7 @@ class Clients(Protocol):
         `at_once` is True if the new owner is a connection to this replica in this wake-up.
         """
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: OpeningClient) -> None:
         """Record that a client may be accepted."""
 
     def refused(self, opening: Opening, user: str) -> None:
@@ -137,7 +137,7 @@ class Queues(Protocol):
         """Delete a queue. Without a connection it stays, and `done` is not called."""
 
 
-class Writer:
+class SessionWriter:
     """Writer of one session's changes to the database: one operation at a time, in order."""
 
     __slots__ = (
@@ -153,21 +153,21 @@ class Writer:
     )
 
     def __init__(
-        self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[Verdict], None]
+        self, key: SessionKey, epoch: int, repeats: Repeats, settled: Callable[[OperationOutcome], None]
     ) -> None:
         """Create the writer.
 
         `settled` is called with the verdict of each change: FENCED if the session has another owner, REFUSED
         if it cannot be stored.
         """
-        self.change = Change()
+        self.change = SessionChange()
         self._key = key
         self._epoch = epoch
         self._repeats = repeats
         self._settled = settled
         self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
         self._told: list[Told] = []  # callbacks that wait for `change`
-        self._leaving: tuple[LeaveSession, Callable[[Reply[Left]], None]] | None = None
+        self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession]], None]] | None = None
         self._is_leaving = False  # it is on its way
 
     @property
@@ -188,7 +188,7 @@ class Writer:
             assert self._flying is not None
             self._flying.append(done)
 
-    def leave(self, operation: LeaveSession, done: Callable[[Reply[Left]], None]) -> None:
+    def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession]], None]) -> None:
         """Submit the operation of a disconnected client after all pending changes."""
         self._leaving = operation, done
         self.flush()
@@ -198,7 +198,7 @@ class Writer:
         if self._flying is not None:
             return
         if self.change:
-            change, self.change = self.change, Change()
+            change, self.change = self.change, SessionChange()
             self._flying, self._told = self._told, []
             contents = change.subscriptions, change.packets, change.received
             operation = ChangeSession(self._key, self._epoch, *contents, change.served, change.weight)
@@ -208,13 +208,13 @@ class Writer:
             self._is_leaving = True
             self._repeats.submit(leave, partial(self._left, done))
 
-    def _left(self, done: Callable[[Reply[Left]], None], reply: Reply[Left]) -> None:
+    def _left(self, done: Callable[[Reply[LeftSession]], None], reply: Reply[LeftSession]) -> None:
         self._is_leaving = False
         done(reply)
 
     def _stored(self, reply: Reply[None]) -> None:
         told, self._flying = self._flying or [], None
-        is_stored = reply.verdict is Verdict.DONE
+        is_stored = reply.verdict is OperationOutcome.DONE
         for done in told:
             try:
                 done(ACCEPTED if is_stored else NOT_OURS)
@@ -264,7 +264,7 @@ class SharedSessions:
 
         `prefix` begins the names of queues. `soon` has the event loop call a function after this wake-up.
         """
-        self.clients: Clients  # set before the start
+        self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
         self.elsewhere = SessionsElsewhere()
         self.moved = 0  # sessions whose clients have connected to another replica
@@ -277,7 +277,7 @@ class SharedSessions:
         self._numbers = 0  # counter for the names of this process's queues
         self._openings: dict[str, Opening] = {}  # by client
         self._next_openings: dict[str, Opening] = {}  # those that wait for one of another user, by client
-        self._writers: dict[ClientSession, Writer] = {}
+        self._writers: dict[ClientSession, SessionWriter] = {}
         self._dirty: dict[ClientSession, None] = {}
         self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
         self._waiting: dict[ClientSession, Takeover] = {}
@@ -336,25 +336,25 @@ class SharedSessions:
             coming.clean,
             coming.expiry_secs,
             f"{self._prefix}.{readable(client)}.{incarnation}.{self._numbers}",
-            None if coming.will is None else Will(encode_will(coming), delay_of(coming.will)),
+            None if coming.will is None else WillRecord(encode_will(coming), delay_of(coming.will)),
             coming.only_own,
             text_bytes(client),
         )
         self._state.submit(operation, partial(self._opened, opening, operation))
 
-    def _opened(self, opening: Opening, operation: OpenSession, reply: Reply[Opened]) -> None:
+    def _opened(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
         """Let a client in, or turn it away; then open the session for one that waits."""
         self._conclude(opening, operation, reply)
         client = opening.client
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
         if waiting is None:
             return
-        if reply.verdict is Verdict.UNAVAILABLE or waiting.guest.stream.closed:
+        if reply.verdict is OperationOutcome.UNAVAILABLE or waiting.guest.stream.closed:
             waiting.lose(AWAY)
         else:
             self.open(waiting)
 
-    def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[Opened]) -> None:
+    def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
         """Let a client in that has its session, or turn it away."""
         client, found, incarnation = opening.client, reply.value, operation.replica
         key = SessionKey(DOMAIN, client)
@@ -368,7 +368,7 @@ class SharedSessions:
             del self._openings[client]
         if found is None:
             opening.lose(AWAY)
-            if reply.verdict is Verdict.UNAVAILABLE:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self._look_for_lost(operation)
             return
         if found.refused:
@@ -381,7 +381,7 @@ class SharedSessions:
         self._count_earlier(found, -1)
         if found.before is None:
             self._held.add((client, found.epoch))
-        arrival = Arrival(opening, owner, found)
+        arrival = OpeningClient(opening, owner, found)
         if not is_latest:  # and the later opening may fail
             self.give_up(arrival)
             return
@@ -389,7 +389,7 @@ class SharedSessions:
         self.clients.arrived(arrival)
         opening.answer()
 
-    def _count_earlier(self, found: Opened, count: int) -> None:
+    def _count_earlier(self, found: OpenedSession, count: int) -> None:
         """Add the session that a client had elsewhere (`count` 1), or subtract it: it is here now (-1)."""
         earlier = found.earlier
         if earlier is not None and not earlier.is_here:
@@ -421,7 +421,7 @@ class SharedSessions:
         key = operation.key
 
         def seen(reply: Reply[SessionView | None]) -> None:
-            if reply.verdict is Verdict.UNAVAILABLE:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self._repeats.later(partial(self._look_for_lost, operation))
             view = reply.value
             is_here = (
@@ -436,7 +436,7 @@ class SharedSessions:
 
         self._state.query(FindSession(key), seen)
 
-    def give_up(self, arrival: Arrival) -> None:
+    def give_up(self, arrival: OpeningClient) -> None:
         """Leave the session of a client that disconnected before it was accepted.
 
         An earlier session continues.
@@ -461,7 +461,7 @@ class SharedSessions:
     def _leave_nobody(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
         """Leave a session that is connected in the database, but whose client is not here."""
 
-        def left(reply: Reply[Left]) -> None:
+        def left(reply: Reply[LeftSession]) -> None:
             if reply.value is not None and reply.value.ended and queue:
                 self._delete(queue)
 
@@ -469,7 +469,7 @@ class SharedSessions:
 
     # Changes of sessions.
 
-    def change(self, session: ClientSession) -> Change:
+    def change(self, session: ClientSession) -> SessionChange:
         """Return the pending changes of a session, for more to be added."""
         writer = self._writers.get(session)
         if writer is None:
@@ -480,17 +480,17 @@ class SharedSessions:
             self._dirty[session] = None
         return writer.change
 
-    def _writer(self, session: ClientSession) -> Writer:
+    def _writer(self, session: ClientSession) -> SessionWriter:
         key = SessionKey(DOMAIN, session.client_id)
         settled = partial(self._settled, session)
-        found = self._writers[session] = Writer(key, session.owner.epoch, self._repeats, settled)
+        found = self._writers[session] = SessionWriter(key, session.owner.epoch, self._repeats, settled)
         return found
 
     def check_owner(self, session: ClientSession, done: Callable[[bool], None]) -> None:
         """Call `done` with True if the database has a session as this replica's, with its queue."""
 
         def seen(reply: Reply[SessionView | None]) -> None:
-            if reply.verdict is Verdict.UNAVAILABLE:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self._repeats.later(partial(self.check_owner, session, done))
             else:
                 view = reply.value
@@ -520,17 +520,17 @@ class SharedSessions:
         if writer is not None and writer.is_idle:
             del self._writers[session]
 
-    def _settled(self, session: ClientSession, verdict: Verdict) -> None:
+    def _settled(self, session: ClientSession, verdict: OperationOutcome) -> None:
         """Process the result of storing a change of a session: `verdict` is DONE if it is stored."""
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
-            if verdict is not Verdict.DONE:  # its client has received no CONNACK
+            if verdict is not OperationOutcome.DONE:  # its client has received no CONNACK
                 self.settle_will(SessionKey(DOMAIN, session.client_id), session.owner.epoch)
-        if verdict is Verdict.DONE:
+        if verdict is OperationOutcome.DONE:
             return
         if self.clients.session_of(session.client_id) is session:
-            if verdict is Verdict.REFUSED:
+            if verdict is OperationOutcome.REFUSED:
                 log.error("session not stored, client disconnected", client=session.client_id)
                 self.clients.let_go_of(session, "its session cannot be stored")
             else:  # `taken` ignores a session that is stopped already
@@ -554,7 +554,7 @@ class SharedSessions:
         if session.lasting and is_held:
             self._queues.end(session, partial(self._free, session))
 
-    def _left(self, session: ClientSession, publish: Done | None, reply: Reply[Left]) -> None:
+    def _left(self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession]) -> None:
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left = reply.value
@@ -583,7 +583,7 @@ class SharedSessions:
         """
 
         def seen(reply: Reply[SessionView | None]) -> None:
-            if reply.verdict is Verdict.UNAVAILABLE:
+            if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self._repeats.later(partial(self._check_queue, key, queue))
             elif reply.value is None or reply.value.queue != queue:
                 self._delete(queue)
@@ -637,7 +637,7 @@ class SharedSessions:
 
     # Queues that had another owner.
 
-    def acquire(self, session: ClientSession, found: Opened) -> None:
+    def acquire(self, session: ClientSession, found: OpenedSession) -> None:
         """Consume the queue of a session as soon as the previous owner has released it."""
         before = found.before if found.present else None
         if before is None:
@@ -668,7 +668,7 @@ class SharedSessions:
 
     def _looked(self, key: SessionKey, reply: Reply[SessionView | None]) -> None:
         session, view = self.clients.session_of(key.client), reply.value
-        if reply.verdict is not Verdict.DONE:
+        if reply.verdict is not OperationOutcome.DONE:
             return
         if session is None:
             if self.clients.is_expected(key.client):
@@ -771,12 +771,12 @@ class SharedSessions:
 
     def noticed(self, notice: Notice) -> None:
         """Query the session that a notice is about."""
-        if notice.key is not None and notice.event in (Event.TAKEN, Event.RELEASED):
+        if notice.key is not None and notice.event in (NoticeSubject.TAKEN, NoticeSubject.RELEASED):
             self._look(notice.key)
-        elif notice.event is Event.MISSED:
+        elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
-    def due(self, due: Due) -> None:
+    def due(self, due: ClaimedWork) -> None:
         """Publish a due will, or end a due session. If the cluster is away other replicas do it later."""
         if not self._queues.is_up:
             return
@@ -789,7 +789,7 @@ class SharedSessions:
         else:
             self._end(due)
 
-    def _end(self, due: Due) -> None:
+    def _end(self, due: ClaimedWork) -> None:
         assert due.key is not None
         self._repeats.submit(EndSession(due.key, due.epoch), lambda reply: None)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
-from gateway.engine.client_session import ClientSession, Delivery
-from gateway.engine.consumers import Consumer, Content, Done
+from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
+from gateway.engine.client_session import ClientSession, ClusterOrigin
+from gateway.engine.consumers import ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
 from gateway.engine.names import binding_of, readable
 from gateway.model.message import Message
@@ -27,7 +27,7 @@ GRACE_SECS: Final = 2.0  # until a queue that seems to have no members is delete
 HASH_BYTES: Final = 8
 
 
-class Reader(Protocol):
+class DeliveryDecoder(Protocol):
     """Decoder of deliveries, as a shared queue uses it."""
 
     def read(self, content: Content) -> tuple[Message, Number | None] | None:
@@ -38,7 +38,7 @@ class SharedQueue:
     """Queue of one shared filter, as this replica consumes it."""
 
     def __init__(
-        self, reader: Reader, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
+        self, reader: DeliveryDecoder, group: SharedGroup, queue: str, arguments: Headers, prefetch: int
     ) -> None:
         """Create the state of the queue named `queue`; `group` has the members at this replica."""
         self.group = group
@@ -71,7 +71,7 @@ class SharedQueue:
     def unreachable(self) -> None:
         """Do nothing: the queue is checked again by a timer."""
 
-    def deliver(self, consumer: Consumer, tag: int, redelivered: bool, content: Content) -> None:
+    def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         """Give a message to one of the members, or requeue it if there is none."""
         found = self._reader.read(content)
         if found is None:
@@ -84,7 +84,7 @@ class SharedQueue:
             consumer.give_back(tag)  # the last member has just left
             return
         message, number = found
-        chosen.owe(message, self.group.members[chosen], Delivery(consumer, tag, number, again=False))
+        chosen.owe(message, self.group.members[chosen], ClusterOrigin(consumer, tag, number, again=False))
 
 
 def queue_of(prefix: str, topic_filter: str) -> str:

@@ -22,16 +22,16 @@ from gateway import clock
 from gateway.access.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
+from gateway.ingress.client import IngressClient
+from gateway.ingress.clients import Entrance, IngressClients
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
-from gateway.ingress.guest import Guest
-from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.sockets import all_bound, place_at
 from gateway.settings import Limits
 from gateway.transport.filter import Ending, Filter
+from gateway.transport.filter_stack import within
 from gateway.transport.poller import Poller
-from gateway.transport.stacked import within
 from gateway.transport.stream import Stream, WriteSet
 
 TICK_SECS: Final = 1.0
@@ -48,7 +48,7 @@ class Ingress(Protocol):
 
     limits: Limits
 
-    def connect(self, stream: Stream, now: float) -> Guest:
+    def connect(self, stream: Stream, now: float) -> IngressClient:
         """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
     def turn_done(self) -> None:
@@ -57,7 +57,7 @@ class Ingress(Protocol):
     def tick(self, now: float) -> None:
         """Do what is due, apart from connections. `now` is in loop-clock seconds."""
 
-    def entrance(self, connection: Guest) -> Entrance | None:
+    def entrance(self, connection: IngressClient) -> Entrance | None:
         """Return time and version of a client's admission, or None before it."""
 
     def forget_entries(self) -> None:
@@ -73,7 +73,7 @@ class Listener:
         host: str,
         port: int,
         protocol: Ingress,
-        guests: Guests,
+        guests: IngressClients,
         writes: WriteSet,
         *,
         front: Front | None = None,
@@ -98,7 +98,7 @@ class Listener:
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
 
-    def entrance(self, connection: Guest) -> Entrance | None:
+    def entrance(self, connection: IngressClient) -> Entrance | None:
         """Return time and version of a client's admission, or None before it."""
         return self._protocol.entrance(connection)
 

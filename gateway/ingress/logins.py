@@ -23,7 +23,7 @@ from gateway.access.certificates import from_balancer, from_bytes
 from gateway.access.credentials import Certificate, Credentials
 from gateway.access.places import is_loopback
 from gateway.access.principal import Principal
-from gateway.model.spooled import Piece
+from gateway.model.spooled_bodies import Piece
 from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, StreamOwner

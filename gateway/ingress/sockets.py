@@ -15,26 +15,26 @@ EVERYWHERE: Final = "::"
 NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
 
-class Place(NamedTuple):
+class SocketAddress(NamedTuple):
     """Address family, and an address of that family without the port."""
 
     family: int
     address: tuple[Any, ...]
 
 
-def places_of(host: str, port: int) -> list[Place]:
+def places_of(host: str, port: int) -> list[SocketAddress]:
     """Return the addresses to bind for a host. Raises OSError for an unknown name.
 
     `::` stands for all IPv4 and all IPv6 addresses, with a socket each, so that IPv4 clients have IPv4
     addresses.
     """
     if host == EVERYWHERE:
-        return [Place(socket.AF_INET, ("0.0.0.0",)), Place(socket.AF_INET6, (EVERYWHERE,))]
+        return [SocketAddress(socket.AF_INET, ("0.0.0.0",)), SocketAddress(socket.AF_INET6, (EVERYWHERE,))]
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return [Place(family, (address[0], *address[2:])) for family, _, _, _, address in found]
+    return [SocketAddress(family, (address[0], *address[2:])) for family, _, _, _, address in found]
 
 
-def bound(place: Place, port: int, *, shared: bool = False) -> socket.socket:
+def bound(place: SocketAddress, port: int, *, shared: bool = False) -> socket.socket:
     """Return a socket that is bound to the address and port but does not listen. Raises OSError."""
     sock = socket.socket(place.family, socket.SOCK_STREAM)
     try:

@@ -19,8 +19,8 @@ from gateway import clock
 from gateway.access.principal import Principal
 from gateway.access.rights import Decision, Rights
 from gateway.broker.routing import NOWHERE, AnswerEntry, Namespace, RoutingEntry
-from gateway.ingress.guest import Farewell, Guest
-from gateway.ingress.guests import Entrance, Guests
+from gateway.ingress.client import CloseReason, IngressClient
+from gateway.ingress.clients import Entrance, IngressClients
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -47,7 +47,7 @@ class RouteRefused(Exception):
 class ListenerSource:
     """Protocol side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         self.name = name
         self.limits = services.settings.limits_of(name)
         self.dispatcher = services.dispatcher
@@ -62,11 +62,13 @@ class ListenerSource:
         self.opened = services.opened
         self.batch = self.new_batch()
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
-        self._entered: dict[Guest, Entrance] = {}  # admitted clients
-        self._expiring: dict[Guest, float] = {}  # expiry of credentials, in Unix seconds
+        self._entered: dict[IngressClient, Entrance] = {}  # admitted clients
+        self._expiring: dict[IngressClient, float] = {}  # expiry of credentials, in Unix seconds
         self._unwanted: Message | None = None  # the last one without recipient, until it is logged
         self._tell_unwanted_at = 0.0
-        self._counted: dict[Guest, str] = {}  # user names of clients whose roles may limit their connections
+        self._counted: dict[
+            IngressClient, str
+        ] = {}  # user names of clients whose roles may limit their connections
 
     @property
     @abstractmethod
@@ -87,7 +89,7 @@ class ListenerSource:
     # Interface to the listener.
 
     @abstractmethod
-    def connect(self, stream: Stream, now: float) -> Guest:
+    def connect(self, stream: Stream, now: float) -> IngressClient:
         """Return the owner of a new connection, accepted at `now` (loop-clock seconds)."""
 
     def new_batch(self) -> Batch:
@@ -183,7 +185,7 @@ class ListenerSource:
         return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
 
     def let_in(
-        self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
+        self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> str:
         """Admit an authenticated client. Return "", or the limit that prevents it, which is logged."""
         limit = self.place_refusal(rights, principal.name, connection.stream.remote)
@@ -197,7 +199,7 @@ class ListenerSource:
         return limit
 
     def entered(
-        self, connection: Guest, principal: Principal, rights: Rights, client: str, version: str
+        self, connection: IngressClient, principal: Principal, rights: Rights, client: str, version: str
     ) -> None:
         """Register the admission of an authenticated client; `client` is its name or identifier."""
         if not rights.unlimited:
@@ -218,7 +220,7 @@ class ListenerSource:
             expires=principal.expires,
         )
 
-    def renewed(self, connection: Guest, principal: Principal) -> None:
+    def renewed(self, connection: IngressClient, principal: Principal) -> None:
         """Register that a connected client has authenticated again as the same user."""
         self._lasts(connection, principal)
         audit(
@@ -231,7 +233,7 @@ class ListenerSource:
             expires=principal.expires,
         )
 
-    def _lasts(self, connection: Guest, principal: Principal) -> None:
+    def _lasts(self, connection: IngressClient, principal: Principal) -> None:
         """Record when the principal's credentials expire, if they do."""
         if principal.expires is None:
             self._expiring.pop(connection, None)
@@ -244,15 +246,15 @@ class ListenerSource:
             del self._expiring[connection]
             self.stats.logins.add(EXPIRED)
             try:
-                connection.shut_down(Farewell.EXPIRED)
+                connection.shut_down(CloseReason.EXPIRED)
             except Exception as error:
                 connection.stream.fail(error)
 
-    def hurry(self, connection: Guest, interval: float) -> None:
+    def hurry(self, connection: IngressClient, interval: float) -> None:
         """Give a connection more frequent ticks if the client expects bytes every `interval` seconds."""
         self.guests.hurry(connection, interval)
 
-    def forget(self, connection: Guest, reason: str = "") -> None:
+    def forget(self, connection: IngressClient, reason: str = "") -> None:
         """Remove a connection that has ended for `reason`."""
         user = self._counted.pop(connection, None)
         if user is not None:
@@ -270,7 +272,7 @@ class ListenerSource:
                 secs=round(self.now() - entered.since, 3),
             )
 
-    def entrance(self, connection: Guest) -> Entrance | None:
+    def entrance(self, connection: IngressClient) -> Entrance | None:
         """Return time and version of a client's admission, or None before it."""
         return self._entered.get(connection)
 

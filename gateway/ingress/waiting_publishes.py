@@ -43,7 +43,7 @@ class Hold:
         self.count = 0
 
 
-class Line(Generic[EventT]):
+class ChannelBacklog(Generic[EventT]):
     """Waiting events of one channel."""
 
     __slots__ = ("bytes", "events", "messages")
@@ -68,7 +68,7 @@ class WaitingPublishes(Generic[EventT]):
         self.on = False  # something is held or waits; if False, no method need be called
         self._stream = stream
         self._holds: dict[int, Hold] = {}
-        self._lines: dict[int, Line[EventT]] = {}
+        self._lines: dict[int, ChannelBacklog[EventT]] = {}
         self._unread_since: float | None = None  # loop-clock seconds; None: the connection is read
         self._ended = False
         self._restrained = False
@@ -131,7 +131,7 @@ class WaitingPublishes(Generic[EventT]):
         """Append an event to those of its channel. `size` is in bytes."""
         line = self._lines.get(channel)
         if line is None:
-            line = self._lines[channel] = Line()
+            line = self._lines[channel] = ChannelBacklog()
         line.events.append(event)
         line.messages += messages
         line.bytes += size

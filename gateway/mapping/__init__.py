@@ -4,6 +4,6 @@
 log.
 """
 
-from gateway.mapping.loading import Mapping, load, parse
+from gateway.mapping.loader import Mapping, load, parse
 
 __all__ = ["Mapping", "load", "parse"]

@@ -11,9 +11,9 @@ from collections.abc import Mapping as Map
 from typing import Any, Final, NamedTuple
 
 from gateway.mapping.conditions import plain_headers
-from gateway.mapping.loading import Mapping
+from gateway.mapping.loader import Mapping
 from gateway.mapping.router import HOPS_MAX, Router
-from gateway.mapping.schema import Case, Expected, Published
+from gateway.mapping.schema import Case, Expected, PublishedMessage
 from gateway.mapping.templates import typed_value
 from gateway.model.delivery_mode import DURABLE_AT_QOS, QOS_OF_DURABLE
 from gateway.model.dialect import NameRefused
@@ -40,7 +40,7 @@ class CaseResult(NamedTuple):
         return not self.differences
 
 
-class Arrival(NamedTuple):
+class CrossedMessage(NamedTuple):
     """A message that crossed, with its route and the endpoint that it crossed to."""
 
     route: str
@@ -78,12 +78,12 @@ def _run(router: Router, case: Case) -> list[str]:
         message, queue = _published(router, case.publish)
     except (NameRefused, ValueError) as error:
         return [f"publish: {error}"]
-    arrivals: list[Arrival] = []
+    arrivals: list[CrossedMessage] = []
     refusals: list[str] = []
     for resolved in router.resolve(case.publish.endpoint, message.address, queue):
         crossed = resolved.cross(message)
         if isinstance(crossed, Message):
-            arrivals.append(Arrival(resolved.route.name, resolved.route.target_endpoint, crossed))
+            arrivals.append(CrossedMessage(resolved.route.name, resolved.route.target_endpoint, crossed))
         elif isinstance(crossed, Outcome):
             refusals.append(crossed.reason.value)
     differences = _compare_all(case.expect, arrivals)
@@ -92,7 +92,7 @@ def _run(router: Router, case: Case) -> list[str]:
     return differences
 
 
-def _published(router: Router, words: Published) -> tuple[Message, str]:
+def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
     """Build the published message. Return it with the queue that a link would have consumed it from, or "".
 
     Raises ValueError if the endpoint is unknown or the address is not in the words of its protocol, and
@@ -127,7 +127,7 @@ def _published(router: Router, words: Published) -> tuple[Message, str]:
     return message, queue
 
 
-def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]:
+def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> list[str]:
     differences: list[str] = []
     for at in range(max(len(expected), len(arrivals))):
         if at >= len(arrivals):
@@ -141,7 +141,7 @@ def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]
     return differences
 
 
-def _compare(expected: Expected, arrival: Arrival) -> list[str]:
+def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
     """Compare an arrival with the words given in `expect`. Return texts `word: expected X, got Y`."""
     got = words_of(arrival.endpoint, arrival.message)
     wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})

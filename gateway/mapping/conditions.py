@@ -53,7 +53,7 @@ class ExpressionError(MappingError):
         self.inner = line, column
 
 
-class Undecided(Protocol):
+class ConditionCounters(Protocol):
     """Counters of evaluations without a value: the body was not JSON (`unparsable`), or other reasons."""
 
     unparsable: int
@@ -133,7 +133,7 @@ class Condition:
                 raise
             return None
 
-    def holds(self, message: Message, fixed: dict[str, Any], counts: Undecided) -> bool:
+    def holds(self, message: Message, fixed: dict[str, Any], counts: ConditionCounters) -> bool:
         """Return True if the expression is true for `message`. Never raises.
 
         `fixed` holds the values from the message's address. An evaluation without a value counts in `counts`.

@@ -56,7 +56,7 @@ class NotUnderstood(Exception):
     """Error: the text is not in the part of CEL that this parser knows."""
 
 
-class Value(NamedTuple):
+class SizedValue(NamedTuple):
     """Upper bound of the size of a subexpression's value.
 
     `level`: the loop whose variable the value comes from (1: the outermost), or 0: the message; the size is
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
 class _Loop(NamedTuple):
     name: str
-    over: Value
+    over: SizedValue
     turns: Cost  # iterations in the whole evaluation
     visits: Cost  # how often the loop visits one and the same value of the message
 
@@ -89,7 +89,7 @@ class _Loop(NamedTuple):
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
 
-NOTHING: Final = Value(None, 1.0)  # floats overflow to infinity
+NOTHING: Final = SizedValue(None, 1.0)  # floats overflow to infinity
 ONCE: Final = Cost(1.0, 0)
 
 
@@ -104,7 +104,7 @@ class Expression:
     __slots__ = ("_steps", "compared", "names")
 
     def __init__(self, text: str) -> None:
-        found = _Parser(text)
+        found = _ExpressionParser(text)
         found.parse()
         self.names = frozenset(found.names)
         self.compared = [one for one in found.compared if one[0] in self.names]
@@ -123,7 +123,7 @@ class Expression:
         return total
 
 
-class _Parser:
+class _ExpressionParser:
     """A recursive-descent parser; each production's method returns the size of the value."""
 
     def __init__(self, text: str) -> None:
@@ -185,7 +185,7 @@ class _Parser:
             found = found.times(loop.lasts())
         return found
 
-    def _uses(self, value: Value) -> Cost:
+    def _uses(self, value: SizedValue) -> Cost:
         """Return the cost of reading all of a value at this place of the text, in the whole evaluation."""
         turns = self._turns().times(Cost(value.weight, value.level is not None))
         if not value.level:
@@ -198,20 +198,20 @@ class _Parser:
             raise MappingError("its loops are nested too deep; let each go through what the outer one holds")
         self.steps[cost.degree] += cost.weight
 
-    def _use(self, *values: Value) -> None:
+    def _use(self, *values: SizedValue) -> None:
         self._spend(self._turns())
         for value in values:
             self._spend(self._uses(value))
 
     @staticmethod
-    def _joined(values: list[Value]) -> Value:
+    def _joined(values: list[SizedValue]) -> SizedValue:
         """Return the size of a value that holds all of `values`."""
         levels = [value.level for value in values if value.level is not None]
-        return Value(min(levels, default=None), sum(value.weight for value in values))
+        return SizedValue(min(levels, default=None), sum(value.weight for value in values))
 
     # Productions, as in the grammar of CEL.
 
-    def _condition(self) -> Value:
+    def _condition(self) -> SizedValue:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise MappingError(f"nested deeper than {DEPTH_MAX}")
@@ -224,7 +224,7 @@ class _Parser:
         self._depth -= 1
         return found
 
-    def _either(self) -> Value:
+    def _either(self) -> SizedValue:
         """Parse a chain of `||` and `&&`; their precedence changes no cost."""
         found = self._relation()
         while self._accept("||", "&&"):
@@ -232,7 +232,7 @@ class _Parser:
             found = self._joined([found, self._relation()])
         return found
 
-    def _relation(self) -> Value:
+    def _relation(self) -> SizedValue:
         start = self._at
         found = self._sum()
         while sign := self._accept("<", "<=", ">", ">=", "==", "!=", "in"):
@@ -256,14 +256,14 @@ class _Parser:
                 if kind != "word" or literal in _CONSTANTS:
                     self.compared.append((one[0][1], kind, literal))
 
-    def _sum(self) -> Value:
+    def _sum(self) -> SizedValue:
         found = self._product()
         while self._accept("+", "-"):
             found = self._joined([found, self._product()])
             self._use(found)
         return found
 
-    def _product(self) -> Value:
+    def _product(self) -> SizedValue:
         found = self._unary()
         while self._accept("*", "/", "%"):
             self._unary()
@@ -271,7 +271,7 @@ class _Parser:
             found = NOTHING
         return found
 
-    def _unary(self) -> Value:
+    def _unary(self) -> SizedValue:
         while self._accept("!", "-"):
             self._spend(self._turns())
         found = self._primary()
@@ -284,7 +284,7 @@ class _Parser:
                 found = self._selected(found, self._word())
         return found
 
-    def _selected(self, value: Value, name: str) -> Value:
+    def _selected(self, value: SizedValue, name: str) -> SizedValue:
         """Parse what follows `value.name`: nothing for a field, or the arguments of a loop or function."""
         if not self._accept("("):
             self._use(value)
@@ -293,7 +293,7 @@ class _Parser:
             return self._loop(value, name)
         return self._called(name, [value])
 
-    def _called(self, name: str, values: list[Value]) -> Value:
+    def _called(self, name: str, values: list[SizedValue]) -> SizedValue:
         """Parse a function's arguments and the closing parenthesis; the result is as large as all of them.
 
         `values` are the sizes of what it is called on. Raises MappingError for a pattern of `matches` that is
@@ -311,8 +311,8 @@ class _Parser:
             self._spend(self._uses(self._joined(values)).times(Cost(running, 0)))
         return self._joined(values) if values else NOTHING
 
-    def _listed(self, end: str) -> list[Value]:
-        found: list[Value] = []
+    def _listed(self, end: str) -> list[SizedValue]:
+        found: list[SizedValue] = []
         while not self._accept(end):
             found.append(self._condition())
             if not self._accept(","):
@@ -320,7 +320,7 @@ class _Parser:
                 break
         return found
 
-    def _loop(self, over: Value, name: str) -> Value:
+    def _loop(self, over: SizedValue, name: str) -> SizedValue:
         """Parse the arguments of a loop over `over`, behind the opening parenthesis, and the closing one."""
         bound = self._word()
         self._expect(",")
@@ -345,20 +345,20 @@ class _Parser:
         return found
 
     @staticmethod
-    def _mapped(loop: _Loop, level: int, made: Value) -> Value:
+    def _mapped(loop: _Loop, level: int, made: SizedValue) -> SizedValue:
         over = loop.over
         if made.level is None or made.level == level:
-            return Value(over.level, over.weight * max(made.weight, 1))
+            return SizedValue(over.level, over.weight * max(made.weight, 1))
         if over.level is None:
-            return Value(made.level, over.weight * made.weight)
+            return SizedValue(made.level, over.weight * made.weight)
         raise MappingError(f"map: what it makes may hold {loop.name!r}, and nothing from outside of it")
 
-    def _primary(self) -> Value:
+    def _primary(self) -> SizedValue:
         kind, text = self._tokens[self._at]
         self._at += 1
         if kind == "text":
             self._spend(self._turns())
-            return Value(None, 1 + len(text) / TEXT_PIECE)
+            return SizedValue(None, 1 + len(text) / TEXT_PIECE)
         if kind == "number":
             self._spend(self._turns())
             return NOTHING
@@ -374,13 +374,13 @@ class _Parser:
             return self._made(self._entries())
         raise NotUnderstood
 
-    def _made(self, parts: list[Value]) -> Value:
+    def _made(self, parts: list[SizedValue]) -> SizedValue:
         found = self._joined([NOTHING, *parts])
         self._use(found)
         return found
 
-    def _entries(self) -> list[Value]:
-        found: list[Value] = []
+    def _entries(self) -> list[SizedValue]:
+        found: list[SizedValue] = []
         while not self._accept("}"):
             found.append(self._condition())
             self._expect(":")
@@ -390,17 +390,17 @@ class _Parser:
                 break
         return found
 
-    def _named(self, name: str) -> Value:
+    def _named(self, name: str) -> SizedValue:
         self._spend(self._turns())
         if self._accept("("):
             return self._called(name, [])
         for level in range(len(self._loops), 0, -1):
             loop = self._loops[level - 1]
             if loop.name == name:
-                return loop.over if loop.over.level is None else Value(level, 1)
+                return loop.over if loop.over.level is None else SizedValue(level, 1)
         if name not in _CONSTANTS:
             self.names.add(name)
-            return Value(0, 1)
+            return SizedValue(0, 1)
         return NOTHING
 
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
-from gateway.mapping.loading import Mapping
-from gateway.mapping.patterns import Kind, Pattern, Token, covers, witness
+from gateway.mapping.loader import Mapping
+from gateway.mapping.patterns import Pattern, PatternToken, TokenKind, covers, witness
 from gateway.mapping.router import HOPS_MAX, compile_routes
 from gateway.mapping.routes import Route
 from gateway.mapping.templates import Name, vocabulary
@@ -260,8 +260,8 @@ def example(pattern: Pattern, levels: Levels) -> Address:
 
 def _shortest(pattern: Pattern) -> Levels:
     """Return the levels of a short match of the pattern: at least one level."""
-    tokens = [token for token in pattern.tokens if token.kind is not Kind.REST]
-    return tuple(token.text if token.kind is Kind.LITERAL else "x" for token in tokens) or ("x",)
+    tokens = [token for token in pattern.tokens if token.kind is not TokenKind.REST]
+    return tuple(token.text if token.kind is TokenKind.LITERAL else "x" for token in tokens) or ("x",)
 
 
 def _samples(pattern: Pattern) -> list[Levels]:
@@ -270,9 +270,9 @@ def _samples(pattern: Pattern) -> list[Levels]:
     for rest in range(3):
         levels: list[str] = []
         for at, token in enumerate(pattern.tokens):
-            if token.kind is Kind.LITERAL:
+            if token.kind is TokenKind.LITERAL:
                 levels.append(token.text)
-            elif token.kind is Kind.ONE:
+            elif token.kind is TokenKind.ONE:
                 levels.append(f"x{at}")
             else:
                 levels.extend(f"y{at}{step}" for step in range(rest))
@@ -350,7 +350,7 @@ def _leads(route: Route, other: Route) -> bool:
     made, taken = _made(route, other.pattern.scope), other.pattern
     if taken.queue is not None:
         levels = taken.dialect.levels(taken.queue)
-        taken = Pattern(taken.dialect, tuple(Token(Kind.LITERAL, level) for level in levels))
+        taken = Pattern(taken.dialect, tuple(PatternToken(TokenKind.LITERAL, level) for level in levels))
     return witness(made, taken) is not None
 
 
@@ -367,17 +367,19 @@ def _made(route: Route, unknown: str) -> Pattern:
     return Pattern(target.dialect, tokens, scope)
 
 
-def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[Token]:
+def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[PatternToken]:
     """Return the tokens that match every rendering of one level of the target's template."""
     if all(isinstance(piece, str) for piece in level):
-        return [Token(Kind.LITERAL, "".join(map(str, level)))]
+        return [PatternToken(TokenKind.LITERAL, "".join(map(str, level)))]
     first = level[0]
     if not isinstance(first, Name) or first.name not in several:
-        return [Token(Kind.ONE, "")]
+        return [PatternToken(TokenKind.ONE, "")]
     if first.name != route.pattern.dialect.name_word or route.pattern.queue is not None:
-        return [Token(Kind.REST, "")]
+        return [PatternToken(TokenKind.REST, "")]
     return [
-        Token(kind, route.translate(text) if kind is Kind.LITERAL and route.escape != "reject" else text)
+        PatternToken(
+            kind, route.translate(text) if kind is TokenKind.LITERAL and route.escape != "reject" else text
+        )
         for kind, text in route.pattern.tokens
     ]
 

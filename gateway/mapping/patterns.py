@@ -34,7 +34,7 @@ PATTERN_LEVELS_MAX: Final = 256  # patterns are compared with each other, level 
 _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """Kind of a token. LITERAL: this level. ONE: any single level. REST: any number of levels."""
 
     LITERAL = "literal"
@@ -42,14 +42,14 @@ class Kind(Enum):
     REST = "rest"
 
 
-class Token(NamedTuple):
+class PatternToken(NamedTuple):
     """One token of a pattern. `text`: a literal's text, or a capture's name ("" without a name)."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
 
 
-Tokens = tuple[Token, ...]
+Tokens = tuple[PatternToken, ...]
 
 
 def parse_tokens(dialect: Dialect, text: str) -> Tokens:
@@ -60,9 +60,9 @@ def parse_tokens(dialect: Dialect, text: str) -> Tokens:
     if len(levels) > PATTERN_LEVELS_MAX:
         raise MappingError(f"a pattern has at most {PATTERN_LEVELS_MAX} levels")
     tokens = [_token(level, dialect.one) for level in levels]
-    if dialect.rest_is_last and any(token.kind is Kind.REST for token in tokens[:-1]):
+    if dialect.rest_is_last and any(token.kind is TokenKind.REST for token in tokens[:-1]):
         raise MappingError(f"{text!r}: '#' and '{{name...}}' end a topic filter (MQTT 4.7.1.2)")
-    names = [token.text for token in tokens if token.kind is not Kind.LITERAL and token.text]
+    names = [token.text for token in tokens if token.kind is not TokenKind.LITERAL and token.text]
     for name in names:
         if names.count(name) > 1:
             raise MappingError(f"{text!r}: the name {{{name}}} is used twice")
@@ -71,19 +71,19 @@ def parse_tokens(dialect: Dialect, text: str) -> Tokens:
     return tuple(tokens)
 
 
-def _token(level: str, one: str) -> Token:
+def _token(level: str, one: str) -> PatternToken:
     if level == one:
-        return Token(Kind.ONE, "")
+        return PatternToken(TokenKind.ONE, "")
     if level == "#":
-        return Token(Kind.REST, "")
+        return PatternToken(TokenKind.REST, "")
     capture = _CAPTURE.fullmatch(level)
     if capture:
-        return Token(Kind.REST if capture[2] else Kind.ONE, capture[1])
+        return PatternToken(TokenKind.REST if capture[2] else TokenKind.ONE, capture[1])
     if any(character in level for character in "{}\0" + one + "#"):
         raise MappingError(
             f"{level!r}: a wildcard or capture takes a whole level: {{name}}, {{name...}}, {one}, #"
         )
-    return Token(Kind.LITERAL, level)
+    return PatternToken(TokenKind.LITERAL, level)
 
 
 class Pattern:
@@ -100,8 +100,10 @@ class Pattern:
         self.tokens = tokens
         self.scope = scope
         self.queue = queue
-        self.first = tokens[0].text if tokens and tokens[0].kind is Kind.LITERAL else None
-        self.names = tuple(token.text for token in tokens if token.kind is not Kind.LITERAL and token.text)
+        self.first = tokens[0].text if tokens and tokens[0].kind is TokenKind.LITERAL else None
+        self.names = tuple(
+            token.text for token in tokens if token.kind is not TokenKind.LITERAL and token.text
+        )
 
     def takes_from(self, address: Address, queue: str = "") -> bool:
         """Return True if protocol, exchange, service or queue match."""
@@ -114,7 +116,7 @@ class Pattern:
         hidden = self.dialect.hidden
         if not hidden or not levels or not levels[0].startswith(hidden):
             return False
-        return self.tokens[0].kind is not Kind.LITERAL
+        return self.tokens[0].kind is not TokenKind.LITERAL
 
     def match(self, address: Address, queue: str = "") -> Captures | None:
         """Match an address. Return the captured levels, or None if the address does not match.
@@ -138,7 +140,7 @@ class Pattern:
         return {
             token.text: levels[start:end]
             for token, (start, end) in zip(self.tokens, spans, strict=True)
-            if token.text and token.kind is not Kind.LITERAL
+            if token.text and token.kind is not TokenKind.LITERAL
         }
 
     def mismatch(self, address: Address, queue: str = "") -> str:
@@ -155,11 +157,11 @@ class Pattern:
         if _place(self.tokens, levels) is not None:
             return ""
         for at, token in enumerate(self.tokens):
-            if token.kind is Kind.REST:
+            if token.kind is TokenKind.REST:
                 break
             if at >= len(levels):
                 return f"the address has {len(levels)} levels, the pattern asks for more"
-            if token.kind is Kind.LITERAL and token.text != levels[at]:
+            if token.kind is TokenKind.LITERAL and token.text != levels[at]:
                 return f"level {at + 1} is {levels[at]!r}, not {token.text!r}"
         else:
             return f"the address has {len(levels)} levels, the pattern only {len(self.tokens)}"
@@ -169,7 +171,7 @@ class Pattern:
         """Return the levels of the address with these captures, or None if a wildcard has no capture."""
         levels: list[str] = []
         for token in self.tokens:
-            if token.kind is Kind.LITERAL:
+            if token.kind is TokenKind.LITERAL:
                 levels.append(token.text)
             elif token.text not in captures:
                 return None
@@ -179,15 +181,17 @@ class Pattern:
 
     def show(self) -> str:
         """Return the pattern with its protocol's own wildcards, for a subscription or binding."""
-        words = {Kind.ONE: self.dialect.one, Kind.REST: "#"}
-        texts = (token.text if token.kind is Kind.LITERAL else words[token.kind] for token in self.tokens)
+        words = {TokenKind.ONE: self.dialect.one, TokenKind.REST: "#"}
+        texts = (
+            token.text if token.kind is TokenKind.LITERAL else words[token.kind] for token in self.tokens
+        )
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
         """Return the text that every match begins with: up to the separator before a wildcard, or all."""
         literal: list[str] = []
         for token in self.tokens:
-            if token.kind is not Kind.LITERAL:
+            if token.kind is not TokenKind.LITERAL:
                 return "".join(text + self.dialect.separator for text in literal)
             literal.append(token.text)
         return self.dialect.separator.join(literal)
@@ -196,9 +200,9 @@ class Pattern:
         """Return the literals before any rest, each as (level index, text)."""
         found: list[tuple[int, str]] = []
         for at, token in enumerate(self.tokens):
-            if token.kind is Kind.REST:
+            if token.kind is TokenKind.REST:
                 break
-            if token.kind is Kind.LITERAL:
+            if token.kind is TokenKind.LITERAL:
                 found.append((at, token.text))
         return found
 
@@ -223,7 +227,7 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
 
     If there are several rests, the leftmost matches as many levels as possible.
     """
-    rests = [at for at, token in enumerate(tokens) if token.kind is Kind.REST]
+    rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
     if len(rests) > 1:
         return _place_rests(tokens, levels)
     more = len(levels) - len(tokens)  # levels that the rest matches, besides one
@@ -234,9 +238,9 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
     for token in tokens:
         kind, text = token
         end = at + 1
-        if kind is Kind.REST:
+        if kind is TokenKind.REST:
             end += more
-        elif kind is Kind.LITERAL and levels[at] != text:
+        elif kind is TokenKind.LITERAL and levels[at] != text:
             return None
         spans.append((at, end))
         at = end
@@ -252,16 +256,16 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
         kind, text = tokens[token]
         here, behind = fits[token], fits[token + 1]
         for at in range(count, -1, -1):
-            if kind is Kind.REST:
+            if kind is TokenKind.REST:
                 here[at] = behind[at] or (at < count and here[at + 1])
-            elif at < count and (kind is Kind.ONE or levels[at] == text):
+            elif at < count and (kind is TokenKind.ONE or levels[at] == text):
                 here[at] = behind[at + 1]
     if not fits[0][0]:
         return None
     spans: list[tuple[int, int]] = []
     at = 0
     for token, (kind, _) in enumerate(tokens):
-        end = fits[token + 1].rindex(1, at) if kind is Kind.REST else at + 1
+        end = fits[token + 1].rindex(1, at) if kind is TokenKind.REST else at + 1
         spans.append((at, end))
         at = end
     return spans
@@ -276,11 +280,11 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
 
 def _covers(wide: Tokens, narrow: Tokens) -> bool:
     for at, token in enumerate(wide):
-        if token.kind is Kind.REST:
+        if token.kind is TokenKind.REST:
             return at == len(wide) - 1 or _covers_behind(wide[at:], narrow[at:])
-        if at >= len(narrow) or narrow[at].kind is Kind.REST:
+        if at >= len(narrow) or narrow[at].kind is TokenKind.REST:
             return False
-        if token.kind is Kind.LITERAL and narrow[at] != token:
+        if token.kind is TokenKind.LITERAL and narrow[at] != token:
             return False
     return len(wide) == len(narrow)
 
@@ -293,10 +297,10 @@ def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
     for token in reversed(wide):
         here = bytearray(count + 1)
         for at in range(count, -1, -1):
-            if token.kind is Kind.REST:
+            if token.kind is TokenKind.REST:
                 here[at] = behind[at] or (at < count and here[at + 1])
-            elif at < count and narrow[at].kind is not Kind.REST:
-                here[at] = behind[at + 1] if token.kind is Kind.ONE or narrow[at] == token else 0
+            elif at < count and narrow[at].kind is not TokenKind.REST:
+                here[at] = behind[at + 1] if token.kind is TokenKind.ONE or narrow[at] == token else 0
         behind = here
     return behind[0] == 1
 
@@ -309,7 +313,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
         return None
     end = (len(one.tokens), len(other.tokens))
     seen: set[tuple[int, int]] = set()
-    stack: list[tuple[tuple[int, int], _Path | None]] = [((0, 0), None)]
+    stack: list[tuple[tuple[int, int], _LevelPath | None]] = [((0, 0), None)]
     while stack:
         place, way = stack.pop()
         if place == end:
@@ -323,25 +327,25 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
             continue
         seen.add(place)
         for following, level in reversed(_steps(one.tokens, other.tokens, place)):
-            stack.append((following, _Path(level, way)))
+            stack.append((following, _LevelPath(level, way)))
     return None
 
 
 def _apart(one: Tokens, other: Tokens) -> bool:
     """Return True if a literal before any rest differs: a fast test that no address matches both."""
     for a, b in zip(one, other, strict=False):
-        if a.kind is Kind.REST or b.kind is Kind.REST:
+        if a.kind is TokenKind.REST or b.kind is TokenKind.REST:
             return False
-        if a.text != b.text and a.kind is b.kind is Kind.LITERAL:
+        if a.text != b.text and a.kind is b.kind is TokenKind.LITERAL:
             return True
     return False
 
 
-class _Path(NamedTuple):
+class _LevelPath(NamedTuple):
     """A linked list of the levels up to a place, the last first; `level` None: a rest ends there."""
 
     level: str | None
-    before: _Path | None
+    before: _LevelPath | None
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
@@ -350,24 +354,24 @@ def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tup
     a = one[i] if i < len(one) else None
     b = other[j] if j < len(other) else None
     steps: list[tuple[tuple[int, int], str | None]] = []
-    if a and b and a.kind is not Kind.REST and b.kind is not Kind.REST:
-        if not (a.kind is b.kind is Kind.LITERAL and a.text != b.text):
+    if a and b and a.kind is not TokenKind.REST and b.kind is not TokenKind.REST:
+        if not (a.kind is b.kind is TokenKind.LITERAL and a.text != b.text):
             steps.append(((i + 1, j + 1), _either(a, b)))
         return steps
-    if a and a.kind is Kind.REST:
+    if a and a.kind is TokenKind.REST:
         steps.append(((i + 1, j), None))
-        if b and b.kind is not Kind.REST:
+        if b and b.kind is not TokenKind.REST:
             steps.append(((i, j + 1), _either(b, b)))
-    if b and b.kind is Kind.REST:
+    if b and b.kind is TokenKind.REST:
         steps.append(((i, j + 1), None))
-        if a and a.kind is not Kind.REST:
+        if a and a.kind is not TokenKind.REST:
             steps.append(((i + 1, j), _either(a, a)))
     return steps
 
 
-def _either(a: Token, b: Token) -> str:
-    literal = a if a.kind is Kind.LITERAL else b
-    return literal.text if literal.kind is Kind.LITERAL else "x"
+def _either(a: PatternToken, b: PatternToken) -> str:
+    literal = a if a.kind is TokenKind.LITERAL else b
+    return literal.text if literal.kind is TokenKind.LITERAL else "x"
 
 
 def _same_scope(one: Pattern, other: Pattern) -> bool:
@@ -377,7 +381,7 @@ def _same_scope(one: Pattern, other: Pattern) -> bool:
 def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
     """Return True if `literal` begins as a hidden name does and `wild` with a wildcard, which skips those."""
     hidden = wild.dialect.hidden
-    if not hidden or wild.tokens[0].kind is Kind.LITERAL:
+    if not hidden or wild.tokens[0].kind is TokenKind.LITERAL:
         return False
     first = literal.tokens[0]
-    return first.kind is Kind.LITERAL and first.text.startswith(hidden)
+    return first.kind is TokenKind.LITERAL and first.text.startswith(hidden)

@@ -15,11 +15,11 @@ from itertools import count
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gateway.errors import MappingError
-from gateway.mapping.answering import answering
 from gateway.mapping.conditions import Condition, ExpressionError
-from gateway.mapping.identifying import IdentifyingRoute
-from gateway.mapping.loading import Mapping, Place
-from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
+from gateway.mapping.loader import Mapping, Place
+from gateway.mapping.message_ids import IdentifyingRoute
+from gateway.mapping.patterns import Pattern, PatternToken, TokenKind, covers, parse_tokens
+from gateway.mapping.reply_routes import answering
 from gateway.mapping.return_addresses import Return, ReturnAddresses
 from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, unheard
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
@@ -30,7 +30,7 @@ from gateway.model.properties import Value
 from gateway.protocols import DIALECTS
 
 HOPS_MAX: Final = 8  # longer chains of routes are loops, in every known deployment
-_EVERY_NAME: Final = (Token(Kind.REST, ""),)
+_EVERY_NAME: Final = (PatternToken(TokenKind.REST, ""),)
 Built = TypeVar("Built")
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.compiled import Makes, fits, makes
+from gateway.mapping.compiler import Makes, fits, makes
 from gateway.mapping.conditions import Condition
 from gateway.mapping.names import LevelTranslation, plain_translation, translation
 from gateway.mapping.patterns import Captures, Pattern
@@ -183,7 +183,7 @@ class Route:
         self.kept_because = ""  # why the last reply address that was left unchanged was so
         self.tell_kept: ReplyKept = unheard
         self._reverses: tuple[Route, ...] = ()
-        self.shape = Shape(self, () if self.short is None else self.short.extra)
+        self.shape = RouteChanges(self, () if self.short is None else self.short.extra)
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
         self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
 
@@ -271,7 +271,7 @@ class Route:
         if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
         return ShapedRoute(
-            self, target, hops_max, self.shape if extra is self.shape.extra else Shape(self, extra)
+            self, target, hops_max, self.shape if extra is self.shape.extra else RouteChanges(self, extra)
         )
 
     def resolve_for(
@@ -300,7 +300,7 @@ class Route:
         self.tell_kept = tell_kept
         self.returns = returns
         self._reverses = reverses
-        self.shape = Shape(self, self.shape.extra)
+        self.shape = RouteChanges(self, self.shape.extra)
 
     @property
     def translates_replies(self) -> bool:
@@ -490,7 +490,7 @@ class PlainRoute(ResolvedRoute):
         return message.crossed(self._address)
 
 
-class Shape:
+class RouteChanges:
     """Changes beside the address that are the same for many addresses of a route.
 
     They are headers (`extra`), the reply address, guarantee and retain flag.
@@ -506,7 +506,7 @@ class Shape:
 
 
 class ShapedRoute(ResolvedRoute):
-    """A resolved route that changes the address and applies a Shape.
+    """A resolved route that changes the address and applies a RouteChanges.
 
     The derived property set is cached in the `forms` of the original one, by the route's name and the values
     of its headers, together with the route, so that a route of that name in a new mapping does not use it.
@@ -514,7 +514,7 @@ class ShapedRoute(ResolvedRoute):
 
     __slots__ = ("_address", "_hops_max", "_shape")
 
-    def __init__(self, route: Route, target: Address, hops_max: int, shape: Shape) -> None:
+    def __init__(self, route: Route, target: Address, hops_max: int, shape: RouteChanges) -> None:
         super().__init__(route, target, 0 if shape.extra else hops_max)
         self._address = target
         self._hops_max = hops_max

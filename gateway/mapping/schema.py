@@ -32,7 +32,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
-class Group(Strict):
+class ListenerGroup(Strict):
     """All listeners of a protocol."""
 
     protocol: str = Field(description="Protocol of the listeners.", examples=list(DIALECTS))
@@ -50,17 +50,19 @@ class Addressed(Strict):
 class Words(Addressed):
     """An endpoint and an address in its protocol's words."""
 
-    endpoint: str | Group = Field(description="Name of a listener or link, or all listeners of a protocol.")
+    endpoint: str | ListenerGroup = Field(
+        description="Name of a listener or link, or all listeners of a protocol."
+    )
 
     @property
     def group(self) -> str | None:
         """Protocol whose listeners are the endpoint, or None if `endpoint` is the name of one endpoint."""
-        return self.endpoint.protocol if isinstance(self.endpoint, Group) else None
+        return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else None
 
     @property
     def name(self) -> str:
         """Name of the endpoint; of a group of listeners, before it is split, its protocol."""
-        return self.endpoint.protocol if isinstance(self.endpoint, Group) else self.endpoint
+        return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else self.endpoint
 
     @property
     def dialect(self) -> Dialect:
@@ -147,7 +149,7 @@ else:
     )
 
 
-class Delivery(Strict):
+class DeliveryGuarantee(Strict):
     """Guarantee that a message has in the target. Absent keys leave it unchanged."""
 
     qos0: Mode | None = Field(None, description="Mode of a message received with QoS 0 or its equal.")
@@ -215,8 +217,8 @@ class RouteRule(Strict):
     )
     source: From = Field(alias="from", description="Source of the messages.")
     to: To = Field(description="Target of the messages.")
-    delivery: Delivery = Field(
-        Delivery(), description="Guarantee that a message has in the target; default: unchanged."
+    delivery: DeliveryGuarantee = Field(
+        DeliveryGuarantee(), description="Guarantee that a message has in the target; default: unchanged."
     )
     headers: dict[str, HeaderValue] = Field(
         {},
@@ -311,7 +313,7 @@ class RouteRule(Strict):
         return self
 
 
-class Published(Named):
+class PublishedMessage(Named):
     """The message that a test publishes."""
 
     endpoint: str
@@ -346,7 +348,7 @@ class Case(Strict):
     """A test: what is published, what must arrive in the order of the routes, and why the rest is refused."""
 
     name: str
-    publish: Published
+    publish: PublishedMessage
     expect: list[Expected] = []
     refused: list[Literal["name_invalid", "hops", "malformed"]] = []
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
-from gateway.mapping.patterns import WORDS_OF_SENDER, Captures, Kind, Pattern, Token
+from gateway.mapping.patterns import WORDS_OF_SENDER, Captures, Pattern, PatternToken, TokenKind
 from gateway.model.dialect import Dialect, Levels
 from gateway.model.properties import Value, ValueType, string
 
@@ -40,7 +40,7 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
 
     They are its captures, the words of its address and of the sender, and `endpoint`.
     """
-    rest = {token.text for token in pattern.tokens if token.kind is Kind.REST and token.text}
+    rest = {token.text for token in pattern.tokens if token.kind is TokenKind.REST and token.text}
     dialect = pattern.dialect
     return Vocabulary(
         frozenset(rest.union(dialect.level_words)),
@@ -132,16 +132,18 @@ class Template:
         Return None if a level holds more than one piece. A name used twice becomes two captures (`name`, then
         `name '`), which `agree` joins again.
         """
-        tokens: list[Token] = []
+        tokens: list[PatternToken] = []
         used: set[str] = set()
         for level in self.levels:
             if len(level) > 1:
                 return None
             if not level or isinstance(level[0], str):
-                tokens.append(Token(Kind.LITERAL, str(level[0]) if level else ""))
+                tokens.append(PatternToken(TokenKind.LITERAL, str(level[0]) if level else ""))
                 continue
             name = level[0].name
-            tokens.append(Token(Kind.REST if name in several else Kind.ONE, _fresh(name, used)))
+            tokens.append(
+                PatternToken(TokenKind.REST if name in several else TokenKind.ONE, _fresh(name, used))
+            )
         return Pattern(dialect, tuple(tokens), scope)
 
 

@@ -133,16 +133,16 @@ class Dialect:
     link: ClassVar[str] = ""
     """Class of a link's session; "" means that the protocol has no links."""
     listener_settings: ClassVar[str] = "gateway.settings.endpoints:AnonymousListener"
-    """Class of a listener's section of the configuration, a gateway.settings.endpoints.Listener."""
+    """Class of a listener's section of the configuration, a gateway.settings.endpoints.ListenerSettings."""
     link_settings: ClassVar[str] = "gateway.settings.endpoints:Link"
-    """Class of a link's section of the configuration, a gateway.settings.endpoints.Link."""
+    """Class of a link's section of the configuration, a gateway.settings.endpoints.LinkSettings."""
     client: ClassVar[str] = ""
     """Class of a blocking connection, for the command line and the data pipeline; "" means that there is
     none.
     """
     commands: ClassVar[str] = ""
     """Class of the parts of `gateway publish` and `subscribe` that exceed a blocking connection, a
-    gateway.cli.sending.Commands; "" means that there are none.
+    gateway.cli.publish_subscribe.ProtocolCommands; "" means that there are none.
     """
 
     trials: ClassVar[str] = ""

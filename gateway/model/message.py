@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from gateway.model.address import Address
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 
 NEVER = 0.0
 # Bytes. An object takes 160, its own property set another 170, its place in a queue or in flight 10 to 200.

@@ -24,7 +24,7 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.stores import Place
+from gateway.pipeline.stores import StoreFolder
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -41,7 +41,7 @@ class InUseError(PipelineError):
     """Error of a run whose folder another run writes to."""
 
 
-def create(place: Place, folder: str, name: str, data: bytes, run: str) -> None:
+def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) -> None:
     """Create the file `name` in the folder `folder` of `place` for the run `run`.
 
     Raises FileExistsError if the file exists, or another run is about to create it.
@@ -105,10 +105,10 @@ def _delete(system: Arrow, path: str) -> None:
             system.delete_file(path)
 
 
-class _Held(NamedTuple):
+class _LeaseFile(NamedTuple):
     """File of a lease: the folder, and the file's name in its folder of leases."""
 
-    place: Place
+    place: StoreFolder
     name: str
 
 
@@ -116,13 +116,13 @@ _running: Final[dict[str, Callable[[], bool]]] = {}
 """Runs of this process that hold leases, with what returns True while they write."""
 
 
-class Lease:
+class FolderLease:
     """Exclusive use of folders by one run: of a block (`with`), or of a stream (`started`)."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[StoreFolder]) -> None:
         """Take the leases. Raises InUseError if another run has one; then none is taken."""
         self._run = uuid4().hex[:12]
-        self._held: list[_Held] = []
+        self._held: list[_LeaseFile] = []
         self._done = threading.Event()
         _running[self._run] = lambda: True
         try:
@@ -163,7 +163,7 @@ class Lease:
             if _names(place)[-1:] != [name]:
                 raise _in_use(place)
 
-    def _take(self, place: Place) -> None:
+    def _take(self, place: StoreFolder) -> None:
         names = _names(place)
         if names and _is_alive(place, names[-1]):
             raise _in_use(place)
@@ -172,7 +172,7 @@ class Lease:
             create(place, LEASES, name, self._content, self._run)
         except (FileExistsError, FileNotFoundError) as error:  # The other one may be removing its folder.
             raise _in_use(place) from error
-        self._held.append(_Held(place, name))
+        self._held.append(_LeaseFile(place, name))
         self.check()
         for old in names:
             _delete(place.arrow().system, _path(place, old))
@@ -192,7 +192,7 @@ class Lease:
                         self._renew_one(*held)
         self._release()
 
-    def _renew_one(self, place: Place, name: str) -> None:
+    def _renew_one(self, place: StoreFolder, name: str) -> None:
         if _names(place)[-1:] == [name]:
             with place.arrow().system.open_output_stream(_path(place, name)) as stream:
                 stream.write(self._content)
@@ -205,17 +205,17 @@ class Lease:
         _running.pop(self._run, None)
 
 
-def _path(place: Place, name: str) -> str:
+def _path(place: StoreFolder, name: str) -> str:
     return f"{place.arrow().path}/{LEASES}/{name}"
 
 
-def _names(place: Place) -> list[str]:
+def _names(place: StoreFolder) -> list[str]:
     system, root = place.arrow()
     infos = system.get_file_info(fs.FileSelector(f"{root}/{LEASES}", allow_not_found=True))
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 
-def _is_alive(place: Place, name: str) -> bool:
+def _is_alive(place: StoreFolder, name: str) -> bool:
     """Return True if the holder of a lease lives, as far as can be known."""
     system, path = place.arrow().system, _path(place, name)
     try:
@@ -243,7 +243,7 @@ def _exists(process: int) -> bool:
     return True
 
 
-def _in_use(place: Place) -> InUseError:
+def _in_use(place: StoreFolder) -> InUseError:
     return InUseError(
         f"another run writes to {place.uri}: stop it first, or give another folder; a run that was killed on"
         f" another machine counts as running for {LEASE_SECS:.0f} seconds"

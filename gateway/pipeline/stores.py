@@ -62,7 +62,7 @@ class ArrowPath(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreFolder:
     """Folder, by its path or URI, with the Hadoop options for its store."""
 
     uri: str
@@ -88,7 +88,7 @@ class Place:
             return Path(self.uri)
         return cast("Path", StoredPath(self, self.arrow().path))
 
-    def reached(self) -> Place:
+    def reached(self) -> StoreFolder:
         """Return the same place after checking that the store is reachable; the folder need not exist.
 
         Raises PipelineError if the store is not reachable.
@@ -101,7 +101,7 @@ class Place:
         return self
 
 
-def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
+def place_of(uri: str, hadoop: Hadoop | None = None) -> StoreFolder:
     """Return the folder with this name; relative paths become absolute.
 
     Raises PipelineError for an incomplete URI.
@@ -109,14 +109,14 @@ def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
     if not is_uri(uri):
         if (scheme := uri.partition(":")[0]) in _SYSTEMS and scheme != uri:
             raise PipelineError(f"{uri} is no URI: {scheme}://{uri[len(scheme) + 1 :]}? A folder is ./{uri}")
-        return Place(str(Path(uri).absolute()))
+        return StoreFolder(str(Path(uri).absolute()))
     scheme, host, path = _split(uri)
     if scheme == "file":
-        return Place(path)
-    return Place(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
+        return StoreFolder(path)
+    return StoreFolder(f"{scheme}://{host}{path}".rstrip("/"), tuple(sorted((hadoop or {}).items())))
 
 
-def free(place: Place) -> Place:
+def free(place: StoreFolder) -> StoreFolder:
     """Return the folder if it is empty or has only files of a Spark job.
 
     Raises PipelineError if not, since a Spark job deletes everything else.
@@ -175,7 +175,7 @@ def _configuration(spark: SparkSession) -> Any:
     return None if session is None else session.sessionState().newHadoopConf()
 
 
-def spark_reaches(spark: SparkSession, place: Place) -> str:
+def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:
     """Return the name of a folder for Spark's readers and writers.
 
     Raises PipelineError if the store is unreachable, or the session lacks the classes for it, which Spark
@@ -199,7 +199,7 @@ def spark_reaches(spark: SparkSession, place: Place) -> str:
     return place.uri
 
 
-def spark_writes(spark: SparkSession, place: Place) -> str:
+def spark_writes(spark: SparkSession, place: StoreFolder) -> str:
     """Return the name of a folder that tasks write to.
 
     Raises PipelineError as `spark_reaches` does, and if the tasks would write to disks of their own machines,
@@ -221,7 +221,7 @@ def spark_writes(spark: SparkSession, place: Place) -> str:
     return name
 
 
-def _seen_by_tasks(context: Any, place: Place, mark: str) -> None:
+def _seen_by_tasks(context: Any, place: StoreFolder, mark: str) -> None:
     tasks = 2 * context.defaultParallelism
     blind = context.parallelize(range(tasks), tasks).map(lambda _: _blind(mark)).collect()
     hosts = sorted({host for host in blind if host is not None})
@@ -234,7 +234,7 @@ def _blind(mark: str) -> str | None:
     return None if Path(mark).exists() else socket.gethostname()
 
 
-def not_there(place: Place, why: str) -> PipelineError:
+def not_there(place: StoreFolder, why: str) -> PipelineError:
     """Return the error for a folder in which the driver does not see files of tasks."""
     return PipelineError(
         f"{place.uri} is not the same folder on the driver and on all executors: {why}; give one that all of"
@@ -243,7 +243,7 @@ def not_there(place: Place, why: str) -> PipelineError:
 
 
 @lru_cache(maxsize=64)
-def _arrow_path(place: Place) -> ArrowPath:
+def _arrow_path(place: StoreFolder) -> ArrowPath:
     if place.is_local:
         return ArrowPath(fs.LocalFileSystem(), place.uri)
     scheme, host, path = _split(place.uri)
@@ -359,7 +359,7 @@ def _short(error: BaseException) -> str:
 class StoredPath:
     """Path in a store, with the operations that the journal's reader uses."""
 
-    def __init__(self, place: Place, path: str, info: Arrow | None = None) -> None:
+    def __init__(self, place: StoreFolder, path: str, info: Arrow | None = None) -> None:
         self._place = place
         self._path = path
         self._info = info

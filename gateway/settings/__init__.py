@@ -16,29 +16,29 @@ from gateway.settings.access import (
 )
 from gateway.settings.amqp091 import AmqpLink, AmqpListener
 from gateway.settings.amqpfast import FastLink, FastListener
-from gateway.settings.applying import effective, json_schema, masked
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
     Admission,
     AnonymousListener,
-    Link,
+    LinkSettings,
     LinkTls,
-    Listener,
+    LinkUrl,
+    ListenerSettings,
     ListenerTls,
     SharedListener,
-    Target,
     masked_url,
     parse_url,
     secret_from,
     websocket_path,
 )
 from gateway.settings.limits import Limits
-from gateway.settings.loading import load_settings
-from gateway.settings.logins import Logins
+from gateway.settings.loader import load_settings
+from gateway.settings.logins import LoginSettings
 from gateway.settings.mqtt import MqttLink, MqttListener
 from gateway.settings.sources import CONFIG_VARIABLE
-from gateway.settings.tree import Http, HttpTls, Log, Settings, Store, User, shipped_mappings
+from gateway.settings.tree import Http, HttpTls, LogSettings, Settings, StoreSettings, User, shipped_mappings
+from gateway.settings.views import effective, json_schema, masked
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -61,12 +61,13 @@ __all__ = [
     "HttpAuthorizer",
     "HttpTls",
     "Limits",
-    "Link",
+    "LinkSettings",
     "LinkTls",
-    "Listener",
+    "LinkUrl",
+    "ListenerSettings",
     "ListenerTls",
-    "Log",
-    "Logins",
+    "LogSettings",
+    "LoginSettings",
     "MqttLink",
     "MqttListener",
     "MqttRules",
@@ -74,8 +75,7 @@ __all__ = [
     "Role",
     "Settings",
     "SharedListener",
-    "Store",
-    "Target",
+    "StoreSettings",
     "TopicPermission",
     "User",
     "effective",

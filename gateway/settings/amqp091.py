@@ -1,8 +1,8 @@
 """AMQP 0-9-1 options of listeners and links.
 
-`AmqpListener` and `AmqpLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py` with
-options that only AMQP 0-9-1 has. The module holds and checks the values only; `gateway/ingress` and
-`gateway/egress` use them.
+`AmqpListener` and `AmqpLink` extend the common `ListenerSettings` and `LinkSettings` of
+`gateway/settings/endpoints.py` with options that only AMQP 0-9-1 has. The module holds and checks the values
+only; `gateway/ingress` and `gateway/egress` use them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from gateway.settings.endpoints import Link, Listener
+from gateway.settings.endpoints import LinkSettings, ListenerSettings
 
 
 def _names(given: Any) -> Any:
@@ -30,7 +30,7 @@ RABBITMQ_VERSION: Final = "3.10.8"
 """RabbitMQ version that a listener announces to its clients."""
 
 
-class AmqpListener(Listener):
+class AmqpListener(ListenerSettings):
     """Listener for AMQP 0-9-1 clients."""
 
     virtual_hosts: Annotated[
@@ -49,7 +49,7 @@ class AmqpListener(Listener):
         return self.virtual_hosts
 
 
-class AmqpLink(Link):
+class AmqpLink(LinkSettings):
     """Link to an AMQP 0-9-1 broker."""
 
     declare: Literal["create", "check", "none"] = "create"

@@ -1,8 +1,8 @@
 """AMQP/Fast options of listeners and links, with virtual hosts and their destinations.
 
-`FastListener` and `FastLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py`. A
-virtual host lists queues and topics that exist from the start, and peer services that the gateway itself
-provides. The module holds and checks the values only.
+`FastListener` and `FastLink` extend the common `Listener` and `LinkSettings` of
+`gateway/settings/endpoints.py`. A virtual host lists queues and topics that exist from the start, and peer
+services that the gateway itself provides. The module holds and checks the values only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, Strict, StringConstraints, model_validator
 
-from gateway.settings.endpoints import AnonymousListener, Link
+from gateway.settings.endpoints import AnonymousListener, LinkSettings
 from gateway.settings.limits import Section
 
 NAME: Final = r"^[^/#&\x00-\x20\x7f]+$"  # 3.5.2.3
@@ -112,7 +112,7 @@ class FastListener(AnonymousListener):
         return tuple(self.virtual_hosts)
 
 
-class FastLink(Link):
+class FastLink(LinkSettings):
     """Link to an AMQP/Fast server."""
 
     durable_subscriptions: bool = True

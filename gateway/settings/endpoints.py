@@ -1,8 +1,8 @@
 """Common options of endpoints: listeners, where clients connect, and links to remote brokers.
 
-`Listener` and `Link` are the base classes; each protocol extends them in a module of its own. The module also
-parses broker URLs (`parse_url`), hides passwords in them (`masked_url`), reads secret files and checks shared
-ports. It opens no connection.
+`ListenerSettings` and `LinkSettings` are the base classes; each protocol extends them in a module of its own.
+The module also parses broker URLs (`parse_url`), hides passwords in them (`masked_url`), reads secret files
+and checks shared ports. It opens no connection.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LinkTls(Section):
         return self
 
 
-class Listener(FrontOptions):
+class ListenerSettings(FrontOptions):
     """Port where clients of one protocol connect: options that all protocols have."""
 
     protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
@@ -148,7 +148,7 @@ class Listener(FrontOptions):
 _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
 
 
-class AnonymousListener(Listener):
+class AnonymousListener(ListenerSettings):
     """Listener of a protocol that permits clients without a name."""
 
     anonymous: Admission = "loopback"
@@ -156,7 +156,7 @@ class AnonymousListener(Listener):
     and without `users` every name but `guest` does."""
 
 
-class WebListener(Listener):
+class WebListener(ListenerSettings):
     """Listener of a protocol that also runs over WebSocket."""
 
     websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
@@ -173,7 +173,7 @@ class WebListener(Listener):
         return self
 
 
-class SharedListener(Listener):
+class SharedListener(ListenerSettings):
     """One port for several other listeners."""
 
     shares: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
@@ -189,7 +189,7 @@ class SharedListener(Listener):
         return given
 
 
-def check_shares(listeners: Mapping[str, Listener]) -> None:
+def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
     """Check that clients of each shared port can be told apart, and are protected as on their own port.
 
     Raises ValueError, with the configuration key, if not.
@@ -211,19 +211,19 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
                 )
 
 
-def websocket_path(listener: Listener) -> str | None:
+def websocket_path(listener: ListenerSettings) -> str | None:
     """Return the WebSocket path of a listener; None if the listener does not use WebSocket."""
     return listener.websocket_path if isinstance(listener, WebListener) else None
 
 
-def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
+def _not_shareable(name: str, listeners: Mapping[str, ListenerSettings]) -> str:
     """Return the reason why the listener `name` cannot be shared, with a suggestion."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "not a listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
 
 
-class Target(NamedTuple):
+class LinkUrl(NamedTuple):
     """Parts of a link's URL. `password` is "" if the URL has none; `virtual_host` is AMQP's.
 
     `websocket` is path and query for MQTT over WebSocket; "" if the link does not use WebSocket.
@@ -239,7 +239,7 @@ class Target(NamedTuple):
     websocket: str = ""
 
 
-def parse_url(url: str) -> Target:
+def parse_url(url: str) -> LinkUrl:
     """Parse a broker's URL. Raises ValueError with the correct notation if it is not valid."""
     try:
         parts = urlsplit(url)
@@ -269,10 +269,10 @@ def parse_url(url: str) -> Target:
             f"the URL of an {dialect.title} broker must not have a path, except with ws:// or wss://"
         )
     tls = scheme.transport.endswith("tls")
-    return Target(dialect.name, tls, parts.hostname, port, path or "/", username, password, websocket)
+    return LinkUrl(dialect.name, tls, parts.hostname, port, path or "/", username, password, websocket)
 
 
-def address_of(target: Target) -> str:
+def address_of(target: LinkUrl) -> str:
     """Return `host:port`, with an IPv6 address in brackets."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{host}:{target.port}"
@@ -305,7 +305,7 @@ def masked_url(url: str) -> str:
     return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment))
 
 
-class Outbox(Section):
+class OutboxSettings(Section):
     """Bounds on the messages that wait for a link in each of its outboxes.
 
     Each route to the link with `settle: stored` has an outbox, and may override the bounds by the same names.
@@ -407,7 +407,7 @@ class Remote(Section):
         """Addresses of the URLs, as `host:port`."""
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
-    def target(self, at: int = 0) -> Target:
+    def target(self, at: int = 0) -> LinkUrl:
         """Return address and credentials of the URL with index `at`; reads `password_file`.
 
         Raises ConfigurationError if the password cannot be read.
@@ -421,7 +421,7 @@ class Remote(Section):
         return target._replace(username=self.username or target.username, password=password)
 
 
-class Link(Remote):
+class LinkSettings(Remote):
     """Client connection of the gateway to one remote broker: options that all protocols have."""
 
     client_id: str = Field("gateway-{replica}", min_length=1)
@@ -443,7 +443,7 @@ class Link(Remote):
     retry_secs_max: float | None = Field(None, gt=0)
     """Longest time in seconds that a message from this broker waits, unacknowledged, while its target refuses
     it for now. Then it becomes a dead letter (reason `expired`) and is acknowledged. Absent: no limit."""
-    outbox: Outbox = Outbox()
+    outbox: OutboxSettings = OutboxSettings()
     """Bounds of the outboxes of routes with `settle: stored`."""
 
     @property

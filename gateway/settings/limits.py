@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.documented import Documented
+from gateway.model_docs import Documented
 
 
 class Section(Documented):

@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway.settings.limits import Section
 
 
-class Logins(Section):
+class LoginSettings(Section):
     """Protection against guessing passwords, the same in all protocols.
 
     Clients on this machine are not counted.

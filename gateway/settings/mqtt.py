@@ -1,8 +1,8 @@
 """MQTT options of listeners and links.
 
-`MqttListener` and `MqttLink` extend the common `Listener` and `Link` of `gateway/settings/endpoints.py` with
-options that only MQTT has. The module holds and checks the values only; `gateway/ingress` and
-`gateway/egress` use them.
+`MqttListener` and `MqttLink` extend the common `Listener` and `LinkSettings` of
+`gateway/settings/endpoints.py` with options that only MQTT has. The module holds and checks the values only;
+`gateway/ingress` and `gateway/egress` use them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from gateway.settings.endpoints import AnonymousListener, Link, WebListener, parse_url
+from gateway.settings.endpoints import AnonymousListener, LinkSettings, WebListener, parse_url
 
 MqttVersion = Annotated[
     Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
@@ -61,7 +61,7 @@ class MqttListener(WebListener, AnonymousListener):
         return given
 
 
-class MqttLink(Link):
+class MqttLink(LinkSettings):
     """Link to an MQTT broker."""
 
     version: MqttVersion = "auto"

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.settings.access import HttpAuthorizer, Role
-from gateway.settings.endpoints import Listener, SharedListener
+from gateway.settings.endpoints import ListenerSettings, SharedListener
 from gateway.settings.identity import Backend, CertificatesBackend, UsersBackend
 from gateway.settings.mqtt import MqttListener
 
 
 def common_world(
-    listeners: Mapping[str, Listener],
+    listeners: Mapping[str, ListenerSettings],
     roles: Mapping[str, Role],
     authentication: Iterable[Backend],
     authorizer: HttpAuthorizer | None,

@@ -18,7 +18,7 @@ NEEDS: Final = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.ot
 """Packages of the extra `otel`, outer ones first."""
 
 
-class Tracing(Section):
+class TracingSettings(Section):
     """Spans of messages, sent by OTLP over HTTP. Needs the extra `otel`."""
 
     enabled: bool = False

@@ -15,10 +15,10 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.documented import Documented
 from gateway.documents import Document, Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
+from gateway.model_docs import Documented
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.settings.access import DefaultRoles, HttpAuthorizer, Names, Role
 from gateway.settings.amqp091 import AmqpListener
@@ -29,8 +29,8 @@ from gateway.settings.endpoints import (
     Admission,
     FilePath,
     Host,
-    Link,
-    Listener,
+    LinkSettings,
+    ListenerSettings,
     Port,
     SharedListener,
     check_shares,
@@ -40,9 +40,9 @@ from gateway.settings.engine import ENGINE, AnyEngine, EmbeddedEngine, RabbitEng
 from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_backends
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
-from gateway.settings.logins import Logins
+from gateway.settings.logins import LoginSettings
 from gateway.settings.one_way import common_world
-from gateway.settings.tracing import Tracing
+from gateway.settings.tracing import TracingSettings
 from gateway.settings.unions import AnyLink, AnyListener
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -60,7 +60,7 @@ def shipped_mappings() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "mappings"
 
 
-class Store(Section):
+class StoreSettings(Section):
     """Storage of durable queues, persistent sessions and retained messages on disk."""
 
     enabled: bool = True
@@ -80,7 +80,7 @@ class HttpTls(Section):
     """Private key of the certificate."""
 
 
-class Health(Section):
+class HealthSettings(Section):
     """Separate port for health and metrics. The console's port then serves nothing without a login."""
 
     host: Host = "0.0.0.0"
@@ -102,7 +102,7 @@ class Http(Section):
     """Port to bind; 0: any free port."""
     tls: HttpTls | None = None
     """TLS of this port. Absent: no TLS; passwords and tokens should then not leave this machine."""
-    health: Health | None = None
+    health: HealthSettings | None = None
     """Separate port for health and metrics. Absent: they are served on the same port."""
     scrape_token_file: FilePath | None = None
     """File with a token. Metrics then need this token (`Authorization: Bearer`) or a login."""
@@ -177,7 +177,7 @@ class Forward(Section):
             raise ValueError(str(error)) from error
 
 
-class DeadLetters(Section):
+class DeadLetterSettings(Section):
     """Treatment of messages that no route, limit or target accepts."""
 
     forward: Forward | None = None
@@ -254,7 +254,7 @@ def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
             raise ValueError(f"users.{name}: {ONE_OF_EACH}")
 
 
-class Log(Section):
+class LogSettings(Section):
     """Level and format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -311,11 +311,11 @@ class Settings(Documented, BaseSettings):
     """Broker behind the listeners: the embedded one, or a RabbitMQ cluster that replicas share."""
     limits: Limits = Limits()
     """Bounds on memory, connections, sessions, queues and messages."""
-    store: Store = Store()
+    store: StoreSettings = StoreSettings()
     journal: Journal = Journal()
     """Record of messages that crossed the gateway."""
     http: Http = Http()
-    dead_letters: DeadLetters = DeadLetters()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     declare: Declare = Declare()
     users: dict[str, User] = {}
     """Users who may log in with a password, by name; `anonymous` stands for clients without a name."""
@@ -329,13 +329,13 @@ class Settings(Documented, BaseSettings):
     """Server that decides on requests which no role allows or denies. Absent: such requests are refused."""
     guest: Admission = "loopback"
     """Admission of the user guest with the password guest: from this machine, always, or never."""
-    logins: Logins = Logins()
+    logins: LoginSettings = LoginSettings()
     """Limits on failed logins, and on logins that wait."""
     drain_timeout_secs: float = Field(20.0, ge=0)
     """Time in seconds after SIGTERM for messages in flight. Kubernetes kills the process after 30 s by
     default."""
-    log: Log = Log()
-    tracing: Tracing = Tracing()
+    log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     audit: Audit = Audit()
     _read_from: ReadFrom = PrivateAttr(default_factory=ReadFrom)
 
@@ -609,7 +609,7 @@ class Settings(Documented, BaseSettings):
 
         A shared port is left out: its connections belong to other listeners.
         """
-        both: dict[str, Listener | Link] = {**self.listeners, **self.links}
+        both: dict[str, ListenerSettings | LinkSettings] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from gateway.protocols import DIALECTS
-from gateway.settings.endpoints import SCHEMES, SHARED, Link, Listener, SharedListener
+from gateway.settings.endpoints import SCHEMES, SHARED, LinkSettings, ListenerSettings, SharedListener
 
 NONE = ""  # Tag of a section without a known protocol.
 
 
-class UnknownListener(Listener):
+class UnknownListener(ListenerSettings):
     """Listener with an unknown protocol, so that the error message concerns the protocol alone."""
 
     model_config = ConfigDict(extra="ignore")
@@ -28,7 +28,7 @@ class UnknownListener(Listener):
         protocol: Literal[*DIALECTS, SHARED] = Field(description="One that there is.")
 
 
-class UnknownLink(Link):
+class UnknownLink(LinkSettings):
     """Link with an unknown protocol, so that the error message concerns its URL alone."""
 
     model_config = ConfigDict(extra="ignore")
@@ -40,7 +40,7 @@ def _listener_tag(given: Any) -> str:
 
 
 def _link_tag(given: Any) -> str:
-    if isinstance(given, Link):
+    if isinstance(given, LinkSettings):
         return given.protocol
     urls = [given.get("url"), *(given.get("urls") or ())] if isinstance(given, dict) else []
     first = next((url for url in urls if url is not None), None)
@@ -53,8 +53,8 @@ def _parts(settings: dict[str, str]) -> list[Any]:
 
 
 if TYPE_CHECKING:
-    AnyListener: TypeAlias = Listener
-    AnyLink: TypeAlias = Link
+    AnyListener: TypeAlias = ListenerSettings
+    AnyLink: TypeAlias = LinkSettings
 else:
     _listeners = _parts({name: one.listener_settings for name, one in DIALECTS.items()})
     _listeners += [Annotated[SharedListener, Tag(SHARED)], Annotated[UnknownListener, Tag(NONE)]]

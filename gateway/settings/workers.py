@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.settings.tree import Health, Settings
+from gateway.settings.tree import HealthSettings, Settings
 
 
 def worker_name(number: int) -> str:
@@ -43,7 +43,7 @@ def settings_of_worker(
         http["tokens_path"] = settings.http.tokens_path / name
     # Without a health port the console's port would serve health to clients without a login.
     if settings.http.health is not None:
-        http["health"] = Health(host="127.0.0.1", port=0)
+        http["health"] = HealthSettings(host="127.0.0.1", port=0)
     changes["http"] = settings.http.model_copy(update=http)
     if settings.journal.path is not None:
         changes["journal"] = settings.journal.model_copy(update={"path": settings.journal.path / name})

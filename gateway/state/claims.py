@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.state.database import Call, Database
+from gateway.state.database import Database, OperationStatement
 from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
@@ -27,10 +27,10 @@ from gateway.state.interface import (
     Heartbeat,
     JoinReplica,
     Lease,
+    OperationOutcome,
     QuitReplica,
     ReleaseLease,
     Reply,
-    Verdict,
 )
 from gateway.state.table import Table
 
@@ -76,7 +76,7 @@ class Replicas:
         self._table.put(row._replace(seen=now, dead=int(isinstance(operation, QuitReplica))))
         return DONE
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         return self._table.writes()
 
@@ -115,12 +115,12 @@ class Leases:
             self._table.put(row._replace(holder=NOBODY, until=0.0))
             return DONE
         if is_held and row.holder != operation.replica:
-            return Reply(Verdict.DONE, Lease(row.holder, row.epoch))
+            return Reply(OperationOutcome.DONE, Lease(row.holder, row.epoch))
         epoch = row.epoch if is_held else row.epoch + 1
         self._table.put(LeaseRow(operation.name, operation.replica, epoch, now + operation.secs))
-        return Reply(Verdict.DONE, Lease(operation.replica, epoch))
+        return Reply(OperationOutcome.DONE, Lease(operation.replica, epoch))
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         return self._table.writes()
 
@@ -155,7 +155,7 @@ class Identifiers:
         keys = [(one.route, id) for one in operations for id in one.ids]
         claimed = [(one.route, id) for one in operations if isinstance(one, ClaimIds) for id in one.ids]
         if keys:
-            *_, rows, alive = database.run([*self._table.lock(keys, claimed), Call(ALIVE)])
+            *_, rows, alive = database.run([*self._table.lock(keys, claimed), OperationStatement(ALIVE)])
             self._table.take([(route, bytes(id), *values) for route, id, *values in rows])
             self._alive = {replica for (replica,) in alive}
 
@@ -164,7 +164,7 @@ class Identifiers:
         if isinstance(operation, ClaimIds):
             if operation.replica not in self._alive:
                 return FENCED
-            return Reply(Verdict.DONE, [self._claim(operation, id, now) for id in operation.ids])
+            return Reply(OperationOutcome.DONE, [self._claim(operation, id, now) for id in operation.ids])
         for id in operation.ids:
             row = self._table.rows.get((operation.route, id))
             if isinstance(operation, AcceptIds):
@@ -183,12 +183,12 @@ class Identifiers:
         self._table.put(SeenRow(operation.route, id, operation.replica, 0.0))
         return Claim.OURS
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         return self._table.writes()
 
 
-class LetterRow(NamedTuple):
+class ClaimedLetterRow(NamedTuple):
     """Row of `dead_letter` without its contents."""
 
     id: str
@@ -213,13 +213,13 @@ DELETE: Final = "{op} DELETE FROM dead_letter WHERE id IN (SELECT id FROM op)"
 LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters
 
 
-class Letters:
+class GroupLetters:
     """Rows of the dead letters that a group touches."""
 
     def __init__(self) -> None:
-        self._table = Table("dead_letter", LetterRow, LETTER, 1)
+        self._table = Table("dead_letter", ClaimedLetterRow, LETTER, 1)
         self._added: dict[str, DeadLetter] = {}
-        self._claims: dict[str, LetterRow] = {}
+        self._claims: dict[str, ClaimedLetterRow] = {}
         self._deleted: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
@@ -235,7 +235,7 @@ class Letters:
             letter = operation.letter._replace(at=now)
             self._added[letter.id] = letter
             self._deleted.discard(letter.id)
-            rows.setdefault((letter.id,), LetterRow(letter.id, NOBODY, 0.0))
+            rows.setdefault((letter.id,), ClaimedLetterRow(letter.id, NOBODY, 0.0))
             return DONE
         found = []  # ids that this operation affects
         for id in operation.ids:
@@ -250,19 +250,19 @@ class Letters:
                 found.append(id)
             elif isinstance(operation, ClaimLetters):
                 if row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now:
-                    rows[id,] = self._claims[id] = LetterRow(id, operation.replica, now + CLAIM_SECS)
+                    rows[id,] = self._claims[id] = ClaimedLetterRow(id, operation.replica, now + CLAIM_SECS)
                     found.append(id)
             elif row.claimed_by == operation.replica:
-                rows[id,] = self._claims[id] = LetterRow(id, NOBODY, 0.0)
-        return DONE if isinstance(operation, FreeLetters) else Reply(Verdict.DONE, found)
+                rows[id,] = self._claims[id] = ClaimedLetterRow(id, NOBODY, 0.0)
+        return DONE if isinstance(operation, FreeLetters) else Reply(OperationOutcome.DONE, found)
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         calls = []
         if self._deleted:
-            calls.append(Call(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))
+            calls.append(OperationStatement(DELETE, "id text", [(id,) for id in sorted(self._deleted)]))
         if self._added:
-            calls.append(Call(ADD, ADDED, sorted(self._added.values())))
+            calls.append(OperationStatement(ADD, ADDED, sorted(self._added.values())))
         if self._claims:
-            calls.append(Call(CLAIM, LETTER, sorted(self._claims.values())))
+            calls.append(OperationStatement(CLAIM, LETTER, sorted(self._claims.values())))
         return calls

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import StoreError
-from gateway.state.interface import Event, MatchRetained, SessionKey
+from gateway.state.interface import MatchRetained, NoticeSubject, SessionKey
 
 Rows = list[tuple[Any, ...]]
 
 
-class Call(NamedTuple):
+class OperationStatement(NamedTuple):
     """Statement with the rows of `op`.
 
     `columns` has their names and types, such as `client text, epoch bigint`.
@@ -35,7 +35,7 @@ class Noted(NamedTuple):
     """Notice to be sent to a replica: an event, and the session that it is about (None for no single one)."""
 
     replica: str
-    event: Event
+    event: NoticeSubject
     key: SessionKey | None = None
 
 
@@ -72,7 +72,7 @@ class Database(ABC):
         """Begin the transaction of the group `number`: the number of the last group plus one."""
 
     @abstractmethod
-    def run(self, calls: Sequence[Call]) -> list[Rows]:
+    def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
         """Run statements in order. Return the rows of each."""
 
     @abstractmethod

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from gateway.state.claims import Identifiers, Leases, Letters, Replicas
-from gateway.state.database import Call, Database, Noted
+from gateway.state.claims import GroupLetters, Identifiers, Leases, Replicas
+from gateway.state.database import Database, Noted, OperationStatement
 from gateway.state.interface import (
     AcceptIds,
     AcquireLease,
@@ -39,7 +39,7 @@ from gateway.state.interface import (
 from gateway.state.retained import RetainedMessages
 from gateway.state.sessions import Sessions
 
-NOW: Final = Call("SELECT state_now()")
+NOW: Final = OperationStatement("SELECT state_now()")
 # A limited number of rows, and none that another transaction has locked: deleting a million takes longer than
 # others wait for a lock.
 TIDY: Final = (
@@ -55,7 +55,7 @@ TIDY: Final = (
 )
 
 
-class Rows(Protocol):
+class LockedRows(Protocol):
     """Locked rows of one kind of operations."""
 
     def load(self, database: Database, operations: Sequence[Any]) -> None:
@@ -67,11 +67,11 @@ class Rows(Protocol):
         Return the reply of the operation.
         """
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
 
 
-KINDS: Final[tuple[tuple[type[Rows], tuple[type, ...]], ...]] = (
+KINDS: Final[tuple[tuple[type[LockedRows], tuple[type, ...]], ...]] = (
     (Replicas, (JoinReplica, Heartbeat, QuitReplica)),
     (
         Sessions,
@@ -88,7 +88,7 @@ KINDS: Final[tuple[tuple[type[Rows], tuple[type, ...]], ...]] = (
     ),
     (Leases, (AcquireLease, ReleaseLease)),
     (Identifiers, (ClaimIds, AcceptIds, FreeIds)),
-    (Letters, (AddLetter, ClaimLetters, FreeLetters, DeleteLetters)),
+    (GroupLetters, (AddLetter, ClaimLetters, FreeLetters, DeleteLetters)),
     (RetainedMessages, (Retain,)),
 )
 KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in operations}
@@ -103,7 +103,7 @@ def run_group(
     RefusedError.
     """
     database.begin(number)
-    kinds: dict[type[Rows], Rows] = {}
+    kinds: dict[type[LockedRows], LockedRows] = {}
     for kind, types in KINDS:
         if some := [one for one in operations if type(one) in types]:
             kinds[kind] = kind()
@@ -112,7 +112,7 @@ def run_group(
     replies = [kinds[KIND_OF[type(one)]].apply(one, now) for one in operations]
     calls = [call for rows in kinds.values() for call in rows.writes()]
     if any(isinstance(one, Reap) for one in operations):
-        calls += map(Call, TIDY)
+        calls += map(OperationStatement, TIDY)
     if calls:
         database.run(calls)
     noted = [

@@ -49,7 +49,7 @@ class Owner(NamedTuple):
     epoch: int
 
 
-class Will(NamedTuple):
+class WillRecord(NamedTuple):
     """Message to publish when the client is lost for longer than `delay_secs`."""
 
     message: bytes
@@ -93,7 +93,7 @@ class Contents:
         self.received.clear()
 
 
-class Verdict(Enum):
+class OperationOutcome(Enum):
     """Outcome of an operation."""
 
     DONE = "done"
@@ -106,14 +106,14 @@ class Verdict(Enum):
 class Reply(Generic[T_co]):
     """Reply to an operation or query; `value` is None unless the verdict is DONE."""
 
-    verdict: Verdict
+    verdict: OperationOutcome
     value: T_co | None = None
 
 
-FENCED: Final[Reply[None]] = Reply(Verdict.FENCED)
-UNAVAILABLE: Final[Reply[None]] = Reply(Verdict.UNAVAILABLE)
-REFUSED: Final[Reply[None]] = Reply(Verdict.REFUSED)
-DONE: Final[Reply[None]] = Reply(Verdict.DONE)
+FENCED: Final[Reply[None]] = Reply(OperationOutcome.FENCED)
+UNAVAILABLE: Final[Reply[None]] = Reply(OperationOutcome.UNAVAILABLE)
+REFUSED: Final[Reply[None]] = Reply(OperationOutcome.REFUSED)
+DONE: Final[Reply[None]] = Reply(OperationOutcome.DONE)
 
 
 class Operation(Generic[T]):
@@ -161,7 +161,7 @@ class Earlier(NamedTuple):
     is_here: bool
 
 
-class Opened(NamedTuple):
+class OpenedSession(NamedTuple):
     """Session as its new owner finds it.
 
     `present`: an earlier session is resumed, with `contents`. `before`: the replica that may still consume
@@ -185,7 +185,7 @@ class Opened(NamedTuple):
     earlier: Earlier | None = None
 
 
-class Left(NamedTuple):
+class LeftSession(NamedTuple):
     """Session after its client has disconnected.
 
     `ended`: the session was deleted; the caller deletes its queue, then submits ForgetQueue. `publish_will`:
@@ -209,7 +209,7 @@ class OfSession:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSession(OfSession, Operation[Opened]):
+class OpenSession(OfSession, Operation[OpenedSession]):
     """Make `replica` the owner of a session, with a new epoch, because the client has connected there.
 
     An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
@@ -224,7 +224,7 @@ class OpenSession(OfSession, Operation[Opened]):
     clean: bool
     expiry_secs: float
     queue: str = ""
-    will: Will | None = None
+    will: WillRecord | None = None
     only_own: bool = False
     byte_count: int = 0
 
@@ -247,7 +247,7 @@ class ChangeSession(OfSession, Operation[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveSession(OfSession, Operation[Left]):
+class LeaveSession(OfSession, Operation[LeftSession]):
     """Record that the client has disconnected.
 
     The session ends after `expiry_secs`; its will is discarded, or due. If the database has recorded that
@@ -284,7 +284,7 @@ class EndSession(OfSession, Operation[None]):
     epoch: int
 
 
-class Due(NamedTuple):
+class ClaimedWork(NamedTuple):
     """Work that the reaper has claimed for CLAIM_SECS.
 
     With `will`: publish it, then submit SettleWill. Without: delete `queue`, then submit EndSession. Without
@@ -310,7 +310,7 @@ class ForgetQueue(Operation[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reap(Operation[list[Due]]):
+class Reap(Operation[list[ClaimedWork]]):
     """Claim due wills and expired sessions, at most `limit` of each.
 
     First, replicas that were silent for `silent_secs` (None: no replica) are declared dead, but never the
@@ -755,7 +755,7 @@ class WeighLetters(Query[dict[str, tuple[int, int]]]):
 # The store.
 
 
-class Event(Enum):
+class NoticeSubject(Enum):
     """Subject of a notice."""
 
     TAKEN = "taken"  # a session of this replica has another owner
@@ -766,7 +766,7 @@ class Event(Enum):
 class Notice(NamedTuple):
     """Hint that something should be queried. Correctness never depends on it: notices may be lost."""
 
-    event: Event
+    event: NoticeSubject
     key: SessionKey | None = None
 
 

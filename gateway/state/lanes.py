@@ -35,10 +35,10 @@ from gateway.state.interface import (
     Health,
     Notice,
     Operation,
+    OperationOutcome,
     Query,
     Reply,
     StateStore,
-    Verdict,
 )
 from gateway.state.queries import run_query
 
@@ -56,7 +56,7 @@ CallSoon = Callable[[Callable[[], None]], None]
 Answer = tuple["Item", Reply[Any]]
 
 
-class Listener(Protocol):
+class NoticeReceiver(Protocol):
     """Connection that waits for notices, run by a thread."""
 
     def run(self, on_notice: Callable[[Notice], None], is_slow: Callable[[], bool]) -> None:
@@ -256,7 +256,7 @@ class Committer:
 
     def _read(self, item: Item) -> None:
         try:
-            reply: Reply[Any] = Reply(Verdict.DONE, run_query(self._database, item.work))
+            reply: Reply[Any] = Reply(OperationOutcome.DONE, run_query(self._database, item.work))
         except LostError:
             raise
         except Exception as error:
@@ -295,7 +295,7 @@ class LanedStore(StateStore):
         self,
         databases: Sequence[Database],
         patience_secs: float,
-        listener: Listener | None = None,
+        listener: NoticeReceiver | None = None,
         readers: Sequence[Database] = (),
     ) -> None:
         self._patience_secs = patience_secs

@@ -5,7 +5,7 @@ time, one to write, and one to commit; statements in between are pipelined. Quer
 because the planner does not know how few rows a group has.
 
 The loss of a server is detected by TCP, and the server ends a statement that takes too long. A frozen server
-does neither, so a connection can be ended from another thread: `Wire`.
+does neither, so a connection can be ended from another thread: `DatabaseSocket`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gateway.errors import ConfigurationError, StoreError
 from gateway.state.database import (
     SIZED,
     AbortedError,
-    Call,
     Database,
     LostError,
     Noted,
+    OperationStatement,
     RefusedError,
     Rows,
     demand_of,
 )
-from gateway.state.interface import Event, MatchRetained, Notice, SessionKey
+from gateway.state.interface import MatchRetained, Notice, NoticeSubject, SessionKey
 from gateway.state.lanes import LanedStore
 from gateway.state.schema import VERSIONS, Migrations, load_migrations, missing_steps
 
@@ -113,7 +113,7 @@ LEVELS: Final = " AND state_levels(topic) @> ${}::text[]"
 LEAST: Final = " AND cardinality(string_to_array(topic, '/')) >= {}"
 
 
-class Wire:
+class DatabaseSocket:
     """Socket of a database connection, which another thread may end.
 
     The thread that waits for the database then gets the error of a lost connection.
@@ -154,7 +154,7 @@ class PostgreSQLDatabase(Database):
     def __init__(self, server: Server, lane: str) -> None:
         self._server = server
         self._lane = lane
-        self._wire = Wire()
+        self._wire = DatabaseSocket()
         self._connection: Connection | None = None
         self._number = 0
         self._is_begun = True  # or the next statement begins the transaction
@@ -184,7 +184,7 @@ class PostgreSQLDatabase(Database):
         self._number = number
         self._is_begun = False
 
-    def run(self, calls: Sequence[Call]) -> list[Rows]:
+    def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
         """Run the statements in one round trip and return the rows of each.
 
         Raises LostError also if another connection uses this lane.
@@ -259,7 +259,9 @@ class PostgreSQLDatabase(Database):
         Within the group's transaction they would hold a lock of the whole server during the write to disk.
         """
         rows = [(channel_of(self._server.schema, one.replica), _payload(one)) for one in notices]
-        call = Call("{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows)
+        call = OperationStatement(
+            "{op} SELECT pg_notify(channel, payload) FROM op", "channel text, payload text", rows
+        )
         self.run([call])
 
     def interrupt(self) -> None:
@@ -299,7 +301,7 @@ class Server:
         self._lock = threading.Lock()
         self._is_migrated = False
 
-    def connect(self, name: str, wire: Wire) -> Connection:
+    def connect(self, name: str, wire: DatabaseSocket) -> Connection:
         """Open a connection for statements with `$1`, each a transaction unless one was begun.
 
         `wire` is attached to the connection. Raises psycopg.Error, and LostError when the password cannot be
@@ -327,7 +329,7 @@ class Server:
         connection.execute(composed.SQL("SET search_path = {}").format(composed.Identifier(self.schema)))
         return connection
 
-    def prepare(self, wire: Wire) -> None:
+    def prepare(self, wire: DatabaseSocket) -> None:
         """Migrate the schema, once. Raises LostError when that is impossible now."""
         with self._lock:
             if not self._is_migrated:
@@ -339,9 +341,9 @@ class Server:
                     raise LostError(str(error)) from error
                 self._is_migrated = True
 
-    def migrate(self, wire: Wire | None = None) -> None:
+    def migrate(self, wire: DatabaseSocket | None = None) -> None:
         """Migrate the schema. Raises StoreError if that is impossible, or the schema is newer."""
-        wire = wire or Wire()
+        wire = wire or DatabaseSocket()
         try:
             name = f"{self.schema} migration"
             with self.connect(name, wire) as connection, connection.transaction():
@@ -368,7 +370,7 @@ class Server:
             connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", given)
 
 
-def _execute(connection: Connection, call: Call) -> Cursor:
+def _execute(connection: Connection, call: OperationStatement) -> Cursor:
     if not call.columns:
         return connection.execute(_statement(call.sql, ""), prepare=True)
     types = [part.partition(" ")[2] for part in call.columns.split(", ")]
@@ -435,14 +437,14 @@ def _payload(noted: Noted) -> str:
     if noted.key is None:
         return json.dumps([noted.event.value])
     payload = json.dumps([noted.event.value, *noted.key])
-    return payload if len(payload) <= NOTICE_BYTES_MAX else json.dumps([Event.MISSED.value])
+    return payload if len(payload) <= NOTICE_BYTES_MAX else json.dumps([NoticeSubject.MISSED.value])
 
 
 def _notice(payload: str) -> Notice | None:
     """Parse a notice. Return None if only a later version knows it."""
     try:
         event, *key = json.loads(payload)
-        return Notice(Event(event), SessionKey(*key) if key else None)
+        return Notice(NoticeSubject(event), SessionKey(*key) if key else None)
     except (ValueError, TypeError):
         return None
 
@@ -458,7 +460,7 @@ class NoticeListener:
         self._process = process
         self._replicas: list[str] = []
         self._ended = threading.Event()
-        self._wire = Wire()
+        self._wire = DatabaseSocket()
 
     def listen(self, replica: str) -> None:
         """Wait for the notices of a replica, too."""
@@ -496,7 +498,7 @@ class NoticeListener:
                     channel = composed.Identifier(channel_of(self._server.schema, replica))
                     connection.execute(composed.SQL("LISTEN {}").format(channel))
                     listening += 1
-                on_notice(Notice(Event.MISSED))
+                on_notice(Notice(NoticeSubject.MISSED))
             for notify in connection.notifies(timeout=NOTICE_SECS):
                 if (notice := _notice(notify.payload)) is not None:
                     on_notice(notice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.state.database import Call, Database
+from gateway.state.database import Database, OperationStatement
 from gateway.state.interface import (
     Absent,
     DeadLetter,
@@ -81,19 +81,21 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, FindSession):
         return _session(database, query.key)
     if isinstance(query, FindTaken):
-        rows = database.run([Call(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])])[0]
+        rows = database.run(
+            [OperationStatement(f"{TAKEN}{query.limit}", "replica text", [(query.replica,)])]
+        )[0]
         return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
     if isinstance(query, FindOwned):
         given = [(query.replica, *query.after)]
-        call = Call(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
+        call = OperationStatement(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
     if isinstance(query, FindAbsent):
         return _absent(database, query)
     if isinstance(query, SharedFilters):
-        call = Call(f"{SHARED}{query.limit}", "after text", [(query.after,)])
+        call = OperationStatement(f"{SHARED}{query.limit}", "after text", [(query.after,)])
         return [topic_filter for (topic_filter,) in database.run([call])[0]]
     if isinstance(query, ListReplicas):
-        return [ReplicaView(*row) for row in database.run([Call(REPLICAS)])[0]]
+        return [ReplicaView(*row) for row in database.run([OperationStatement(REPLICAS)])[0]]
     if isinstance(query, MatchRetained):
         found = database.match(query)
         return [
@@ -102,7 +104,7 @@ def run_query(database: Database, query: object) -> Any:
     if isinstance(query, WeighLetters | WeighRetained | WeighSessions):
         return _weights(database, query)
     if isinstance(query, FindLetters):
-        call = Call(LETTERS, "id text", [(id,) for id in query.ids])
+        call = OperationStatement(LETTERS, "id text", [(id,) for id in query.ids])
     else:
         assert isinstance(query, ListLetters)
         call = _listing(query)
@@ -115,14 +117,14 @@ def run_query(database: Database, query: object) -> Any:
 
 def _weights(database: Database, query: WeighLetters | WeighRetained | WeighSessions) -> Any:
     if isinstance(query, WeighSessions):
-        rows = database.run([Call(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
+        rows = database.run([OperationStatement(SESSION_WEIGHTS, "replica text", [(query.replica,)])])[0]
         elsewhere = {user: UserSessions(*sums) for user, is_here, *sums in rows if not is_here}
         return SessionCounts(sum([row[2] for row in rows]), elsewhere)
-    call = Call(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
+    call = OperationStatement(WEIGHTS if isinstance(query, WeighLetters) else RETAINED_WEIGHTS)
     return {user: (count, weight) for user, count, weight in database.run([call])[0]}
 
 
-def _listing(query: ListLetters) -> Call:
+def _listing(query: ListLetters) -> OperationStatement:
     """Return the statement for a list.
 
     It has subqueries instead of a join, so that an index provides the order.
@@ -136,24 +138,28 @@ def _listing(query: ListLetters) -> Call:
             columns += f", {name} text"
             given += (value,)
             sql += f" AND t.{name} = (SELECT {name} FROM op)"
-    return Call(f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given])
+    return OperationStatement(
+        f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given]
+    )
 
 
 def _absent(database: Database, query: FindAbsent) -> list[Absent]:
     columns = "domain text, client text"
-    rows = database.run([Call(f"{ABSENT}{query.limit}", columns, [query.after])])[0]
+    rows = database.run([OperationStatement(f"{ABSENT}{query.limit}", columns, [query.after])])[0]
     found: dict[SessionKey, Absent] = {}
     for domain, client, epoch, login, queue in rows:
         key = SessionKey(domain, client)
         found[key] = Absent(key, epoch, login, queue, {})
-    subscriptions = database.run([Call(SUBSCRIPTIONS, columns, list(found))])[0] if found else []
+    subscriptions = (
+        database.run([OperationStatement(SUBSCRIPTIONS, columns, list(found))])[0] if found else []
+    )
     for domain, client, topic_filter, options in subscriptions:
         found[SessionKey(domain, client)].subscriptions[topic_filter] = bytes(options)
     return list(found.values())
 
 
 def _session(database: Database, key: SessionKey) -> SessionView | None:
-    rows = database.run([Call(SESSION, "domain text, client text", [key])])[0]
+    rows = database.run([OperationStatement(SESSION, "domain text, client text", [key])])[0]
     if not rows:
         return None
     epoch, owner, holder, holder_epoch, connected, login, place, queue, expires_in, given_back = rows[0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.state.database import Call, Database
-from gateway.state.interface import Reply, Retain, Retention, Verdict
+from gateway.state.database import Database, OperationStatement
+from gateway.state.interface import OperationOutcome, Reply, Retain, Retention
 from gateway.state.table import Table
 
 RETAINED: Final = (
@@ -17,7 +17,7 @@ BLANK: Final = (b"", None, "", 0, "", 0)  # the row of a locked topic without a 
 CLEARED_SECS: Final = 60.0  # how long a cleared topic is fenced against older messages of the same client
 
 
-class RetainedRow(NamedTuple):
+class StoredRetainedRow(NamedTuple):
     """Row of `retained`. `expires_at` is in UTC seconds. `message` is empty if the topic was cleared.
 
     `client` sent it, in its session of `epoch`.
@@ -36,7 +36,7 @@ class RetainedMessages:
     """Retained messages that a group touches."""
 
     def __init__(self) -> None:
-        self._table = Table("retained", RetainedRow, RETAINED, 1, BLANK)
+        self._table = Table("retained", StoredRetainedRow, RETAINED, 1, BLANK)
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
         """Lock the topics of `operations`, in the same order for all groups."""
@@ -52,23 +52,23 @@ class RetainedMessages:
         client, epoch = operation.client, operation.epoch
         row = self._table.rows.get((topic,))
         if row is not None and row.client == client and row.epoch > epoch > 0:
-            return Reply(Verdict.FENCED)
+            return Reply(OperationOutcome.FENCED)
         is_there = row is not None and row.message and (row.expires_at is None or row.expires_at > now)
         before = (row.login, row.weight) if row is not None and is_there else None
         if message and not _fits(operation, before):
-            return Reply(Verdict.DONE, Retention(False, before))
+            return Reply(OperationOutcome.DONE, Retention(False, before))
         if message:
             expires_at = None if lifetime is None else now + lifetime
             self._table.put(
-                RetainedRow(topic, message, expires_at, operation.user, operation.weight, client, epoch)
+                StoredRetainedRow(topic, message, expires_at, operation.user, operation.weight, client, epoch)
             )
         elif row is not None and epoch:
-            self._table.put(RetainedRow(topic, b"", now + CLEARED_SECS, "", 0, client, epoch))
+            self._table.put(StoredRetainedRow(topic, b"", now + CLEARED_SECS, "", 0, client, epoch))
         else:
             self._table.remove((topic,))
-        return Reply(Verdict.DONE, Retention(True, before))
+        return Reply(OperationOutcome.DONE, Retention(True, before))
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         return self._table.writes()
 

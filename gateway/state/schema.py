@@ -41,7 +41,7 @@ def load_migrations() -> Migrations:
     return tuple(one.read_text(encoding="utf-8") for one in found)
 
 
-class Step(NamedTuple):
+class MigrationStep(NamedTuple):
     """Migration to apply. `works_with` is the oldest program that works with it."""
 
     version: int
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     statements: list[str]
 
 
-def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool) -> Iterator[Step]:
+def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool) -> Iterator[MigrationStep]:
     """Yield each migration that a database lacks.
 
     Raises StoreError if the schema is newer than the last known one, and does not work with this program.
@@ -68,4 +68,4 @@ def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool)
         collation, blob = ('COLLATE "C"', "bytea") if postgresql else ("", "BLOB")
         text = text.replace("{C}", collation).replace("{bytes}", blob)
         statements = [one for one in map(str.strip, text.split(";\n")) if one]
-        yield Step(number, number if found is None else int(found[1]), statements)
+        yield MigrationStep(number, number if found is None else int(found[1]), statements)

@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.state.database import Call, Database, Noted
+from gateway.state.database import Database, Noted, OperationStatement
 from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
     FENCED,
     UNSERVED_SECS,
     ChangeSession,
+    ClaimedWork,
     Contents,
-    Due,
     Earlier,
     EndSession,
-    Event,
     ForgetQueue,
     LeaveSession,
-    Left,
-    Opened,
+    LeftSession,
+    NoticeSubject,
+    OpenedSession,
     OpenSession,
+    OperationOutcome,
     Owner,
     Packet,
     Reap,
@@ -34,7 +35,6 @@ from gateway.state.interface import (
     Reply,
     SessionKey,
     SettleWill,
-    Verdict,
     Weight,
 )
 from gateway.state.table import Table
@@ -45,7 +45,7 @@ MICROSECONDS: Final = 1_000_000
 NOBODY: Final = ""
 
 
-class SessionRow(NamedTuple):
+class StoredSessionRow(NamedTuple):
     """Row of `session`."""
 
     domain: str
@@ -84,7 +84,7 @@ class WillRow(NamedTuple):
     served: int  # 1 once its client was accepted
 
 
-class SubscriptionRow(NamedTuple):
+class StoredSubscriptionRow(NamedTuple):
     """Row of `subscription`."""
 
     domain: str
@@ -105,7 +105,7 @@ class PacketRow(NamedTuple):
     released: int = 0
 
 
-class QueueRow(NamedTuple):
+class EndedQueueRow(NamedTuple):
     """Row of `ended_queue`."""
 
     queue: str
@@ -166,18 +166,18 @@ class Sessions:
 
     def __init__(self) -> None:
         self.notices: list[Noted] = []
-        self._sessions = Table("session", SessionRow, SESSION, 2, BLANK)
+        self._sessions = Table("session", StoredSessionRow, SESSION, 2, BLANK)
         self._wills = Table("will", WillRow, WILL, 3)
-        self._subscriptions = Table("subscription", SubscriptionRow, SUBSCRIPTION, 3)
+        self._subscriptions = Table("subscription", StoredSubscriptionRow, SUBSCRIPTION, 3)
         self._packets = Table("packet", PacketRow, PACKET, 4)
         self._received = Table("received", ReceivedRow, RECEIVED, 4)
-        self._queues = Table("ended_queue", QueueRow, QUEUE, 1)
+        self._queues = Table("ended_queue", EndedQueueRow, QUEUE, 1)
         self._contents: dict[SessionKey, Contents] = {}  # of sessions that are opened
         self._wiped: set[SessionKey] = set()
         self._orphans: list[SessionKey] = []
         self._expired: list[SessionKey] = []
         self._due: list[WillRow] = []
-        self._left_queues: list[QueueRow] = []
+        self._left_queues: list[EndedQueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
         """Lock the sessions of `operations`, and read the contents of those that are opened."""
@@ -219,17 +219,17 @@ class Sessions:
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
             given = [(reap.replica, reap.silent_secs)]
-            database.run([Call(DECLARE_DEAD, "me text, silent double precision", given)])
+            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", given)])
         calls = [
-            Call(ORPHANS.format(names=names, limit=limit)),
-            Call(EXPIRED.format(names=names, limit=limit)),
-            Call(DUE.format(names=self._wills.names, limit=limit)),
-            Call(LEFT.format(names=self._queues.names, limit=limit)),
+            OperationStatement(ORPHANS.format(names=names, limit=limit)),
+            OperationStatement(EXPIRED.format(names=names, limit=limit)),
+            OperationStatement(DUE.format(names=self._wills.names, limit=limit)),
+            OperationStatement(LEFT.format(names=self._queues.names, limit=limit)),
         ]
         orphans, expired, due, left = database.run(calls)
-        self._left_queues = [QueueRow(*values) for values in left]
-        self._orphans = [SessionRow(*values).key for values in orphans]
-        self._expired = [SessionRow(*values).key for values in expired]
+        self._left_queues = [EndedQueueRow(*values) for values in left]
+        self._orphans = [StoredSessionRow(*values).key for values in orphans]
+        self._expired = [StoredSessionRow(*values).key for values in expired]
         self._due = [WillRow(*values) for values in due]
         self._take_wills(database, self._orphans)
         self._sessions.add(orphans + expired)
@@ -239,13 +239,13 @@ class Sessions:
     def apply(self, operation: SessionOperation, now: float) -> Reply[object]:
         """Apply an operation to the locked rows. Return its reply."""
         if isinstance(operation, Reap):
-            return Reply(Verdict.DONE, self._reap(now))
+            return Reply(OperationOutcome.DONE, self._reap(now))
         if isinstance(operation, ForgetQueue):
             self._queues.remove((operation.queue,))
             return DONE
         row = self._sessions.rows.get(operation.key)
         if isinstance(operation, OpenSession):
-            return Reply(Verdict.DONE, self._open(operation, row, now))
+            return Reply(OperationOutcome.DONE, self._open(operation, row, now))
         if isinstance(operation, ReleaseSession):
             self._release(operation, row)
             return DONE
@@ -255,16 +255,16 @@ class Sessions:
         if row is None or row.epoch != operation.epoch:
             return FENCED
         if isinstance(operation, LeaveSession):
-            return Reply(Verdict.DONE, self._leave(row, operation, now))
+            return Reply(OperationOutcome.DONE, self._leave(row, operation, now))
         if isinstance(operation, EndSession):
             return self._end(row, now)
         self._change(operation, row)
         return DONE
 
-    def _open(self, operation: OpenSession, row: SessionRow | None, now: float) -> Opened:
+    def _open(self, operation: OpenSession, row: StoredSessionRow | None, now: float) -> OpenedSession:
         key = operation.key
         if row is not None and operation.only_own and row.login != operation.user:
-            return Opened(row.epoch, Contents(), refused=True, user=row.login)
+            return OpenedSession(row.epoch, Contents(), refused=True, user=row.login)
         present = (
             row is not None
             and not operation.clean
@@ -280,7 +280,7 @@ class Sessions:
             weight = earlier.weight if present else weight
             wills = self._inherit_wills(row, present, now)
             if row.connected:
-                self.notices.append(Noted(row.owner, Event.TAKEN, key))
+                self.notices.append(Noted(row.owner, NoticeSubject.TAKEN, key))
             before = Owner(row.holder, row.holder_epoch) if row.holder else None
             given_back = row.given_back if before is None else b""
             queue, ended = (row.queue or queue, "") if present else (queue, row.queue)
@@ -291,7 +291,7 @@ class Sessions:
             queue = ""
         holder = Owner(operation.replica, epoch) if before is None else before
         self._sessions.put(
-            SessionRow(
+            StoredSessionRow(
                 *key,
                 epoch,
                 operation.replica,
@@ -310,9 +310,13 @@ class Sessions:
         if operation.will is not None:
             self._wills.put(WillRow(*key, epoch, *operation.will, None, 0, 0))
         contents, user = self._contents[key].copy(), operation.user
-        return Opened(epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier)
+        return OpenedSession(
+            epoch, contents, present, False, queue, before, ended, given_back, user, wills, earlier
+        )
 
-    def _inherit_wills(self, row: SessionRow, present: bool, now: float) -> tuple[tuple[int, bytes], ...]:
+    def _inherit_wills(
+        self, row: StoredSessionRow, present: bool, now: float
+    ) -> tuple[tuple[int, bytes], ...]:
         """Process the wills of a session that is opened again. Return those that are claimed.
 
         The result has the epoch and the message of each. A delayed will that is not due is void if the
@@ -330,7 +334,7 @@ class Sessions:
                 claimed.append((will.epoch, will.message))
         return tuple(claimed)
 
-    def _change(self, operation: ChangeSession, row: SessionRow) -> None:
+    def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
         key = operation.key
         if operation.weight is not None:
             subscriptions, weight = operation.weight
@@ -345,7 +349,7 @@ class Sessions:
                 self._subscriptions.remove((*key, topic_filter))
             else:
                 contents.subscriptions[topic_filter] = options
-                self._subscriptions.put(SubscriptionRow(*key, topic_filter, options))
+                self._subscriptions.put(StoredSubscriptionRow(*key, topic_filter, options))
         for at, packet in operation.packets.items():
             if packet is None:
                 contents.packets.pop(at, None)
@@ -362,9 +366,9 @@ class Sessions:
                 contents.received[chunk] = bits
                 self._received.put(ReceivedRow(*key, *chunk, bits - BITS if bits >= SIGN else bits))
 
-    def _leave(self, row: SessionRow, operation: LeaveSession, now: float) -> Left:
+    def _leave(self, row: StoredSessionRow, operation: LeaveSession, now: float) -> LeftSession:
         if not row.connected:  # Repeated: others may have claimed its will, or delete its queue.
-            return Left(False, False)
+            return LeftSession(False, False)
         expiry = operation.expiry_secs
         will = self._wills.rows.get((*row.key, row.epoch))
         publish = False
@@ -377,31 +381,31 @@ class Sessions:
         if expiry <= 0:
             self._delete(row)
             self._end_queue(row.queue, now)
-            return Left(True, publish)
+            return LeftSession(True, publish)
         until = now + expiry
         left = row._replace(connected=0, expiry=expiry, expires_at=until, reap_at=until)
         self._sessions.put(left)
-        return Left(False, publish)
+        return LeftSession(False, publish)
 
-    def _release(self, operation: ReleaseSession, row: SessionRow | None) -> None:
+    def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
         if row is None or not row.holder or row.holder_epoch > operation.epoch:
             return
         holder = Owner(NOBODY, 0)
         if row.connected and row.epoch > operation.epoch:
             holder = Owner(row.owner, row.epoch)
-            self.notices.append(Noted(row.owner, Event.RELEASED, row.key))
+            self.notices.append(Noted(row.owner, NoticeSubject.RELEASED, row.key))
         released = row._replace(
             holder=holder.replica, holder_epoch=holder.epoch, given_back=operation.given_back
         )
         self._sessions.put(released)
 
-    def _end(self, row: SessionRow, now: float) -> Reply[None]:
+    def _end(self, row: StoredSessionRow, now: float) -> Reply[None]:
         if row.expires_at is None or row.expires_at > now:
             return FENCED
         self._delete(row)
         return DONE
 
-    def _reap(self, now: float) -> list[Due]:
+    def _reap(self, now: float) -> list[ClaimedWork]:
         for key in self._orphans:
             row = self._sessions.rows.get(key)
             if row is not None and row.connected:
@@ -409,23 +413,23 @@ class Sessions:
         found = []
         for will in self._due:
             self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
-            found.append(Due(SessionKey(will.domain, will.client), will.epoch, "", will.message))
+            found.append(ClaimedWork(SessionKey(will.domain, will.client), will.epoch, "", will.message))
         for key in self._expired:
             row = self._sessions.rows.get(key)
             if row is not None and row.reap_at is not None and row.reap_at <= now:
                 self._sessions.put(row._replace(reap_at=now + CLAIM_SECS))
-                found.append(Due(key, row.epoch, row.queue, None))
+                found.append(ClaimedWork(key, row.epoch, row.queue, None))
         for left in self._left_queues:
             self._queues.put(left._replace(reap_at=now + CLAIM_SECS))
-            found.append(Due(None, 0, left.queue, None))
+            found.append(ClaimedWork(None, 0, left.queue, None))
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:
         """Record the queue of an ended session: its replica has CLAIM_SECS to delete the queue."""
         if queue:
-            self._queues.put(QueueRow(queue, now + CLAIM_SECS))
+            self._queues.put(EndedQueueRow(queue, now + CLAIM_SECS))
 
-    def _orphan(self, row: SessionRow, now: float) -> None:
+    def _orphan(self, row: StoredSessionRow, now: float) -> None:
         """End the connection of a session because the replica that owns it is dead.
 
         The client counts as lost from now on, and the owner is fenced.
@@ -449,7 +453,7 @@ class Sessions:
             )
         )
 
-    def _delete(self, row: SessionRow) -> None:
+    def _delete(self, row: StoredSessionRow) -> None:
         self._sessions.remove(row.key)
         self._wipe(row.key)
 
@@ -464,7 +468,7 @@ class Sessions:
 
     # Writing.
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""
         calls = []
         if wiped := sorted(self._wiped):
@@ -482,7 +486,7 @@ class Sessions:
         return calls
 
 
-def _earlier(row: SessionRow, replica: str) -> Earlier:
+def _earlier(row: StoredSessionRow, replica: str) -> Earlier:
     """Return the session that `replica` opens again."""
     is_here = bool(row.connected) and row.owner == replica
     return Earlier(row.login, Weight(row.subscriptions, row.weight), is_here)

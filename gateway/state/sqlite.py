@@ -13,10 +13,10 @@ from gateway import clock as clocks
 from gateway.errors import StoreError
 from gateway.state.database import (
     SIZED,
-    Call,
     Database,
     LostError,
     Noted,
+    OperationStatement,
     RefusedError,
     Rows,
     demand_of,
@@ -74,7 +74,7 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
-    def run(self, calls: Sequence[Call]) -> list[Rows]:
+    def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
         """Run the statements in order and return the rows of each."""
         try:
             return [self._call(call) for call in calls]
@@ -85,7 +85,7 @@ class SQLiteDatabase(Database):
         except (sqlite3.InterfaceError, UnicodeError, OverflowError) as error:
             raise RefusedError(str(error)) from error
 
-    def _call(self, call: Call) -> Rows:
+    def _call(self, call: OperationStatement) -> Rows:
         names = [part.partition(" ")[0] for part in call.columns.split(", ")]
         marks = ", ".join("?" * len(names))
         relation = f"WITH op ({', '.join(names)}) AS (VALUES ({marks}))"

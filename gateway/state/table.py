@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from gateway.state.database import AbortedError, Call, Rows
+from gateway.state.database import AbortedError, OperationStatement, Rows
 
 R = TypeVar("R", bound=tuple[Any, ...])
 Key = tuple[Any, ...]
@@ -45,7 +45,7 @@ class Table(Generic[R]):
 
     # Reading.
 
-    def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[Call]:
+    def lock(self, keys: Iterable[Key], creating: Iterable[Key] = ()) -> list[OperationStatement]:
         """Return the statements that lock the rows of `keys`, in the order of the keys.
 
         The rows that the last statement returns are for `take`. Rows of `creating`, which must be among
@@ -57,27 +57,27 @@ class Table(Generic[R]):
             assert self._blank is not None
             self._created.update(missing)
             rows = [(*key, *self._blank) for key in missing]
-            calls.append(Call(self._insert("DO NOTHING"), self._columns, rows))
+            calls.append(OperationStatement(self._insert("DO NOTHING"), self._columns, rows))
         if wanted := sorted(set(keys)):
             order = ", ".join(f"t.{name}" for name in key_names)
             calls.append(self._select(self._keys, f"ORDER BY {order} {{lock}}", wanted))
         return calls
 
-    def select(self, prefixes: Sequence[Key], *, locking: bool = False) -> Call:
+    def select(self, prefixes: Sequence[Key], *, locking: bool = False) -> OperationStatement:
         """Return the statement that reads, or locks, all rows whose keys begin with one of `prefixes`."""
         return self._select(len(prefixes[0]), "{lock}" if locking else "", prefixes)
 
-    def _select(self, size: int, end: str, prefixes: Sequence[Key]) -> Call:
+    def _select(self, size: int, end: str, prefixes: Sequence[Key]) -> OperationStatement:
         same = " AND ".join(f"t.{name} = op.{name}" for name in self._names[:size])
         sql = f"{{op}} SELECT {self.names} FROM op JOIN {self._name} AS t ON {same} {end}"
-        return Call(sql, ", ".join(self._parts[:size]), prefixes)
+        return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
-    def delete(self, prefixes: Sequence[Key]) -> Call:
+    def delete(self, prefixes: Sequence[Key]) -> OperationStatement:
         """Return the statement that deletes all rows whose keys begin with one of `prefixes`."""
         size = len(prefixes[0])
         names = ", ".join(self._names[:size])
         sql = f"{{op}} DELETE FROM {self._name} WHERE ({names}) IN (SELECT {names} FROM op)"
-        return Call(sql, ", ".join(self._parts[:size]), prefixes)
+        return OperationStatement(sql, ", ".join(self._parts[:size]), prefixes)
 
     def take(self, rows: Rows) -> None:
         """Add rows that were locked. Blank ones are deleted again unless a row is put there.
@@ -122,7 +122,7 @@ class Table(Generic[R]):
 
     # Writing.
 
-    def writes(self) -> list[Call]:
+    def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes, in the order of keys."""
         calls = []
         if self._removed:
@@ -130,7 +130,7 @@ class Table(Generic[R]):
         if self._changed:
             values = ", ".join(f"{name} = excluded.{name}" for name in self._names[self._keys :])
             rows = [tuple(self.rows[key]) for key in sorted(self._changed)]
-            calls.append(Call(self._insert(f"DO UPDATE SET {values}"), self._columns, rows))
+            calls.append(OperationStatement(self._insert(f"DO UPDATE SET {values}"), self._columns, rows))
         return calls
 
     def _insert(self, conflict: str) -> str:

@@ -20,7 +20,7 @@ from gateway.errors import StoreError
 from gateway.store.copies import lock_for_copy
 from gateway.store.database import FILE, REPAIRED
 from gateway.store.folder import FolderLock
-from gateway.store.heap import HEAP, Place
+from gateway.store.heap import HEAP, RowPlace
 from gateway.store.heap import read as read_place
 from gateway.store.repair import database_faults, open_read_only, sync
 from gateway.store.schema import refuse_others
@@ -113,7 +113,7 @@ def _copy(folder: Path, to: Path) -> int:
             source.execute("BEGIN")
             refuse_others(source)
             _copy_database(source, to / PARTIAL)
-            places = [Place(*line) for line in source.execute("SELECT at, octets FROM places ORDER BY at")]
+            places = [RowPlace(*line) for line in source.execute("SELECT at, octets FROM places ORDER BY at")]
             if heap is not None or places:
                 _copy_heap(heap, places, to / HEAP)
             if (folder / SPOOL).is_dir():
@@ -138,7 +138,7 @@ def _copy_database(source: sqlite3.Connection, path: Path) -> None:
     sync(path)
 
 
-def _copy_heap(heap: int | None, places: list[Place], path: Path) -> None:
+def _copy_heap(heap: int | None, places: list[RowPlace], path: Path) -> None:
     """Copy the large rows to the same places; what is between them stays a hole of the new file."""
     if heap is None:
         raise StoreError(f"{HEAP} is missing")

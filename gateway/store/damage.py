@@ -21,8 +21,8 @@ from struct import Struct, unpack
 from typing import Any, Final
 
 from gateway.errors import StoreError
-from gateway.model.spooled import OpenBody, Spooled
-from gateway.store.heap import HEAP, Place, read
+from gateway.model.spooled_bodies import OpenBody, Spooled
+from gateway.store.heap import HEAP, RowPlace, read
 from gateway.store.index import TRANSIENT
 from gateway.store.messages import MessageReader
 
@@ -45,7 +45,7 @@ Keep = Callable[[str, list[Row]], None]
 
 
 @dataclass
-class Lost:
+class LostMessages:
     """Unreadable messages of one queue, session or outbox: certain ones, and possible further ones."""
 
     messages: int = 0
@@ -64,7 +64,7 @@ class Findings:
     """Number of unreadable ranges, by table; how many rows they had is unknown."""
     messages: int = 0
     """Number of readable messages."""
-    logs: dict[tuple[str, str], Lost] = field(default_factory=dict)
+    logs: dict[tuple[str, str], LostMessages] = field(default_factory=dict)
     """Unreadable messages, by kind and name of their log; ("", "") if its name is lost as well."""
     things: list[tuple[str, str]] = field(default_factory=list)
     """Kind and key of unreadable small records: sessions, subscriptions, retained messages, definitions.
@@ -85,7 +85,7 @@ class Findings:
 
     def lose(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
         """Count lost messages of a log: `messages` for certain, `perhaps` possibly."""
-        lost = self.logs.setdefault((kind, name), Lost())
+        lost = self.logs.setdefault((kind, name), LostMessages())
         lost.messages += messages
         lost.perhaps += perhaps
 
@@ -122,7 +122,7 @@ class _Examination:
         self._spool = path.parent / "spool"
         self._heap = path.parent / HEAP
         self._file: int | None = None  # file descriptor of the heap, once it is open
-        self._places: dict[int, Place] = {}  # of rows whose messages are in the heap
+        self._places: dict[int, RowPlace] = {}  # of rows whose messages are in the heap
         self._logs: dict[int, tuple[str, str]] = {}
         # Row id, log, first position, position behind the last.
         self._extents: list[tuple[int, int, int, int]] = []
@@ -172,7 +172,7 @@ class _Examination:
     def _read_places(self) -> None:
         for row, at, byte_count in self._numbered("places", "row, at, octets", self._lose_place):
             if isinstance(at, int) and isinstance(byte_count, int) and min(at, byte_count) >= 0:
-                self._places[row] = Place(at, byte_count)
+                self._places[row] = RowPlace(at, byte_count)
 
     def _lose_place(self, _: int) -> None:
         """Do nothing: the row without a place reports the loss."""
@@ -383,10 +383,10 @@ class _Examination:
         if there != size:
             self._missing = f"{path} is gone" if there is None else f"{path} has {there} bytes, not {size}"
             raise StoreError(self._missing)
-        return Spooled(_File(path), size)
+        return Spooled(_BodyFile(path), size)
 
 
-class _File:
+class _BodyFile:
     """File of a body that exists; its content is never read here."""
 
     checked = b""

@@ -1,6 +1,6 @@
 """SQLite database of the store: opening, checking, one transaction for each group, reading at the start.
 
-`connect` opens or migrates the file. `Database` executes the writer thread's transactions, and keeps in
+`connect` opens or migrates the file. `StoreDatabase` executes the writer thread's transactions, and keeps in
 memory which rows are stored (index.py), where large rows are (heap.py) and which dead letters exist
 (letters.py). It knows no queues or sessions. A row that cannot be read is reported as damage and left in
 place.
@@ -21,10 +21,10 @@ from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
-from gateway.store.group import RUN_BYTES_MAX, Group, Key, Run
-from gateway.store.heap import BYTES_MIN, HEAP, KEPT_BYTES, Heap, Place
+from gateway.store.group import RUN_BYTES_MAX, Group, Key, MessageRun
+from gateway.store.heap import BYTES_MIN, HEAP, KEPT_BYTES, Heap, RowPlace
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, bytes_of
-from gateway.store.letters import DeadLetter, Letters, Line, letter
+from gateway.store.letters import Line, StoredDeadLetter, StoredLetters, letter
 from gateway.store.messages import MessageReader, encode_sound, sound_parts
 from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
@@ -125,7 +125,7 @@ class Written(NamedTuple):
     byte_count: int
 
 
-class Database:
+class StoreDatabase:
     """Tables of the store, with an index in memory. Only one thread at a time may use it."""
 
     def __init__(
@@ -156,14 +156,14 @@ class Database:
         try:
             self.timeline = Timeline(connection)
             reader.ahead_secs = self.timeline.ahead_secs
-            self.letters = Letters(connection, letters, self.timeline.ahead_secs)
+            self.letters = StoredLetters(connection, letters, self.timeline.ahead_secs)
             self.logs = [
                 Log(*line) for line in connection.execute("SELECT id, kind, name FROM logs ORDER BY id")
             ]
             self.last_log = max((log.id for log in self.logs), default=0)
             self._load_rows()
             places = connection.execute("SELECT row, at, octets FROM places")
-            self.heap = Heap(folder, {row: Place(at, byte_count) for row, at, byte_count in places})
+            self.heap = Heap(folder, {row: RowPlace(at, byte_count) for row, at, byte_count in places})
             self._check_places()
         except sqlite3.Error as error:
             connection.close()
@@ -222,7 +222,7 @@ class Database:
         runs = [(self._next_row(), run) for run in group.runs()]
         if not runs and not group.changed:
             return None
-        large: dict[int, Place] = {}
+        large: dict[int, RowPlace] = {}
         try:
             lines, byte_count = self._encode(runs, large)
             self.heap.sync()
@@ -243,7 +243,7 @@ class Database:
         return Written(sum(len(run.messages) for _, run in runs), byte_count)
 
     def _encode(
-        self, runs: list[tuple[int, Run]], large: dict[int, Place]
+        self, runs: list[tuple[int, MessageRun]], large: dict[int, RowPlace]
     ) -> tuple[list[tuple[Any, ...]], int]:
         """Return the lines for the table of rows, and the size of their messages in bytes.
 
@@ -271,7 +271,7 @@ class Database:
         named = (*group.created.values(), *group.renamed.values())
         insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in named])
 
-    def _write_settled(self, group: Group, runs: list[tuple[int, Run]]) -> None:
+    def _write_settled(self, group: Group, runs: list[tuple[int, MessageRun]]) -> None:
         known = self.index.settled
         whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
         self._delete_rows(whole)
@@ -321,7 +321,7 @@ class Database:
         delete(self.connection, "rows", "id", ids)
         delete(self.connection, "places", "row", [id for id in ids if id in self.heap.places])
 
-    def _committed(self, group: Group, runs: list[tuple[int, Run]], collected: array[int]) -> None:
+    def _committed(self, group: Group, runs: list[tuple[int, MessageRun]], collected: array[int]) -> None:
         """Update the index after the commit."""
         index = self.index
         settled = index.settled
@@ -436,12 +436,14 @@ class Database:
             else:
                 yield key, found
 
-    def dead_letters(self, query: Callable[[], Iterable[Line]], count: int | None = None) -> list[DeadLetter]:
+    def dead_letters(
+        self, query: Callable[[], Iterable[Line]], count: int | None = None
+    ) -> list[StoredDeadLetter]:
         """Return the first `count` dead letters that `query` finds.
 
         Unreadable ones are reported as damage and left out.
         """
-        found: list[DeadLetter] = []
+        found: list[StoredDeadLetter] = []
         try:
             for line in query():
                 if len(found) == count:
@@ -541,7 +543,7 @@ class Database:
         self.connection.close()
 
 
-def gaps_of(run: Run) -> int:
+def gaps_of(run: MessageRun) -> int:
     """Return the bits of the messages that were settled before the run was written."""
     assert run.offsets is not None
     live = 0

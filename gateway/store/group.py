@@ -16,7 +16,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import WallTime
 from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unsettled
-from gateway.store.letters import Letters
+from gateway.store.letters import StoredLetters
 
 RUN_MESSAGES_MAX: Final = 1_000  # of one row, which is read or deleted at once
 RUN_BYTES_MAX: Final = 1_048_576  # bytes of one row, unless one message alone has more
@@ -25,7 +25,7 @@ Key = bytes | str
 Done = Callable[[Outcome], None]
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Messages for one row: each is at position `first + offset`. Without offsets they are consecutive."""
 
     log: int
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     tag: bytes
 
 
-class Change(NamedTuple):
+class RowSettlement(NamedTuple):
     """Settled messages of a stored row."""
 
     log: int
@@ -46,7 +46,7 @@ class Change(NamedTuple):
     bits: int
 
 
-class _Piece:
+class _UnwrittenRun:
     """Unwritten run of messages of one log, with the bits of those that are settled already."""
 
     __slots__ = ("bits", "first", "messages", "tag")
@@ -61,10 +61,10 @@ class _Piece:
 class Group:
     """Content of one transaction."""
 
-    def __init__(self, index: Index, letters: Letters) -> None:
+    def __init__(self, index: Index, letters: StoredLetters) -> None:
         self.index = index
         self.letters = letters
-        self.changes: dict[int, Change] = {}  # by row
+        self.changes: dict[int, RowSettlement] = {}  # by row
         self.created: dict[int, Log] = {}
         self.renamed: dict[int, Log] = {}
         self.dropped: list[int] = []
@@ -79,7 +79,7 @@ class Group:
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
         self.appended_bytes = 0
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._pieces: dict[int, list[_UnwrittenRun]] = {}
 
     @property
     def changed(self) -> bool:
@@ -117,7 +117,7 @@ class Group:
             at = RUN_MESSAGES_MAX - len(last.messages)
             last.messages += messages[:at]
         for start in range(at, len(messages), RUN_MESSAGES_MAX):
-            pieces.append(_Piece(first + start, messages[start : start + RUN_MESSAGES_MAX], tag))
+            pieces.append(_UnwrittenRun(first + start, messages[start : start + RUN_MESSAGES_MAX], tag))
         if last is not None and first < last.first:
             pieces.sort(key=_first)
 
@@ -135,7 +135,7 @@ class Group:
                     known = self.bits(id)
                     bits = merged(known, stretch(first, count, start, stop), count)
                     if bits != known:
-                        self.changes[id] = Change(log.id, first, count, bits)
+                        self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
         """Settle these messages only if the messages of this group are written."""
@@ -208,7 +208,7 @@ class Group:
 
     # What is written.
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[MessageRun]:
         """Yield the unsettled messages as rows."""
         for log, pieces in self._pieces.items():
             for piece in pieces:
@@ -245,7 +245,7 @@ def begins(key: Key, prefix: Key) -> bool:
     return isinstance(prefix, bytes) and key.startswith(prefix)
 
 
-def _settle_pieces(pieces: list[_Piece], start: int, stop: int) -> None:
+def _settle_pieces(pieces: list[_UnwrittenRun], start: int, stop: int) -> None:
     at = max(bisect_right(pieces, start, key=_first) - 1, 0)
     for place in range(at, len(pieces)):
         piece = pieces[place]
@@ -256,11 +256,11 @@ def _settle_pieces(pieces: list[_Piece], start: int, stop: int) -> None:
             piece.bits = merged(piece.bits, stretch(piece.first, count, start, stop), count)
 
 
-def _first(piece: _Piece) -> int:
+def _first(piece: _UnwrittenRun) -> int:
     return piece.first
 
 
-def _runs(log: int, piece: _Piece) -> Iterator[Run]:
+def _runs(log: int, piece: _UnwrittenRun) -> Iterator[MessageRun]:
     """Yield the unsettled messages of a piece, cut where they exceed RUN_BYTES_MAX."""
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
@@ -282,10 +282,10 @@ def _runs(log: int, piece: _Piece) -> Iterator[Run]:
 
 
 def _run(
-    log: int, piece: _Piece, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
-) -> Run:
+    log: int, piece: _UnwrittenRun, offsets: Sequence[int], messages: Sequence[Message], byte_count: int
+) -> MessageRun:
     """Return a row that begins with its first unsettled message and ends with its last."""
     start = offsets[0]
     count = offsets[-1] - start + 1
     gaps = None if count == len(offsets) else [offset - start for offset in offsets]
-    return Run(log, piece.first + start, count, gaps, messages, byte_count, piece.tag)
+    return MessageRun(log, piece.first + start, count, gaps, messages, byte_count, piece.tag)

@@ -35,7 +35,7 @@ SPARSE: Final = 4  # a quarter of the file is free within: rows move from the en
 PARTS_MAX: Final = 1_024  # byte strings of one write: IOV_MAX
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Position and size of a row, in bytes."""
 
     at: int
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 class Heap:
     """Heap file with the places of its rows. Only one thread at a time may use it."""
 
-    def __init__(self, folder: Path, places: Mapping[int, Place]) -> None:
+    def __init__(self, folder: Path, places: Mapping[int, RowPlace]) -> None:
         """Open the file. `places` are those that the database names, by row id.
 
         Raises OSError, and StoreError if places overlap.
@@ -79,13 +79,13 @@ class Heap:
             self._drop(end, self._end)
         self._last = {place.end: row for row, place in self.places.items()}
 
-    def write(self, row: int, parts: Sequence[bytes]) -> Place:
+    def write(self, row: int, parts: Sequence[bytes]) -> RowPlace:
         """Write a row, given as consecutive byte strings, into free space; `sync` makes it durable.
 
         Raises OSError; then its place is free again.
         """
         byte_count = sum(map(len, parts))
-        place = Place(self._room(byte_count), byte_count)
+        place = RowPlace(self._room(byte_count), byte_count)
         self._take(row, place)
         try:
             at = place.at
@@ -148,7 +148,7 @@ class Heap:
                 return start
         return self._end
 
-    def _take(self, row: int, place: Place) -> None:
+    def _take(self, row: int, place: RowPlace) -> None:
         self.places[row] = place
         self._last[place.end] = row
         if place.at == self._end:
@@ -187,13 +187,13 @@ class Heap:
         """True if so much is free between the rows that moving them is worthwhile."""
         return self._free * SPARSE > self._end > KEPT_BYTES
 
-    def move(self) -> dict[int, Place]:
+    def move(self) -> dict[int, RowPlace]:
         """Copy rows from the end into holes, and sync. Return the former places of those rows.
 
         The former places stay reserved until `moved`. While another process copies the file, no row moves.
         Raises OSError.
         """
-        former: dict[int, Place] = {}
+        former: dict[int, RowPlace] = {}
         self._release_dropped()
         if self._dropped:
             return former
@@ -205,7 +205,7 @@ class Heap:
             raise
         return former
 
-    def _copy(self, former: dict[int, Place]) -> None:
+    def _copy(self, former: dict[int, RowPlace]) -> None:
         copied = 0
         end = self._end
         while copied < MOVED_BYTES_MAX and (row := self._last.get(end)) is not None:
@@ -220,13 +220,13 @@ class Heap:
             self._write(room, [data])
             self._written = True
             former[row] = place
-            self._take(row, Place(room, place.byte_count))
+            self._take(row, RowPlace(room, place.byte_count))
             copied += place.byte_count
             end = place.at
             if end not in self._last and end:  # there is a hole before it
                 end = self._holes[bisect_left(self._holes, (end,)) - 1][0]
 
-    def moved(self, former: Mapping[int, Place], *, committed: bool) -> None:
+    def moved(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
         """Free the former places of moved rows after the commit, or the new places if the commit failed."""
         for row, place in former.items():
             gone = place if committed else self.places[row]
@@ -254,7 +254,7 @@ def said(error: Exception) -> str:
     return str(error)
 
 
-def read(descriptor: int, place: Place) -> bytes:
+def read(descriptor: int, place: RowPlace) -> bytes:
     """Return the content of a place of an open heap. Raises StoreError if it is missing."""
     try:
         data = os.pread(descriptor, place.byte_count, place.at)

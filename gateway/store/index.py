@@ -33,7 +33,7 @@ class Log:
     dropped: bool = False
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """Stored row: positions `first` to `first + count - 1`, which weigh `byte_count` bytes in all.
 
     `settled` has a bit for each position, the first in the lowest bit of the first byte; None if no message
@@ -52,7 +52,7 @@ class Row(NamedTuple):
         return self.count - (int.from_bytes(self.settled, "little").bit_count() if self.settled else 0)
 
 
-class Extent(NamedTuple):
+class LogExtent(NamedTuple):
     """Summary of a log: its unsettled messages are at positions `first` to `end - 1`.
 
     `byte_count` includes, in bytes, the messages that were settled since they were written.
@@ -60,7 +60,7 @@ class Extent(NamedTuple):
 
     first: int
     end: int
-    count: int  # type: ignore[assignment]  # as in Row
+    count: int  # type: ignore[assignment]  # as in StoredRow
     byte_count: int
 
 
@@ -171,11 +171,11 @@ class Index:
             rows = self.logs[log] = LogRows()
         return rows
 
-    def extent(self, log: int) -> Extent:
+    def extent(self, log: int) -> LogExtent:
         """Return the summary of a log."""
         found = self.logs.get(log)
         if found is None or not len(found):
-            return Extent(0, 0, 0, 0)
+            return LogExtent(0, 0, 0, 0)
         start = end = messages = sizes = 0
         for id, first, count, byte_count in found.all():
             if not messages:
@@ -184,18 +184,20 @@ class Index:
             settled = self.settled.get(id)
             messages += count if settled is None else count - settled.bit_count()
             sizes += byte_count
-        return Extent(start, end, messages, sizes)
+        return LogExtent(start, end, messages, sizes)
 
-    def rows(self, log: int) -> list[Row]:
+    def rows(self, log: int) -> list[StoredRow]:
         """Return the rows of a log in the form for its owner."""
         found = self.logs.get(log)
         if found is None:
             return []
         if not self.settled:
-            return [Row(id, first, count, byte_count, None) for id, first, count, byte_count in found.all()]
+            return [
+                StoredRow(id, first, count, byte_count, None) for id, first, count, byte_count in found.all()
+            ]
         settled = self.settled
         return [
-            Row(id, first, count, byte_count, bytes_of(settled[id], count) if id in settled else None)
+            StoredRow(id, first, count, byte_count, bytes_of(settled[id], count) if id in settled else None)
             for id, first, count, byte_count in found.all()
         ]
 

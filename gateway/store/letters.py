@@ -1,8 +1,9 @@
 """Dead letters on disk: the newest messages that were not accepted, with the reason.
 
 The messages were accepted from their source, so they are never refused, and they wait in memory while the
-disk is full. `Letters` holds what must still be written or deleted, and the size in bytes of each stored
-letter. When there are too many, the oldest letters of a user who has more than an equal share are deleted.
+disk is full. `StoredLetters` holds what must still be written or deleted, and the size in bytes of each
+stored letter. When there are too many, the oldest letters of a user who has more than an equal share are
+deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.store.schema import storable_name
 from gateway.store.statements import delete, insert
 
 
-class DeadLetter(NamedTuple):
+class StoredDeadLetter(NamedTuple):
     """Stored dead letter: message, route ("" if none), outcome, and time in POSIX seconds."""
 
     id: int
@@ -35,7 +36,7 @@ Line = tuple[int, int, float, str, int, str, str, bytes, str]
 """Line of the table: id, bytes of the body, POSIX seconds, route, verdict, reason, text, message, user."""
 
 
-class Letters:
+class StoredLetters:
     """Stored and unwritten dead letters. `shares` counts them by the users who sent the messages."""
 
     def __init__(self, connection: sqlite3.Connection, shares: UserShares, ahead_secs: float = 0.0) -> None:
@@ -123,11 +124,11 @@ class Letters:
             yield from self._connection.execute("SELECT * FROM dead_letters WHERE id = ?", (id,)).fetchall()
 
 
-def letter(reader: MessageReader, line: Line) -> DeadLetter:
+def letter(reader: MessageReader, line: Line) -> StoredDeadLetter:
     """Return the dead letter of a line of the table. Raises StoreError if it cannot be read."""
     id, _, utc, route, verdict, reason, text, data, _ = line
     try:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)
     except ValueError as error:
         raise StoreError(f"dead letter {id} cannot be read: {error}") from error
-    return DeadLetter(id, WallTime(utc), route, outcome, reader.decode_one(data))
+    return StoredDeadLetter(id, WallTime(utc), route, outcome, reader.decode_one(data))

@@ -3,8 +3,8 @@
 Devices repeat themselves, so the distinct addresses, property sets and senders have a dictionary each. Each
 message has their numbers and a few other numbers, then the bodies follow, joined. What is equal in all
 messages is written once. No Python code runs for each message, only C loops over whole lists. A message whose
-body is a file of its own (model/spooled.py) is a run of one, in version BY_REFERENCE, with the file's name
-and size as a text in place of the body.
+body is a file of its own (model/spooled_bodies.py) is a run of one, in version BY_REFERENCE, with the file's
+name and size as a text in place of the body.
 
 Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages (u32), then the columns:
 
@@ -37,7 +37,7 @@ from gateway.errors import StoreError
 from gateway.model.address import Address
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.protocols import DIALECTS
 from gateway.store.properties import decode_properties, encode_properties
 

@@ -26,13 +26,13 @@ from gateway import clock
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
 from gateway.model.shares import UserShares
-from gateway.model.spooled import Spooled
-from gateway.store.database import Database, Stored, connect
+from gateway.model.spooled_bodies import Spooled
+from gateway.store.database import Stored, StoreDatabase, connect
 from gateway.store.folder import FolderLock, Reserve
 from gateway.store.gate import Gate
 from gateway.store.group import Done, Group, Key
-from gateway.store.index import Extent, Log, Row
-from gateway.store.letters import DeadLetter, Line
+from gateway.store.index import Log, LogExtent, StoredRow
+from gateway.store.letters import Line, StoredDeadLetter
 from gateway.store.messages import MakeBody, MessageReader
 from gateway.store.schema import STEPS, Step
 from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
@@ -88,7 +88,7 @@ class Store:
             reserve = Reserve(folder, reserve_bytes)
             if failure := "" if reserve.plenty() else "the disk is full":
                 reserve.give_up()
-            self._database = Database(
+            self._database = StoreDatabase(
                 connect(folder, factory, steps),
                 folder,
                 MessageReader(),
@@ -244,11 +244,11 @@ class Store:
         self._logs[kind, name] = log
         self._calls.append((Group.rename, log))
 
-    def extent(self, log: Log) -> Extent:
+    def extent(self, log: Log) -> LogExtent:
         """Return the summary of a log. Only valid before `start`, or for a log created since."""
         return self._database.index.extent(log.id)
 
-    def rows(self, log: Log) -> list[Row]:
+    def rows(self, log: Log) -> list[StoredRow]:
         """Return the rows of a log, in order of position. Only valid before `start`."""
         self._before_start()
         return self._database.index.rows(log.id)
@@ -407,7 +407,7 @@ class Store:
         self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
 
     def newest_letters(
-        self, count: int, then: Callable[[list[DeadLetter]], None], *, before: int | None = None
+        self, count: int, then: Callable[[list[StoredDeadLetter]], None], *, before: int | None = None
     ) -> None:
         """Call `then` with at most `count` dead letters, newest first, older than the one with id `before`.
 
@@ -416,7 +416,7 @@ class Store:
         letters = self._database.letters
         self._letters(lambda: letters.newest(before), then, count)
 
-    def find_letters(self, ids: Iterable[int], then: Callable[[list[DeadLetter]], None]) -> None:
+    def find_letters(self, ids: Iterable[int], then: Callable[[list[StoredDeadLetter]], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order; before `start` at once."""
         letters, wanted = self._database.letters, list(ids)
         self._letters(lambda: letters.find(wanted), then)
@@ -424,7 +424,7 @@ class Store:
     def _letters(
         self,
         query: Callable[[], Iterable[Line]],
-        then: Callable[[list[DeadLetter]], None],
+        then: Callable[[list[StoredDeadLetter]], None],
         count: int | None = None,
     ) -> None:
         self._do(lambda: partial(then, self._database.dead_letters(query, count)))

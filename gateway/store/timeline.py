@@ -17,7 +17,7 @@ from gateway import clock
 from gateway.clock import STEP_SECS_MAX
 from gateway.model.message import NEVER
 from gateway.model.times import WallTime
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 
 KEY: Final = "time"  # of the table meta: when the last commits were, JSON
 EVERY_SECS: Final = 1.0  # between two records of it

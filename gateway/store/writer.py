@@ -23,7 +23,7 @@ from typing import Any, Final
 from gateway import clock
 from gateway.containment import contained
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.store.database import DISK_ERRORS, Database
+from gateway.store.database import DISK_ERRORS, StoreDatabase
 from gateway.store.folder import Reserve
 from gateway.store.group import Done, Group
 from gateway.store.heap import said
@@ -62,7 +62,7 @@ class Writer:
 
     def __init__(
         self,
-        database: Database,
+        database: StoreDatabase,
         reserve: Reserve,
         figures: Figures,
         *,

@@ -44,7 +44,7 @@ Fact = str | int | float | bool | None | list[str]
 log = structlog.get_logger()
 
 
-class Event(NamedTuple):
+class AuditEvent(NamedTuple):
     """Meaning of an event, and the facts that it may have."""
 
     meaning: str
@@ -52,26 +52,28 @@ class Event(NamedTuple):
 
 
 PEER: Final = ("endpoint", "user", "client", "remote")
-EVENTS: Final[dict[str, Event]] = {
-    "connected": Event(
+EVENTS: Final[dict[str, AuditEvent]] = {
+    "connected": AuditEvent(
         "A client was accepted; `backend` identified it.", (*PEER, "backend", "version", "roles", "expires")
     ),
-    "refused": Event("A client was refused, with the reason.", (*PEER, "backend", "reason")),
-    "renewed": Event("A connected client has authenticated again.", (*PEER, "backend", "expires")),
-    "disconnected": Event("An accepted client disconnected, with the reason.", (*PEER, "reason", "secs")),
-    "denied": Event(
+    "refused": AuditEvent("A client was refused, with the reason.", (*PEER, "backend", "reason")),
+    "renewed": AuditEvent("A connected client has authenticated again.", (*PEER, "backend", "expires")),
+    "disconnected": AuditEvent(
+        "An accepted client disconnected, with the reason.", (*PEER, "reason", "secs")
+    ),
+    "denied": AuditEvent(
         "A client lacks a right; `rule` is the rule that decided.",
         (*PEER, "action", "target", "rule"),
     ),
-    "logged_in": Event("A user logged in to the console.", ("user", "remote", "backend")),
-    "logged_out": Event("A user logged out of the console.", ("user", "remote")),
-    "administered": Event(
+    "logged_in": AuditEvent("A user logged in to the console.", ("user", "remote", "backend")),
+    "logged_out": AuditEvent("A user logged out of the console.", ("user", "remote")),
+    "administered": AuditEvent(
         "A user changed, deleted or disconnected something over HTTP; `status` is that of the response.",
         ("user", "credential", "remote", "action", "target", "count", "status"),
     ),
-    "mapping_changed": Event("Routes were changed.", ("routes", "files")),
-    "rules_changed": Event("Roles, or roles of users, were changed.", ("roles",)),
-    "users_changed": Event("Users, or secrets of users, were changed.", ("path", "users")),
+    "mapping_changed": AuditEvent("Routes were changed.", ("routes", "files")),
+    "rules_changed": AuditEvent("Roles, or roles of users, were changed.", ("roles",)),
+    "users_changed": AuditEvent("Users, or secrets of users, were changed.", ("path", "users")),
 }
 
 

@@ -28,7 +28,7 @@ TICK_SECS: Final = 1.0
 COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 
 
-class Key(NamedTuple):
+class CounterKey(NamedTuple):
     """Identifier of a counter.
 
     `kind` is process, protocol, listener, link or route; `what` is the quantity counted for `name`.
@@ -45,7 +45,7 @@ class Series(NamedTuple):
     `now` is the rate over the last RECENT_SECS, `values` are those over each whole step, the oldest first.
     """
 
-    key: Key
+    key: CounterKey
     now: float
     values: list[float]
 
@@ -61,8 +61,8 @@ class History:
         self.until = 0.0
         self.left_out = 0
         self._metrics = metrics
-        self._rings: dict[Key, array[int]] = {}
-        self._recent: deque[tuple[float, dict[Key, int]]] = deque(maxlen=RECENT_SECS + 1)
+        self._rings: dict[CounterKey, array[int]] = {}
+        self._recent: deque[tuple[float, dict[CounterKey, int]]] = deque(maxlen=RECENT_SECS + 1)
         self._step = 0
         self._whole = 0  # whole steps since the start, at most STEPS - 1
 
@@ -74,7 +74,7 @@ class History:
 
     def tick(self, now: Monotonic, utc: float) -> None:
         """Read the counters. `now` is in loop-clock seconds, `utc` in wall-clock seconds."""
-        seen: dict[Key, int] = {}
+        seen: dict[CounterKey, int] = {}
         rings = self._rings
         self.left_out = 0
         for key, count in self._counted():
@@ -95,7 +95,7 @@ class History:
                     ring[place] = min(ring[place] + _more(known, count), COUNT_MAX)
         self._recent.append((now, seen))
 
-    def _go_to(self, step: int, began: float, seen: dict[Key, int]) -> None:
+    def _go_to(self, step: int, began: float, seen: dict[CounterKey, int]) -> None:
         """Advance to `step` and clear the rings of the steps passed.
 
         `began` is the wall time (seconds) at which the step began.
@@ -114,18 +114,18 @@ class History:
             if key not in seen and not any(ring):
                 del self._rings[key]
 
-    def counters(self) -> list[Key]:
+    def counters(self) -> list[CounterKey]:
         """Return the keys of all series in order."""
         return sorted(self._rings)
 
-    def series(self, key: Key) -> Series:
+    def series(self, key: CounterKey) -> Series:
         """Return one series; its values are empty if the counter has been removed."""
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
         return Series(key, self.now(key), values)
 
-    def now(self, key: Key) -> float:
+    def now(self, key: CounterKey) -> float:
         """Return the rate (per second) of a counter over the last RECENT_SECS, 0 if it is not known."""
         if len(self._recent) < 2:
             return 0.0
@@ -134,14 +134,14 @@ class History:
             return 0.0
         return _more(before[key], after[key]) / (ended - began)
 
-    def _counted(self) -> Iterator[tuple[Key, int]]:
+    def _counted(self) -> Iterator[tuple[CounterKey, int]]:
         metrics = self._metrics
         letters: dict[str, int] = {}
         for (route, _), count in metrics.sources.dead_lettered().items():
             letters[route] = letters.get(route, 0) + count
         totals = {"in": 0, "out": 0, "settled": 0, "refused": 0}
         frames: dict[tuple[str, str], int] = {}
-        rows: list[tuple[Key, int]] = []
+        rows: list[tuple[CounterKey, int]] = []
         for stats in metrics.endpoints():
             kind = "listener" if isinstance(stats, ListenerStats) else "link"
             for direction, count in zip(("in", "out"), stats.frame_totals(), strict=True):
@@ -154,18 +154,18 @@ class History:
             counts = (stats.messages_in, stats.messages_out, settled, refused)
             for what, count in zip(totals, counts, strict=True):
                 totals[what] += count
-                rows.append((Key(kind, stats.name, what), count))
+                rows.append((CounterKey(kind, stats.name, what), count))
         for what, count in totals.items():
-            yield Key("process", "", what), count
+            yield CounterKey("process", "", what), count
         for (protocol, direction), count in frames.items():
-            yield Key("protocol", protocol, f"frames_{direction}"), count
-        yield Key("process", "", "dead_letters"), sum(letters.values())
+            yield CounterKey("protocol", protocol, f"frames_{direction}"), count
+        yield CounterKey("process", "", "dead_letters"), sum(letters.values())
         yield from rows
         for one in metrics.sources.routes():
-            yield Key("route", one.name, "in"), one.matched
-            yield Key("route", one.name, "out"), one.delivered
-            yield Key("route", one.name, "refused"), one.failed + one.dropped
-            yield Key("route", one.name, "dead_letters"), letters.get(one.name, 0)
+            yield CounterKey("route", one.name, "in"), one.matched
+            yield CounterKey("route", one.name, "out"), one.delivered
+            yield CounterKey("route", one.name, "refused"), one.failed + one.dropped
+            yield CounterKey("route", one.name, "dead_letters"), letters.get(one.name, 0)
 
 
 def _more(before: int, after: int) -> int:

@@ -558,7 +558,7 @@ class Metrics(Collector):
         return family
 
 
-class Rows(Collector):
+class CollectedFamilies(Collector):
     """Collector of metric families that have been read already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -589,7 +589,7 @@ def detailed(
     for kind, count in left_out.items():
         beyond.add_metric((kind,), count)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Rows([*told, beyond]))
+    registry.register(CollectedFamilies([*told, beyond]))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 

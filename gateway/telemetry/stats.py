@@ -197,7 +197,7 @@ class Latency:
         return LATENCY_BUCKETS_SECS[-1]
 
 
-class _Frames:
+class _FrameCounts:
     """Frame counts of all connections of one version."""
 
     __slots__ = ("received", "sent")
@@ -251,7 +251,7 @@ class EndpointStats:
         self.bytes_out = 0
         self._frame_names = frame_names
         self._open: dict[int, FrameCounts | None] = {}  # None: its version is known
-        self._frames: dict[str, _Frames] = {}  # by version
+        self._frames: dict[str, _FrameCounts] = {}  # by version
 
     @property
     def last_error(self) -> LastError | None:
@@ -279,7 +279,7 @@ class EndpointStats:
     def _join(self, frames: FrameCounts, version: str) -> None:
         known = self._frames.get(version)
         if known is None:
-            self._frames[version] = _Frames(frames)
+            self._frames[version] = _FrameCounts(frames)
         else:
             known.join(frames)
 

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from typing import Final
 
-from gateway.model.spooled import Piece, SpooledPiece
+from gateway.model.spooled_bodies import Piece, SpooledPiece
 
 SMALL_BYTES: Final = 4_096  # bytes; smaller pieces are joined: a client that does not read can cause many
 JOINED_BYTES: Final = 65_536  # bytes, the approximate size limit of a joined piece

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from gateway.errors import ConfigurationError
-from gateway.reloads import Reloaded
+from gateway.reloads import ReloadedValue
 
 CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 KEY: Final = b"PRIVATE KEY-----"
@@ -109,7 +109,7 @@ def server_context(
 
     files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]
     try:
-        contexts = Reloaded(files, build, taken=report_taken, refused=report_refused)
+        contexts = ReloadedValue(files, build, taken=report_taken, refused=report_refused)
     except OSError as error:
         raise ConfigurationError(f"listeners.{name}.tls: the files cannot be used: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Final
 KEPT_SECS: Final = 1.0
 
 
-class Rate:
+class ConnectionRate:
     """Token bucket of one connection, in bytes and messages per second; 0 means no limit.
 
     The owner of the stream adds the messages that it counts to `messages`.

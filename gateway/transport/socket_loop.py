@@ -33,7 +33,7 @@ Ready = list[tuple[int, int]]
 """Ready descriptors with their events."""
 
 
-class Served(Protocol):
+class SocketPoller(Protocol):
     """Poller whose sockets the loop watches."""
 
     @property
@@ -57,7 +57,7 @@ class Steps(Protocol):
 class PollerSockets:
     """Sockets of one poller in the socket loop, with the interface of an epoll object."""
 
-    def __init__(self, loop: SocketLoop, poller: Served) -> None:
+    def __init__(self, loop: SocketLoop, poller: SocketPoller) -> None:
         self._loop = loop
         self._poller = poller
         self.modify = loop.epoll.modify
@@ -99,16 +99,16 @@ class SocketLoop:
         self.epoll = select.epoll()
         self.epoll.register(trio_descriptor, READ)
         self.epoll.register(self._wake_up, READ)
-        self.owners: dict[int, Served] = {}
-        self._working: dict[Served, Ready] = {}  # those that have work although no socket is ready
-        self._due: dict[Served, Ready] = {}  # those to be served in this pass
+        self.owners: dict[int, SocketPoller] = {}
+        self._working: dict[SocketPoller, Ready] = {}  # those that have work although no socket is ready
+        self._due: dict[SocketPoller, Ready] = {}  # those to be served in this pass
         self._calls: deque[Callable[[], None]] = deque()
         self._signalled = False
         self._closed = False
         self._lock = threading.Lock()  # of the descriptor: held while it is written or closed
         self.users = 1  # gateways in this run of Trio
 
-    def forget(self, poller: Served) -> None:
+    def forget(self, poller: SocketPoller) -> None:
         """Do not serve `poller` any longer; its sockets are not registered any more."""
         self._working.pop(poller, None)
         self._due.pop(poller, None)
@@ -172,7 +172,7 @@ class SocketLoop:
             if is_trio_ready:
                 return
 
-    def _turn(self, poller: Served, ready: Ready) -> None:
+    def _turn(self, poller: SocketPoller, ready: Ready) -> None:
         self._steps.begin()
         try:
             poller.turn(clock.now(), ready)

@@ -19,11 +19,11 @@ from typing import Any, Final, Protocol
 
 from gateway import clock
 from gateway.containment import contained
-from gateway.model.spooled import Piece, joined
+from gateway.model.spooled_bodies import Piece, joined
 from gateway.transport.backlog import Backlog
 from gateway.transport.filter import Ending, Filter
 from gateway.transport.proxy_protocol import Secured
-from gateway.transport.rate import Rate
+from gateway.transport.rate import ConnectionRate
 
 READ_BYTES: Final = 65_536
 LARGE_READ_BYTES: Final = 262_144  # for large messages; this much of small ones would not fit a core's cache
@@ -57,7 +57,7 @@ class StreamOwner(Protocol):
         """Clean up after the end of the connection for `reason`. Called once."""
 
 
-class Watcher(Protocol):
+class StreamPoller(Protocol):
     """Interface of the poller that a stream uses."""
 
     def watch(self, stream: Stream) -> None:
@@ -97,7 +97,7 @@ class Bytes:
         self.bytes_out = 0
 
 
-class Watched:
+class StreamCounters:
     """Byte counters of one stream, which also update the endpoint's counters `counts`.
 
     A stream uses them only while something watches it, so that other streams pay nothing for it.
@@ -228,12 +228,12 @@ class Stream:
         self,
         sock: socket.socket,
         remote: str,
-        watcher: Watcher,
+        watcher: StreamPoller,
         writes: WriteSet,
         layer: Filter | None = None,
         *,
         layer_ended: LayerEnded | None = None,
-        rate: Rate | None = None,
+        rate: ConnectionRate | None = None,
         backlog_max: int = BACKLOG_BYTES_MAX,
         stalls: bool = True,
     ) -> None:
@@ -326,15 +326,15 @@ class Stream:
         counts.bytes_in += before.bytes_in
         counts.bytes_out += before.bytes_out
 
-    def watch(self) -> Watched:
+    def watch(self) -> StreamCounters:
         """Count this stream's bytes separately until `unwatch`, and return the counters."""
         counts = self._counts
-        if not isinstance(counts, Watched):
-            counts = self._counts = Watched(counts)
+        if not isinstance(counts, StreamCounters):
+            counts = self._counts = StreamCounters(counts)
         counts.watchers += 1
         return counts
 
-    def unwatch(self, watched: Watched) -> None:
+    def unwatch(self, watched: StreamCounters) -> None:
         """Remove one watcher; after the last one, stop counting this stream's bytes separately."""
         watched.watchers -= 1
         if not watched.watchers and self._counts is watched:
@@ -518,7 +518,9 @@ class Stream:
         self._watcher.watch(self)
         self.mark()
 
-    def move(self, watcher: Watcher, *, layer_ended: LayerEnded, rate: Rate | None, backlog_max: int) -> None:
+    def move(
+        self, watcher: StreamPoller, *, layer_ended: LayerEnded, rate: ConnectionRate | None, backlog_max: int
+    ) -> None:
         """Move this stream to the poller of another listener, with that listener's settings."""
         self._watcher.forget(self)
         self._watcher = watcher
@@ -668,10 +670,10 @@ class Stream:
         if owner is None:
             return
         try:
-            self.owner = Farewell(owner.data_to_send()) if keep else None
+            self.owner = FinalOwner(owner.data_to_send()) if keep else None
             owner.lost(reason)
         except Exception as error:  # the caller may be serving another connection and has to continue
-            self.owner = self.owner if isinstance(self.owner, Farewell) else None
+            self.owner = self.owner if isinstance(self.owner, FinalOwner) else None
             contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
@@ -733,7 +735,7 @@ class Stream:
         self.sock.close()
 
 
-class Farewell:
+class FinalOwner:
     """Replacement for an owner that has ended, while its last bytes are written."""
 
     __slots__ = ("_data",)

@@ -29,8 +29,8 @@ from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError, generate_accept_token
 
 from gateway.transport.filter import Ending
+from gateway.transport.filter_stack import Stacked
 from gateway.transport.http import Refusal, Request, parse_request
-from gateway.transport.stacked import Stacked
 
 VERSION: Final = "13"  # RFC 6455, 4.1
 KEY_BYTES: Final = 16

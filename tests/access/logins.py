@@ -14,10 +14,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from gateway.clients.amqpfast import FastClient
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.errors import LinkError
 from gateway.protocols.amqpfast.events import Closed, Opened
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from tests.ingress.amqpfast.client import Fast
 from tests.interop.gateway_fixture import LOOPBACK
 
@@ -112,10 +112,10 @@ def fast_login(
 ) -> int:
     """By the AMQP/Fast client."""
     authority, own = files or (None, None)
-    target = Target("amqpfast", files is not None, LOOPBACK, port, "/", user or "", password)
+    target = LinkUrl("amqpfast", files is not None, LOOPBACK, port, "/", user or "", password)
     pair: Any = (None, None) if own is None else tuple(map(str, own))
     try:
-        FastClient(Access(target, PATIENCE_SECS, authority and str(authority), *pair)).close()
+        FastClient(ConnectionOptions(target, PATIENCE_SECS, authority and str(authority), *pair)).close()
     except LinkError as error:
         return int(re.findall(r"\b([345]\d\d)\b", str(error))[0])
     return 0

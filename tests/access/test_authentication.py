@@ -13,7 +13,7 @@ from gateway.access.credentials import Credentials
 from gateway.access.places import LOOPBACK, is_loopback, place_of
 from gateway.access.principal import Principal
 from gateway.access.users import hash_password
-from gateway.settings import Logins
+from gateway.settings import LoginSettings
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
 HASH = hash_password("right")
@@ -125,7 +125,7 @@ async def test_guesses_end_after_a_few_and_cost_no_hash_then(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     hashing = Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(failures_max=3, delay_secs=0.0))
+    access = Access({"ann": HASH}, logins=LoginSettings(failures_max=3, delay_secs=0.0))
     said = [await access.verify(Credentials("ann", b"guess %d" % number, THERE)) for number in range(6)]
     assert said == [Denial.WRONG] * 3 + [Denial.REFUSED] * 3
     assert len(hashing.asked) == 3
@@ -140,7 +140,7 @@ async def test_guesses_end_after_a_few_and_cost_no_hash_then(
 
 async def test_guesses_at_once_are_no_more_than_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     hashing = Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(failures_max=3, delay_secs=0.0))
+    access = Access({"ann": HASH}, logins=LoginSettings(failures_max=3, delay_secs=0.0))
     said: list[object] = []
 
     async def guess(number: int) -> None:
@@ -155,7 +155,7 @@ async def test_guesses_at_once_are_no_more_than_one_after_the_other(monkeypatch:
 
 async def test_this_machine_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(failures_max=1))
+    access = Access({"ann": HASH}, logins=LoginSettings(failures_max=1))
     for number in range(20):
         assert await access.verify(Credentials("ann", b"guess %d" % number, HERE)) is Denial.WRONG
     assert isinstance(await access.verify(Credentials("ann", b"right", HERE)), Principal)
@@ -174,7 +174,7 @@ async def test_failures_delay_and_who_was_right_before_is_not_delayed(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(delay_secs=1.0))
+    access = Access({"ann": HASH}, logins=LoginSettings(delay_secs=1.0))
     home = "198.51.100.1:5"
     assert isinstance(await access.verify(Credentials("ann", b"right", home)), Principal)
     took = []
@@ -191,7 +191,7 @@ async def test_failures_delay_and_who_was_right_before_is_not_delayed(
 
 async def test_who_goes_while_he_waits_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     hashing = Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(delay_secs=0.0, waiting_max=500))
+    access = Access({"ann": HASH}, logins=LoginSettings(delay_secs=0.0, waiting_max=500))
     async with trio.open_nursery() as nursery:
         for number in range(access_module.VERIFIERS_MAX):
             await access.users._turns.take("elsewhere", str(number))
@@ -208,7 +208,7 @@ async def test_who_goes_while_he_waits_leaves_the_queue(monkeypatch: pytest.Monk
 
 async def test_a_queue_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(waiting_max=1))
+    access = Access({"ann": HASH}, logins=LoginSettings(waiting_max=1))
     said: list[object] = []
 
     async def guess(number: int) -> None:
@@ -224,7 +224,7 @@ async def test_of_many_with_one_password_the_one_that_is_hashed_may_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hashing = Hashing(monkeypatch)
-    access = Access({"ann": HASH}, logins=Logins(waiting_max=2))
+    access = Access({"ann": HASH}, logins=LoginSettings(waiting_max=2))
     for number in range(access_module.VERIFIERS_MAX):
         await access.users._turns.take("elsewhere", str(number))
     scopes = [trio.CancelScope() for _ in range(20)]

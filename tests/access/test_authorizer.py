@@ -18,10 +18,10 @@ from gateway.app.clients import revoke
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import HttpAuthorizer, Store
+from gateway.settings import HttpAuthorizer, StoreSettings
 from tests.access.test_doors import NOBODY, NOT_AUTHORIZED, OK, PASSWORD, amqp, fast, settings
 from tests.ingress.amqp_client import Amqp, MethodReceived
 from tests.ingress.amqpfast.client import EMPTY, QUEUE
@@ -337,7 +337,7 @@ def test_answers_are_bounded(server: Server) -> None:
 
 
 def test_a_will_that_waits_for_an_answer_survives_the_end(server: Server, tmp_path: Path) -> None:
-    with_store = given(server).model_copy(update={"store": Store(path=tmp_path / "store")})
+    with_store = given(server).model_copy(update={"store": StoreSettings(path=tmp_path / "store")})
     with running(with_store) as gateway:
         will = Will("bob/will", b"last", 1, True)
         client, told = connect(gateway, "c", user=("bob", PASSWORD.encode()), will=will)

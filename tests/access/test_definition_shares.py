@@ -27,7 +27,7 @@ from gateway.protocols.amqpfast.events import ChannelClosed, HandleClosed, Opene
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Limits, Store
+from gateway.settings import Limits, StoreSettings
 from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.ingress.amqpfast.client import TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
@@ -47,7 +47,7 @@ LONG: Final = "x" * 200
 @contextmanager
 def gateway_at(folder: Path, **limits: Any) -> Iterator[Running]:
     given = Limits(**({"definitions_bytes_max": TOTAL} | limits))
-    store = Store(path=folder / "store")
+    store = StoreSettings(path=folder / "store")
     with running(settings({"all": EVERYTHING}, USERS, limits=given, store=store)) as one:
         yield one
 
@@ -177,7 +177,7 @@ def test_what_is_deleted_is_no_longer_counted(tmp_path: Path) -> None:
 
 
 def test_a_session_that_changes_hands_is_in_the_share_of_its_new_user(tmp_path: Path) -> None:
-    given = settings({}, dict.fromkeys(USERS, ()), store=Store(path=tmp_path / "store"))
+    given = settings({}, dict.fromkeys(USERS, ()), store=StoreSettings(path=tmp_path / "store"))
     with running(given) as gateway:
         client, _ = client_of(gateway, "greedy", "c", properties={Property.SESSION_EXPIRY_INTERVAL: 600})
         with client:
@@ -403,7 +403,7 @@ def test_queues_that_routes_make_have_a_share_and_leave_room(limit: str, tmp_pat
     (tmp_path / "m.yaml").write_text(ROUTE)
     limits: dict[str, Any] = {"queues_max": 10} if limit == "number" else {"definitions_bytes_max": 6_000}
     most = 9 if limit == "number" else 3_000 // (2 * 100)
-    store = Store(path=tmp_path / "store")
+    store = StoreSettings(path=tmp_path / "store")
     roles = {"all": EVERYTHING | {"amqpfast": {"*": {"queues": {"read": "*", "write": "*", "create": "*"}}}}}
     given = settings(roles, USERS, limits=Limits(**limits), store=store, mappings=(str(tmp_path / "m.yaml"),))
     names = [f"q{number:099}" for number in range(most + 5)]

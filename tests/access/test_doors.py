@@ -28,11 +28,11 @@ from gateway.app.access import roles_of
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Closed, Fragment, HandleClosed, Opened, Replies
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Settings, Store, User, load_settings
+from gateway.settings import Settings, StoreSettings, User, load_settings
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.amqpfast import FastVirtualHost, OutOfBand, PeerService
 from tests.broker.parts import newest
@@ -853,7 +853,7 @@ def test_a_will_does_not_cross_a_route_that_came_to_ask_for_a_role(tmp_path: Pat
 
 
 def test_a_will_that_an_earlier_process_left_does_not_cross(tmp_path: Path) -> None:
-    store = Store(path=tmp_path / "store")
+    store = StoreSettings(path=tmp_path / "store")
     properties = {Property.SESSION_EXPIRY_INTERVAL: 30}
     with running(crossing(tmp_path, OPEN, store=store)) as gateway:
         for user in ("ann", "bob"):
@@ -1000,7 +1000,7 @@ def test_listeners_route_in_one_place_alone() -> None:
     assert used == {
         "amqp091/channel.py": ["dispatcher.entry", ".route("],
         "amqp091/connection.py": ["dispatcher.entry", ".route("],
-        "amqpfast/publishing.py": ["dispatcher.entry", ".route("],
+        "amqpfast/publisher.py": ["dispatcher.entry", ".route("],
         "mqtt/admission.py": [".route(", "entries.find"],
         "mqtt/connection.py": [".route(", "entries.find"],
         "mqtt/ingress.py": [".route(", "entries.find", ".route(", "entries.find"],

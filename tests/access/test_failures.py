@@ -6,7 +6,7 @@ import pytest
 
 from gateway.access import failures as failures_module
 from gateway.access.failures import Failures
-from gateway.settings import Logins
+from gateway.settings import LoginSettings
 
 THERE, ELSEWHERE = "192.0.2.7:1", "192.0.2.8:1"
 
@@ -23,7 +23,7 @@ class Clock:
 
 def test_a_pair_is_refused_for_a_while_and_no_other() -> None:
     clock = Clock()
-    failures = Failures(Logins(failures_max=2, failure_window_secs=10.0, refused_secs=30.0), clock)
+    failures = Failures(LoginSettings(failures_max=2, failure_window_secs=10.0, refused_secs=30.0), clock)
     failures.failed(THERE, "ann")
     assert not failures.refuses(THERE, "ann")
     failures.failed("192.0.2.7:9999", "ann")
@@ -38,7 +38,7 @@ def test_a_pair_is_refused_for_a_while_and_no_other() -> None:
 
 def test_failures_of_another_window_do_not_count() -> None:
     clock = Clock()
-    failures = Failures(Logins(failures_max=2, failure_window_secs=10.0), clock)
+    failures = Failures(LoginSettings(failures_max=2, failure_window_secs=10.0), clock)
     for _ in range(20):
         failures.failed(THERE, "ann")
         clock.now += 10.0
@@ -47,7 +47,7 @@ def test_failures_of_another_window_do_not_count() -> None:
 
 def test_a_place_is_refused_but_not_to_who_was_right_there() -> None:
     clock = Clock()
-    failures = Failures(Logins(address_failures_max=5), clock)
+    failures = Failures(LoginSettings(address_failures_max=5), clock)
     failures.succeeded(THERE, "ann")
     for number in range(5):
         failures.failed(THERE, f"name {number}")
@@ -59,7 +59,7 @@ def test_a_place_is_refused_but_not_to_who_was_right_there() -> None:
 
 
 def test_addresses_of_one_network_are_one_place() -> None:
-    failures = Failures(Logins(failures_max=3), Clock())
+    failures = Failures(LoginSettings(failures_max=3), Clock())
     for number in range(3):
         failures.failed(f"[2001:db8:0:1::{number:x}]:5", "ann")
     assert failures.refuses("2001:db8:0:1:ffff::1:5", "ann")
@@ -67,7 +67,7 @@ def test_addresses_of_one_network_are_one_place() -> None:
 
 
 def test_nothing_is_refused_when_nothing_is_to_be() -> None:
-    failures = Failures(Logins(failures_max=0, address_failures_max=0, delay_secs=0.0), Clock())
+    failures = Failures(LoginSettings(failures_max=0, address_failures_max=0, delay_secs=0.0), Clock())
     for _ in range(1_000):
         failures.failed(THERE, "ann")
     assert not failures.refuses(THERE, "ann")
@@ -76,7 +76,7 @@ def test_nothing_is_refused_when_nothing_is_to_be() -> None:
 
 def test_invented_names_and_places_fill_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures_module, "KEYS_MAX", 50)
-    failures = Failures(Logins(), Clock())
+    failures = Failures(LoginSettings(), Clock())
     for number in range(500):
         failures.failed(f"2001:db8:{number:x}::1:5", f"name {number}" * 1_000)
         failures.succeeded(f"2001:db9:{number:x}::1:5", f"name {number}")
@@ -87,7 +87,7 @@ def test_invented_names_and_places_fill_no_table(monkeypatch: pytest.MonkeyPatch
 
 def test_who_breaks_negotiations_is_blocked_unless_somebody_was_right_there() -> None:
     clock = Clock()
-    failures = Failures(Logins(negotiation_failures_max=3, refused_secs=30.0), clock)
+    failures = Failures(LoginSettings(negotiation_failures_max=3, refused_secs=30.0), clock)
     for _ in range(2):
         failures.broke_negotiation(THERE)
     assert not failures.blocks(THERE)
@@ -104,10 +104,10 @@ def test_who_breaks_negotiations_is_blocked_unless_somebody_was_right_there() ->
 
 
 def test_negotiations_are_not_counted_on_this_machine_or_without_a_limit() -> None:
-    failures = Failures(Logins(negotiation_failures_max=1))
+    failures = Failures(LoginSettings(negotiation_failures_max=1))
     failures.broke_negotiation("127.0.0.1:1")
     assert not failures.blocks("127.0.0.1:1")
-    failures = Failures(Logins(negotiation_failures_max=0))
+    failures = Failures(LoginSettings(negotiation_failures_max=0))
     for _ in range(100):
         failures.broke_negotiation(THERE)
     assert not failures.blocks(THERE)

@@ -10,10 +10,10 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from gateway import clock
-from gateway.access.asking import Asker, Unanswered
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
 from gateway.access.http_backend import HttpUsers, read_answer
+from gateway.access.http_client import Asker, Unanswered
 from gateway.access.principal import Principal
 from gateway.settings.identity import HttpBackend
 from tests.access.servers import Served, served

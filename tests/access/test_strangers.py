@@ -15,7 +15,7 @@ from gateway.access.places import LOOPBACK, place_of
 from gateway.access.scram import Keys, make_keys
 from gateway.access.users import Users
 from gateway.admin.admission import strange
-from gateway.settings import Logins, User
+from gateway.settings import LoginSettings, User
 from tests.access.logins import PROTOCOLS, log_in
 from tests.configured import make_listener
 from tests.ingress.clients import Raw
@@ -42,7 +42,7 @@ def test_guesses_over_http_are_counted_by_network() -> None:
 
 
 async def test_one_network_cannot_go_on_guessing_over_http() -> None:
-    access = Access({"ann": hashed("right")}, logins=Logins(delay_secs=0.0, failures_max=5))
+    access = Access({"ann": hashed("right")}, logins=LoginSettings(delay_secs=0.0, failures_max=5))
     for number in range(8):
         remote = strange(asked_from(f"2001:db8:0:1::{number:x}"))
         await access.verify(Credentials("ann", b"wrong %d" % number, remote))

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 
 from gateway.access import keys as keys_module
 from gateway.access import tokens as tokens_module
-from gateway.access.asking import Asker
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
+from gateway.access.http_client import Asker
 from gateway.access.keys import KeysFile, KeysUrl, parse_jwks, parse_keys
 from gateway.access.principal import Principal
 from gateway.access.tokens import TOKEN_BYTES_MAX, Tokens
@@ -323,7 +323,7 @@ async def test_a_server_that_says_nothing_costs_its_time_and_no_more() -> None:
 
 
 async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.access.asking.ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr("gateway.access.http_client.ANSWER_BYTES_MAX", 100)
     with served() as server, capture_logs() as lines:
         server.body = b"x" * 101
         async with trio.open_nursery() as nursery:

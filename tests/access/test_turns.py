@@ -6,13 +6,13 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.access.turns import Crowded, Turns
+from gateway.access.turns import Crowded, LoginQueue
 
 
 class Line:
     """Everybody who came, and in which order they had their turn."""
 
-    def __init__(self, turns: Turns, nursery: trio.Nursery) -> None:
+    def __init__(self, turns: LoginQueue, nursery: trio.Nursery) -> None:
         self.served: list[str] = []
         self.crowded: list[str] = []
         self._turns = turns
@@ -45,7 +45,7 @@ class Line:
 
 
 async def test_places_take_turns_and_at_a_place_its_users() -> None:
-    turns = Turns(1, 100)
+    turns = LoginQueue(1, 100)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
@@ -55,7 +55,7 @@ async def test_places_take_turns_and_at_a_place_its_users() -> None:
 
 
 async def test_a_thousand_of_one_place_delay_another_by_one() -> None:
-    turns = Turns(2, 2_000)
+    turns = LoginQueue(2, 2_000)
     await turns.take("x", "x")
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ async def test_a_thousand_of_one_place_delay_another_by_one() -> None:
 
 
 async def test_who_was_right_before_goes_first() -> None:
-    turns = Turns(1, 100)
+    turns = LoginQueue(1, 100)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
@@ -79,7 +79,7 @@ async def test_who_was_right_before_goes_first() -> None:
 
 
 async def test_a_full_queue_loses_the_last_of_whoever_has_most() -> None:
-    turns = Turns(1, 4)
+    turns = LoginQueue(1, 4)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
@@ -96,7 +96,7 @@ async def test_a_full_queue_loses_the_last_of_whoever_has_most() -> None:
 
 
 async def test_nobody_goes_for_somebody_who_has_as_many() -> None:
-    turns = Turns(1, 2)
+    turns = LoginQueue(1, 2)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
@@ -108,7 +108,7 @@ async def test_nobody_goes_for_somebody_who_has_as_many() -> None:
 
 @pytest.mark.parametrize("trusted", [False, True])
 async def test_who_leaves_takes_nothing_along(trusted: bool) -> None:
-    turns = Turns(1, 100)
+    turns = LoginQueue(1, 100)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)
@@ -121,7 +121,7 @@ async def test_who_leaves_takes_nothing_along(trusted: bool) -> None:
 
 
 async def test_a_turn_that_comes_as_its_owner_leaves_goes_to_the_next() -> None:
-    turns = Turns(1, 100)
+    turns = LoginQueue(1, 100)
     await turns.take("x", "x")
     async with trio.open_nursery() as nursery:
         line = Line(turns, nursery)

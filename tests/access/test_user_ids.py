@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.settings import Settings, Store, User
+from gateway.settings import Settings, StoreSettings, User
 from gateway.settings.amqp091 import AmqpLink
 from tests.access.logins import pika_parameters
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
@@ -45,7 +45,7 @@ routes:
 def site(folder: Path) -> Settings:
     mapping = folder / "m.yaml"
     mapping.write_text(MAPPING)
-    return settings_of(users=USERS, mappings=(str(mapping),), store=Store(path=folder / "store"))
+    return settings_of(users=USERS, mappings=(str(mapping),), store=StoreSettings(path=folder / "store"))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError
 from structlog.testing import capture_logs
 
 from gateway.access import console_tokens as module
-from gateway.access.console_sessions import Sessions
+from gateway.access.console_sessions import ConsoleSessions
 from gateway.access.principal import Principal
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -28,7 +28,7 @@ from gateway.model.shares import UserShares
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.runs import Acks
 from gateway.protocols.mqtt.spec import ReasonCode, Version
-from gateway.settings import Http, Limits, Store
+from gateway.settings import Http, Limits, StoreSettings
 from tests.access.test_doors import PASSWORD, amqp, settings
 from tests.configured import make_link
 from tests.ingress.amqpfast.client import head
@@ -57,7 +57,7 @@ def gateway_at(
     """`given` are other settings."""
     those = Limits(**({"user_share": 0.5} | limits))
     http = Http(host=LOOPBACK, port=0)
-    store = Store(path=folder / "store")
+    store = StoreSettings(path=folder / "store")
     with running(
         settings({"all": EVERYTHING}, users, limits=those, store=store, http=http, **given or {})
     ) as one:
@@ -304,7 +304,7 @@ def test_a_single_user_may_have_all_places_of_streams(tmp_path: Path) -> None:
 
 
 def test_nobody_ends_the_sessions_of_another_at_the_console() -> None:
-    sessions = Sessions(UserShares("console sessions", count_max=4), idle_secs=9.0, longest_secs=9.0)
+    sessions = ConsoleSessions(UserShares("console sessions", count_max=4), idle_secs=9.0, longest_secs=9.0)
     modest, _ = sessions.begin(Principal("modest"))
     greedy = [sessions.begin(Principal("greedy"))[0] for _ in range(6)]
     assert sessions.find(modest) is not None

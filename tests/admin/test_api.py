@@ -23,13 +23,13 @@ from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
 from gateway.admin import MappingsApi
-from gateway.app.operating import process_of
-from gateway.mapping.loading import parse
+from gateway.app.operations import process_of
+from gateway.mapping.loader import parse
 from gateway.mapping.router import Router
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.settings import AmqpPermissions, Http, Limits, MqttRules, Role, Store, User
+from gateway.settings import AmqpPermissions, Http, Limits, MqttRules, Role, StoreSettings, User
 from gateway.settings.access import Destinations, FastPermissions
 from gateway.settings.journal import Journal
 from gateway.telemetry.history import History
@@ -76,7 +76,7 @@ def gateway(folder: Path) -> Iterator[Running]:
     (folder / "mapping.yaml").write_text(MAPPING)
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        store=Store(path=folder / "data"),
+        store=StoreSettings(path=folder / "data"),
         journal=Journal(enabled=True),
         mappings=(str(folder / "mapping.yaml"),),
         users={"ann": User(password_hash=SecretStr(hashed("right")), roles=("boss",))},
@@ -618,7 +618,9 @@ def test_what_there_is_none_of_is_no_choice(client: httpx.Client, described: dic
 
 
 def test_an_operator_has_it_stop(tmp_path: Path) -> None:
-    with running(settings_of(http=Http(host=LOOPBACK, port=0), store=Store(path=tmp_path))) as started:
+    with running(
+        settings_of(http=Http(host=LOOPBACK, port=0), store=StoreSettings(path=tmp_path))
+    ) as started:
         port = started.gateway.http_port
         at = f"http://{LOOPBACK}:{port}{V1}/drain"
         assert httpx.post(at, headers=bearer(port), trust_env=False).json() == {"draining": True}

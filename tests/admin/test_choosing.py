@@ -9,20 +9,25 @@ import pytest
 import trio
 from starlette.requests import Request
 
-from gateway.admin import choosing
+from gateway.admin import selection
 from gateway.admin.answers import BadChoiceError, UnavailableError
-from gateway.admin.choosing import Pace, matcher, named, on_disk, page_of, query_of, removal_of
+from gateway.admin.selection import RemovalPace, matcher, named, on_disk, page_of, query_of, removal_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.operations import Operation, Word
+from gateway.operations import ApiOperation, OperationWord
 
 WORDS = {
-    "client": Word(str, "By client id."),
-    "idle_longer_than": Word(float, "Unused for more than so many seconds."),
-    "empty": Word(bool, "Without messages."),
-    "kind": Word(("listener", "link"), "By kind."),
+    "client": OperationWord(str, "By client id."),
+    "idle_longer_than": OperationWord(float, "Unused for more than so many seconds."),
+    "empty": OperationWord(bool, "Without messages."),
+    "kind": OperationWord(("listener", "link"), "By kind."),
 }
-REMOVE = Operation(
-    "POST", "/things/remove", "Remove things", WORDS, {"in_use": Word(bool, "Also those.")}, removes=True
+REMOVE = ApiOperation(
+    "POST",
+    "/things/remove",
+    "Remove things",
+    WORDS,
+    {"in_use": OperationWord(bool, "Also those.")},
+    removes=True,
 )
 
 
@@ -159,11 +164,11 @@ async def test_the_loop_turns_between_slices_and_removals() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        await page_of(range(choosing.SLICE * 10), lambda one: True, str, str, 10, "")
+        await page_of(range(selection.SLICE * 10), lambda one: True, str, str, 10, "")
         assert turns >= 9
         turns = 0
-        pace = Pace(flush)
-        for _ in range(choosing.COST_MAX):
+        pace = RemovalPace(flush)
+        for _ in range(selection.COST_MAX):
             await pace.spend(10)
         assert flushes == 10
         assert turns >= 9

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
+from gateway.settings import AmqpPermissions, Http, MqttRules, Role, StoreSettings, User
 from gateway.settings.journal import Journal
 from tests.configured import make_link
 from tests.conftest import missing
@@ -89,7 +89,7 @@ def gateway(file: Path) -> Iterator[Running]:
     """With a queue that nobody consumes, a route that fails, a client, and a session."""
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        store=Store(path=file.parent / "data"),
+        store=StoreSettings(path=file.parent / "data"),
         journal=Journal(enabled=True),
         mappings=(str(file),),
         links={"erp": make_link(url=f"amqp://{LOOPBACK}:{free_ports(1)[0]}")},

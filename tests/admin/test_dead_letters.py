@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gateway.admin import AdminState, LettersApi, Readiness, serve
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string

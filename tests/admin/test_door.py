@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from gateway.access import console_tokens
 from gateway.access.authentication import Access
 from gateway.access.console import NOTHING, ConsoleRights, console_rights
-from gateway.access.console_sessions import LINK_SECS, LINKS_MAX, Sessions
+from gateway.access.console_sessions import LINK_SECS, LINKS_MAX, ConsoleSessions
 from gateway.access.console_tokens import TOKENS_MAX, ConsoleTokens, TokenRefused, leave_token, left_tokens
 from gateway.access.keys import KeysFile
 from gateway.access.principal import Principal
@@ -29,10 +29,10 @@ from gateway.admin import AdminState, Admission, ClientsApi, Readiness, serve
 from gateway.admin.admission import target_of
 from gateway.errors import ConfigurationError
 from gateway.model.shares import UserShares
-from gateway.settings import Http, HttpTls, Logins
+from gateway.settings import Http, HttpTls, LoginSettings
 from gateway.settings.access import Role
 from gateway.settings.identity import JwtBackend
-from gateway.settings.tree import Health
+from gateway.settings.tree import HealthSettings
 from tests.access.servers import Signer, certificate, jwks
 from tests.passwords import hashed
 from tests.telemetry.samples import metrics_with_traffic
@@ -59,11 +59,13 @@ class Scene:
     def __init__(self, tmp_path: Path, *, scrape: Path | None = None, token_file: Path | None = None) -> None:
         keys = tmp_path / "keys.json"
         keys.write_bytes(jwks(SIGNER))
-        self.access = Access(dict.fromkeys(RIGHTS, HASH), logins=Logins(delay_secs=0.0, failures_max=5))
+        self.access = Access(
+            dict.fromkeys(RIGHTS, HASH), logins=LoginSettings(delay_secs=0.0, failures_max=5)
+        )
         jwt = JwtBackend(backend="jwt", keys_file=keys, roles_claim="roles")
         self.access.ask([self.access.users, Tokens(jwt, KeysFile(keys, symmetric=False))])
         self.tokens = ConsoleTokens()
-        self.sessions = Sessions(three(), idle_secs=100.0, longest_secs=1_000.0)
+        self.sessions = ConsoleSessions(three(), idle_secs=100.0, longest_secs=1_000.0)
         self.admission = Admission(
             self.tokens, self.sessions, access=self.access, rights_of=self.rights_of, token_file=token_file
         )
@@ -337,7 +339,7 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
     tls = HttpTls(cert_file=own[0], key_file=own[1])
     scene = Scene(tmp_path)
     root = scene.tokens.make("root", "read", by="test")
-    http = Http(host=LOOPBACK, port=0, tls=tls, health=Health(host=LOOPBACK, port=0, tls=tls))
+    http = Http(host=LOOPBACK, port=0, tls=tls, health=HealthSettings(host=LOOPBACK, port=0, tls=tls))
     context = ssl.create_default_context(cafile=own[0])
     async with scene.serving(http, verify=context) as client:
         for path in ("/livez", "/readyz", "/metrics"):
@@ -367,7 +369,7 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
 
 def test_sessions_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(three(), idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
+    sessions = ConsoleSessions(three(), idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
     first, _ = sessions.begin(Principal("a"))
     now[0] += 99.0
     assert sessions.find(first) is not None
@@ -390,7 +392,7 @@ def test_sessions_end_and_are_bounded() -> None:
 
 def test_links_end_and_are_bounded() -> None:
     now = [1_000.0]
-    sessions = Sessions(three(), idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
+    sessions = ConsoleSessions(three(), idle_secs=1.0, longest_secs=1.0, clock=lambda: now[0])
     old = sessions.make_link()
     now[0] += LINK_SECS
     assert not sessions.use_link(old)

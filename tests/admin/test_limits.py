@@ -9,7 +9,7 @@ import httpx
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway.settings import Http, Store
+from gateway.settings import Http, StoreSettings
 from tests.configured import make_link
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.interop.servers import free_ports
@@ -30,7 +30,7 @@ def test_an_outbox_says_what_waits_and_how_much_may(tmp_path: Path) -> None:
     (nobody,) = free_ports(1)
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        store=Store(path=tmp_path / "data"),
+        store=StoreSettings(path=tmp_path / "data"),
         mappings=(str(tmp_path / "mapping.yaml"),),
         links={"erp": make_link(url=f"amqp://{LOOPBACK}:{nobody}")},
     )

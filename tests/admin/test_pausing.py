@@ -14,7 +14,7 @@ import pika
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway.settings import Http, Settings, Store
+from gateway.settings import Http, Settings, StoreSettings
 from tests.configured import make_link
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.operator import bearer
@@ -50,7 +50,7 @@ def settings(broker: Running, tmp_path_factory: pytest.TempPathFactory) -> Setti
     (folder / "mapping.yaml").write_text(MAPPING)
     return settings_of(
         http=Http(host=LOOPBACK, port=0),
-        store=Store(path=folder / "data"),
+        store=StoreSettings(path=folder / "data"),
         mappings=(str(folder / "mapping.yaml"),),
         links={"erp": make_link(url=broker.amqp_url, reconnect_min_secs=0.05)},
     )
@@ -177,7 +177,7 @@ def test_a_gateway_that_stops_waits_for_no_route_that_is_paused(settings: Settin
     """Its senders have what it holds: they were told nothing, and say it again."""
     file = tmp_path / "near.yaml"
     file.write_text(NEAR)
-    other = {"store": Store(path=tmp_path), "links": {}, "mappings": (str(file),)}
+    other = {"store": StoreSettings(path=tmp_path), "links": {}, "mappings": (str(file),)}
     more = settings.model_copy(update={"drain_timeout_secs": 60.0, **other})
     with running(more) as gateway:
         scene = Scene(gateway)

@@ -22,8 +22,8 @@ from gateway.admin import AdminState, Readiness, serve
 from gateway.admin.answers import UnavailableError
 from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
-from gateway.admin.models import Row
-from gateway.admin.page import Page
+from gateway.admin.models import Model
+from gateway.admin.page import ConsoleFiles
 from gateway.admin.status import status
 from gateway.broker.shares import LISTENERS_MAX
 from gateway.errors import ConfigurationError
@@ -186,7 +186,7 @@ def test_the_console_names_only_what_there_is() -> None:
     """Fields of rows, and paths, as the views of the console say them."""
     root = files("gateway.admin") / "console"
     text = "".join(one.read_text() for one in root.iterdir() if one.name.endswith(".js"))
-    fields = {name for model in Row.__subclasses__() for name in model.model_fields}
+    fields = {name for model in Model.__subclasses__() for name in model.model_fields}
     fields |= {"source_endpoint", "source_name", "target_name", "shard", "sequence", "client", "body_size"}
     fields |= {"target_endpoint", "outcome", "reason", "received", "route", "failing"}
     assert set(re.findall(r"\brow\.([a-z_0-9]+)", text)) <= fields
@@ -202,7 +202,7 @@ def test_the_console_names_only_what_there_is() -> None:
 
 def test_the_console_offers_the_texts_that_words_may_be() -> None:
     request = Request({"type": "http", "method": "GET", "headers": []})
-    script = bytes(Page().file(request, "words.js").body).decode()
+    script = bytes(ConsoleFiles().file(request, "words.js").body).decode()
     offered = json.loads(script.removeprefix("export const TEXTS = ").rstrip(";\n"))
     assert offered["queues"] == {
         "protocol": ["amqp091", "amqpfast"],

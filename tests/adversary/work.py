@@ -14,7 +14,7 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqp091.translate import encode_properties
 from gateway.protocols.amqpfast import commands as c
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from tests.adversary.arena import Arena
 from tests.adversary.cases import MIB, case
 from tests.adversary.wire import answered, length, mqtt, packet, pair, publish_packet, text

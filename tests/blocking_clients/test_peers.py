@@ -17,7 +17,7 @@ import trio
 from gateway.clients.amqp import AmqpClient
 from gateway.clients.amqpfast import FastClient
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access, Arrival, Client
+from gateway.clients.wire import Client, ConnectionOptions, ReceivedMessage
 from gateway.egress.amqpfast.client import Unreached, connect
 from gateway.errors import LinkError
 from gateway.model.address import Address
@@ -26,7 +26,7 @@ from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.settings import Limits, ListenerTls, Target, parse_url
+from gateway.settings import Limits, LinkUrl, ListenerTls, parse_url
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_tls import self_signed
@@ -44,9 +44,11 @@ def gateway() -> Iterator[Running]:
         yield one
 
 
-def access(gateway: Running, protocol: str) -> Access:
+def access(gateway: Running, protocol: str) -> ConnectionOptions:
     scheme = {"mqtt": "mqtt", "amqp091": "amqp", "amqpfast": "amqpfast"}[protocol]
-    return Access(parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}"), PATIENCE_SECS)
+    return ConnectionOptions(
+        parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}"), PATIENCE_SECS
+    )
 
 
 def peers(gateway: Running, protocol: str, name: str) -> tuple[Client, Client, Address]:
@@ -66,9 +68,9 @@ def peers(gateway: Running, protocol: str, name: str) -> tuple[Client, Client, A
     return FastClient(at), fast, fast_address("queue", name)
 
 
-def taken(consumer: Client, count: int) -> list[Arrival]:
+def taken(consumer: Client, count: int) -> list[ReceivedMessage]:
     """The next `count` messages, acknowledged."""
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     while len(found) < count:
         arrivals = consumer.arrivals(PATIENCE_SECS)
         assert arrivals, "nothing comes"
@@ -113,7 +115,7 @@ def test_what_is_not_acknowledged_comes_again(gateway: Running) -> None:
     for protocol in ("amqp091", "amqpfast"):
         publisher, consumer, address = peers(gateway, protocol, "again")
         publisher.publish_many([Message(address, b"%d" % n, assurance=1, durable=True) for n in range(4)])
-        found: list[Arrival] = []
+        found: list[ReceivedMessage] = []
         while len(found) < 4:
             found += consumer.arrivals(PATIENCE_SECS)
         consumer.acknowledge(found[:2])
@@ -132,7 +134,7 @@ def test_a_session_keeps_what_its_client_has_not_acknowledged(gateway: Running) 
     consumer = MqttClient(at, client_id="keeper", session_secs=600, receive_max=2)
     consumer.subscribe(["kept/#"], 1)
     publisher.publish_many([Message(topic_address("kept/a"), b"%d" % n, assurance=1) for n in range(5)])
-    first: list[Arrival] = []
+    first: list[ReceivedMessage] = []
     while len(first) < 2:
         first += consumer.arrivals(PATIENCE_SECS)
     consumer.acknowledge(first[:1])
@@ -188,7 +190,7 @@ def test_a_queue_that_is_deleted_ends_its_consumer(gateway: Running) -> None:
 
 
 def test_what_a_log_sees_of_an_access_has_no_password() -> None:
-    said = Access(parse_url("mqtt://ann:secret@broker.internal"))
+    said = ConnectionOptions(parse_url("mqtt://ann:secret@broker.internal"))
     assert "secret" not in repr(said)
 
 
@@ -201,7 +203,7 @@ def test_tls(tmp_path_factory: pytest.TempPathFactory, protocol: str) -> None:
     scheme = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}[protocol]
     with running(settings_of(listeners={protocol: listener})) as secured:
         target = parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{secured.port(protocol)}")
-        at = Access(target, PATIENCE_SECS, str(certificate), str(certificate), str(key))
+        at = ConnectionOptions(target, PATIENCE_SECS, str(certificate), str(certificate), str(key))
         maker = {"mqtt": MqttClient, "amqp091": AmqpClient, "amqpfast": FastClient}[protocol]
         maker(at).close()
         with pytest.raises(LinkError, match="certificate verify failed"):
@@ -211,9 +213,9 @@ def test_tls(tmp_path_factory: pytest.TempPathFactory, protocol: str) -> None:
 def test_nobody_there() -> None:
     for peer in (MqttClient, AmqpClient, FastClient):
         with pytest.raises(LinkError, match="127.0.0.1:1"):
-            peer(Access(parse_url("mqtt://127.0.0.1:1"), 5.0))
+            peer(ConnectionOptions(parse_url("mqtt://127.0.0.1:1"), 5.0))
     with pytest.raises(LinkError, match=r"^gateway.invalid:1: [^\[]+$"):  # the words of the resolver
-        MqttClient(Access(parse_url("mqtt://gateway.invalid:1"), 5.0))
+        MqttClient(ConnectionOptions(parse_url("mqtt://gateway.invalid:1"), 5.0))
 
 
 SCHEMES: Final = {"mqtt": MqttClient, "amqp": AmqpClient, "amqpfast": FastClient}
@@ -272,7 +274,7 @@ def test_who_has_answered_instead_is_told(
         target = parse_url(f"{scheme}://{LOOPBACK}:{stranger.server_address[1]}")
         try:
             with pytest.raises(LinkError) as failed:
-                SCHEMES[scheme.removesuffix("s")](Access(target, timeout_secs))
+                SCHEMES[scheme.removesuffix("s")](ConnectionOptions(target, timeout_secs))
             with pytest.raises(LinkError) as failed_too:
                 trio.run(visit, target._replace(protocol="amqpfast"), timeout_secs)
         finally:
@@ -287,7 +289,7 @@ def test_who_has_answered_instead_is_told(
         assert told in str(failed_too.value)
 
 
-async def visit(target: Target, timeout_secs: float) -> None:
+async def visit(target: LinkUrl, timeout_secs: float) -> None:
     """The client on Trio, which the command line uses."""
     async with connect(target, timeout_secs=timeout_secs):
         pass
@@ -298,19 +300,21 @@ def test_whoever_is_refused_is_told_by_whom(gateway: Running) -> None:
         protocol = "amqp091" if scheme == "amqp" else scheme
         target = parse_url(f"{scheme}://guest:wrong@{LOOPBACK}:{gateway.port(protocol)}")
         with pytest.raises(LinkError, match=r"(?i)refused|not authorized|password") as failed:
-            maker(Access(target, PATIENCE_SECS))
+            maker(ConnectionOptions(target, PATIENCE_SECS))
         assert "speak" not in str(failed.value)
 
 
 def test_amqpfast_selectors_and_unreliable_deliveries() -> None:
     """What is unreliable is gone when it was sent, though nothing acknowledges it."""
     with running() as gateway:
-        access = Access(parse_url(f"amqpfast://guest:guest@{LOOPBACK}:{gateway.port('amqpfast')}/"))
+        access = ConnectionOptions(
+            parse_url(f"amqpfast://guest:guest@{LOOPBACK}:{gateway.port('amqpfast')}/")
+        )
         client = FastClient(access)
         message = Message(fast_address("queue", "q"), b"1", durable=True)
         assert client.publish_many([message, message]) == {}
         client.consume("queue", "q", selector="PRIORITY = 0", unreliable=True)
-        found: list[Arrival] = []
+        found: list[ReceivedMessage] = []
         while len(found) < 2:
             found += client.arrivals(10.0)
         client.close()

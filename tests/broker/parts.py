@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.session import Row, Session, SessionLimits, SubscriptionOptions
+from gateway.broker.mqtt.session import OutgoingPublish, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch, Recipient, Sink
@@ -124,14 +124,14 @@ class Connection:
     """An outlet that notes what it is told to write."""
 
     def __init__(self, too_large: int = 1 << 30) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[OutgoingPublish] = []
         self.runs: list[int] = []
         self.releases: list[int] = []
         self.receipts: list[int] = []
         self.congested = False
         self._too_large = too_large
 
-    def send(self, rows: list[Row]) -> list[Row]:
+    def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
         refused = [row for row in rows if len(row.message.body) > self._too_large]
         self.rows += [row for row in rows if row not in refused]
         self.runs.append(len(rows))

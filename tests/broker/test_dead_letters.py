@@ -12,11 +12,11 @@ import pytest
 import structlog
 
 from gateway.broker.dead_letters import DeadLetters, Letter
-from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.forwarder import Forwarding
 from gateway.broker.dead_letters.letters import LETTERS_FULL
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher, Surroundings
-from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.mapping import parse
 from gateway.mapping.router import Router

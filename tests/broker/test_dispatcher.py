@@ -11,7 +11,7 @@ import structlog
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher, tell_reply_kept
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry

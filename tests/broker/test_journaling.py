@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import clock
-from gateway.broker.journaling import RecipientRecorder, RecordedBatch, open_journal
+from gateway.broker.journal import RecipientRecorder, RecordedBatch, open_journal
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.address import Address
@@ -17,7 +17,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
-from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.column_buffers import RowLabels
 from gateway.store.journal.reader import Gap, JournalReader
 from tests.model.test_batch import Answers, Kept, message
 

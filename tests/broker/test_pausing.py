@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker import pausing
 from gateway.broker.core import BrokerCore
-from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.memory import plenty
-from gateway.broker.pausing import HELD_FULL, KIND, Gate, Pauses
+from gateway.broker.pauses import HELD_FULL, KIND, PauseGate, Pauses
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.times import Monotonic
@@ -155,7 +154,7 @@ def test_what_is_held_is_counted_once_for_each_sender() -> None:
 @pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_BYTES_MAX"])
 def test_there_is_a_most_that_waits(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     most = {"HELD_MESSAGES_MAX": 3, "HELD_BYTES_MAX": 3 * mqtt("out/x", b"1").byte_count}[limit]
-    monkeypatch.setattr(pausing, limit, most)
+    monkeypatch.setattr(f"gateway.broker.pauses.{limit}", most)
     bench = paused(OUT % "")
     bench.publish("mqtt", *out(1, 2))
     source, _ = bench.publish("mqtt", *out(3, 4, 5))
@@ -173,7 +172,7 @@ def test_there_is_a_most_that_waits(monkeypatch: pytest.MonkeyPatch, limit: str)
 def test_much_that_waited_goes_in_turns_and_before_what_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pausing, "RELEASED_AT_ONCE", 2)
+    monkeypatch.setattr("gateway.broker.pauses.RELEASED_AT_ONCE", 2)
     bench = paused(OUT % "")
     for number in range(5):
         bench.publish("mqtt", *out(number))
@@ -327,5 +326,5 @@ def test_a_gate_is_no_place_that_retains() -> None:
     bench = paused(OUT % "")
     bench.publish("mqtt", mqtt("out/x", retain=True))
     (gate,) = bench.dispatcher.pauses.gates.values()
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, PauseGate)
     assert bench.dispatcher.pauses.held() == {"out": 1}

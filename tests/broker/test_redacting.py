@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
-from gateway.broker.redacting import Redactor
+from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.redaction import Redactor
 from gateway.errors import MappingError
 from gateway.mapping import parse
 from gateway.mapping.linter import unkeyed_routes
@@ -21,7 +21,7 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
-from gateway.model.spooled import Spooled, Withheld
+from gateway.model.spooled_bodies import Spooled, Withheld
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.dialect import topic_address

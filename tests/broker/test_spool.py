@@ -15,7 +15,7 @@ from gateway.errors import StoreError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.amqpfast import FastVirtualHost

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gateway.broker import tapping
-from gateway.broker.tapping import Tap
+from gateway.broker import taps
+from gateway.broker.taps import Tap
 from gateway.model.outcome import ACCEPTED, Reason
 from tests.broker.parts import connected, mqtt
 from tests.broker.test_dispatcher import OUT, REFUSED, UP, Bench
@@ -74,7 +74,7 @@ def test_of_many_some_are_taken_and_the_others_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 50.0
-    monkeypatch.setattr(tapping.clock, "now", lambda: now)
+    monkeypatch.setattr(taps.clock, "now", lambda: now)
     tap = Tap(per_second=4.0)
     many = [mqtt("a", b"%d" % number) for number in range(10)]
     tap.offer("r", "mqtt", many, ACCEPTED)
@@ -93,7 +93,7 @@ def test_of_many_some_are_taken_and_the_others_counted(
 @pytest.mark.parametrize("limit", ["KEPT_MAX", "KEPT_BYTES_MAX"])
 def test_who_does_not_fetch_holds_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     one = mqtt("a", b"x")
-    monkeypatch.setattr(tapping, limit, {"KEPT_MAX": 3, "KEPT_BYTES_MAX": 3 * one.byte_count}[limit])
+    monkeypatch.setattr(taps, limit, {"KEPT_MAX": 3, "KEPT_BYTES_MAX": 3 * one.byte_count}[limit])
     tap = Tap(per_second=100.0)
     tap.offer("r", "mqtt", [one] * 10, ACCEPTED)
     assert bodies(tap) == ([b"x"] * 3, 7)

@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 
 from gateway.broker.core import dispatcher_of
 from gateway.broker.dispatcher import Surroundings
-from gateway.broker.journaling import open_journal
+from gateway.broker.journal import open_journal
 from gateway.broker.tracing import TracingRecordingDispatcher
 from gateway.containment import counted
 from gateway.model.message import Message

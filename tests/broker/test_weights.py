@@ -13,7 +13,7 @@ import pytest
 from gateway.broker.amqp091.arguments import queue_arguments
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
@@ -270,7 +270,7 @@ def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_g
 
 
 def test_what_is_retained() -> None:
-    retained = Retained(bytes_max=3 * RAW + 3 * MESSAGE_BYTES)
+    retained = RetainedTopics(bytes_max=3 * RAW + 3 * MESSAGE_BYTES)
     for topic in "abcd":
         retained.keep(Message(topic_address(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
     assert (len(retained), retained.refused) == (3, 1)

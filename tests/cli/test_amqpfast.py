@@ -14,7 +14,7 @@ import pytest
 
 from gateway.cli.amqpfast import commands
 from gateway.cli.amqpfast.commands import ProgressLine
-from gateway.settings import Listener
+from gateway.settings import ListenerSettings
 from gateway.settings.amqpfast import FastVirtualHost, PeerService
 from tests.cli.conftest import Run
 from tests.configured import make_listener
@@ -157,7 +157,7 @@ def test_bytes_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytest
         os.close(read)
 
 
-def tunnel_to(port: int) -> Listener:
+def tunnel_to(port: int) -> ListenerSettings:
     hosts = {"/": FastVirtualHost(peers={"far": PeerService(kind="tcp", host=LOOPBACK, port=port)})}
     return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import connecting
+from gateway.cli import broker_trials
 from gateway.mapping.linter import Severity
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.mapping.router import Router
 from gateway.settings import Settings
 
@@ -46,12 +46,12 @@ class Lets:
 def test_each_protocol_is_asked_what_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Lets] = {}
     monkeypatch.setattr(
-        connecting, "_connected", lambda access: made.setdefault(access.target.protocol, Lets())
+        broker_trials, "_connected", lambda access: made.setdefault(access.target.protocol, Lets())
     )
     given: Any = {"links": {name: {"url": url} for name, url in LINKS.items()}}
     settings = Settings.model_validate(given)
     endpoints = {"mqtt": "mqtt", "fast": "amqpfast", "rabbit": "amqp091", "far": "mqtt"}
-    findings = list(connecting.tried(settings, Router([parse(MAPPING, "m.yaml")], endpoints)))
+    findings = list(broker_trials.tried(settings, Router([parse(MAPPING, "m.yaml")], endpoints)))
     assert [(one.severity, one.code, one.text) for one in findings] == [
         (
             Severity.NOTE,

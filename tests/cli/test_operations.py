@@ -150,7 +150,7 @@ def test_the_end_of_a_list_is_told(run: Run, gateway: Gateway, command: str) -> 
     ],
 )
 def test_columns_are_of_the_row_that_openapi_describes(
-    columns: derived.Columns, row: type[models.Row]
+    columns: derived.Columns, row: type[models.Model]
 ) -> None:
     one = dict.fromkeys(row.model_fields)
     for cell in columns.values():

@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from gateway.cli.exits import Exit
-from gateway.cli.tapping import text_of
+from gateway.cli.tap_output import text_of
 from gateway.settings import Http
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of

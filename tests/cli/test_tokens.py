@@ -11,7 +11,7 @@ import pytest
 from gateway.access.console_tokens import left_tokens
 from gateway.cli.exits import Exit
 from gateway.cli.welcome import welcome
-from gateway.settings import Http, Store
+from gateway.settings import Http, StoreSettings
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -19,7 +19,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Running]:
     http = Http(host=LOOPBACK, port=0)
-    with running(settings_of(http=http, store=Store(path=tmp_path / "data"))) as started:
+    with running(settings_of(http=http, store=StoreSettings(path=tmp_path / "data"))) as started:
         yield started
 
 
@@ -91,7 +91,7 @@ def test_wrong_arguments_end_with_their_exit_code(
 
 
 def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:
-    from gateway.cli.asking import _here
+    from gateway.cli.api_client import _here
 
     port = gateway.gateway.http_port
     assert _here(f"http://localhost:{port}/x") == f"http://{LOOPBACK}:{port}/x"
@@ -108,7 +108,7 @@ def test_the_command_lines_token_ends_with_the_process(gateway: Running) -> None
 
 
 def test_a_token_is_shown_to_no_gateway_elsewhere(run: Run, gateway: Running) -> None:
-    from gateway.cli.asking import _credentials
+    from gateway.cli.api_client import _credentials
     from gateway.cli.contexts import Context
 
     assert list(_credentials(f"http://192.0.2.1:{gateway.gateway.http_port}", None, Context())) == [""]

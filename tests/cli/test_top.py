@@ -15,7 +15,7 @@ import pika
 import pytest
 
 from gateway.cli.exits import Exit
-from gateway.cli.watching import Look, look, page
+from gateway.cli.top_output import Look, look, page
 from gateway.settings import Http
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of

@@ -14,7 +14,7 @@ from argon2 import PasswordHasher
 from pydantic import SecretStr
 
 from gateway.cli.welcome import proposal, spoken, welcome
-from gateway.settings import Listener, ListenerTls, Settings, User
+from gateway.settings import ListenerSettings, ListenerTls, Settings, User
 from tests.cli.conftest import Run
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
@@ -114,7 +114,7 @@ def test_the_proposal_follows_the_configuration(
 
 @pytest.mark.parametrize("path", [None, "/mqtt"])
 def test_what_is_proposed_works(run: Run, path: str | None) -> None:
-    listeners: dict[str, Listener] = {
+    listeners: dict[str, ListenerSettings] = {
         "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path=path),
         "amqpfast": make_listener(protocol="amqpfast", host=LOOPBACK, port=0),
     }

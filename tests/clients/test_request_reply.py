@@ -19,7 +19,7 @@ import structlog
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
 from gateway.access.rights import AllRights, Decision
-from gateway.mapping.answering import ANSWERS
+from gateway.mapping.reply_routes import ANSWERS
 from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -28,7 +28,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from tests.broker.parts import newest
 from tests.clients.asking import (
     REQUESTERS,
@@ -471,7 +471,7 @@ def test_an_answer_asks_for_the_right_to_publish_where_it_leads(gateway: Running
 
 
 def test_an_answer_comes_home_after_a_restart(tmp_path: Path) -> None:
-    settings = settings_of(store=Store(path=tmp_path))
+    settings = settings_of(store=StoreSettings(path=tmp_path))
     with running(settings) as gateway, amqp_responder(gateway) as answers, mqtt_requester(gateway) as asks:
         asks.ask(b"?", b"c")
         question = answers.question()

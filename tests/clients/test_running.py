@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import ConfigurationError
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode
-from gateway.settings import Http, Limits, Settings, Store
+from gateway.settings import Http, Limits, Settings, StoreSettings
 from tests.configured import make_link
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_configuration() -> None:
         taken = Settings(
             listeners={"mqtt": taken.listeners["mqtt"].model_copy(update={"port": gateway.mqtt})},
             http=Http(enabled=False),
-            store=Store(enabled=False),
+            store=StoreSettings(enabled=False),
             limits=Limits(),
         )
         other = Running(taken)

@@ -23,7 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.settings import Http
-from gateway.settings.tracing import Tracing
+from gateway.settings.tracing import TracingSettings
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -107,7 +107,7 @@ def gateway(collector: Collector, tmp_path: Path) -> Iterator[Running]:
     settings = settings_of(
         mappings=(str(tmp_path / "mapping.yaml"),),
         http=Http(host=LOOPBACK, port=0),
-        tracing=Tracing(enabled=True, url=collector.url, share=0.0, service="plant"),
+        tracing=TracingSettings(enabled=True, url=collector.url, share=0.0, service="plant"),
         replica="r1",
     )
     with running(settings) as started:

@@ -18,7 +18,7 @@ from gateway.protocols.amqp091.events import Confirms, Got, MethodReceived
 from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from tests.containment.faults import FORESEEN, POISON, UNFORESEEN, by_type, counting, faulty, poisoned
 from tests.durable.scenes import DAY
 from tests.ingress.amqp_client import NOTHING, Amqp
@@ -153,7 +153,7 @@ ROWS: Final = {
     "amqp091": Row(amqp_consumer, AMQP),
     "amqp091 no-ack": Row(lambda gateway: amqp_consumer(gateway, no_ack=True), AMQP),
     "amqp091 one at a time": Row(lambda gateway: amqp_consumer(gateway, prefetch=1), AMQP),
-    "amqp091 get": Row(amqp_getter, "gateway.broker.amqp091.dead_lettering.encode_properties"),
+    "amqp091 get": Row(amqp_getter, "gateway.broker.amqp091.dead_letter_routing.encode_properties"),
     "amqpfast": Row(fast_consumer, FAST),
     "amqpfast unreliable": Row(lambda gateway: fast_consumer(gateway, unreliable=True), FAST),
     "amqpfast from amqp091": Row(fast_consumer, FAST, amqp_publishes),
@@ -197,7 +197,7 @@ def test_stored_poison_is_gone_after_it_was_met(
 ) -> None:
     """Otherwise the next consumer, or the one after a restart, would meet it again."""
     poison(monkeypatch, AMQP if target == "amqp091" else MQTT, UNFORESEEN[0])
-    store = Store(path=tmp_path)
+    store = StoreSettings(path=tmp_path)
     receiver = kept_consumer if target == "amqp091" else kept_subscriber
     with faulty(store=store) as gateway:
         with receiver(gateway):

@@ -17,7 +17,7 @@ from gateway import clock
 from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
-from gateway.broker.journaling import open_journal
+from gateway.broker.journal import open_journal
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
@@ -36,11 +36,11 @@ from gateway.model.properties import PropertySet, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Confirms
-from gateway.protocols.amqp091.sending import Deliverer
-from gateway.protocols.amqpfast.sending import Notifier
+from gateway.protocols.amqp091.sender import Deliverer
+from gateway.protocols.amqpfast.sender import Notifier
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Store, User
+from gateway.settings import StoreSettings, User
 from gateway.settings.journal import Journal
 from gateway.store import messages as stored
 from gateway.store.journal.writer import JournalWriter
@@ -407,7 +407,7 @@ def test_a_fault_of_a_login_costs_the_connection(
 
 @pytest.fixture
 def storing(counted: Counter[str], tmp_path: Path) -> Iterator[Running]:
-    with faulty(store=Store(path=tmp_path)) as one:
+    with faulty(store=StoreSettings(path=tmp_path)) as one:
         yield one
 
 
@@ -437,7 +437,7 @@ def test_a_message_that_cannot_be_written_is_stored_without_its_properties(
 
     real = stored._set_bytes
     monkeypatch.setattr(stored, "_set_bytes", odd_set)
-    settings = Store(path=tmp_path)
+    settings = StoreSettings(path=tmp_path)
     properties = b"\x90\x00\x04text\x02"
     odd = b"\x90\x00\x03odd\x02"
     with faulty(store=settings) as gateway, Amqp(gateway).open() as client:
@@ -458,7 +458,7 @@ def test_a_message_that_cannot_be_written_is_stored_without_its_properties(
 
 
 def test_what_cannot_be_made_again_is_set_aside(counted: Counter[str], tmp_path: Path) -> None:
-    settings = Store(path=tmp_path)
+    settings = StoreSettings(path=tmp_path)
     with faulty(store=settings) as gateway:
         with Amqp(gateway).open() as client:
             client.call(m.QueueDeclare("sound", durable=True), m.QueueDeclareOk)
@@ -537,7 +537,7 @@ def test_a_fault_of_a_letter_of_a_queue(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
     """One of several messages that a purge of the expired sends to the dead letter exchange."""
-    monkeypatch.setattr("gateway.broker.amqp091.dead_lettering._with_death", raises)
+    monkeypatch.setattr("gateway.broker.amqp091.dead_letter_routing._with_death", raises)
     with Amqp(gateway).open() as client:
         arguments = (("x-dead-letter-exchange", string("amq.topic")),)
         client.call(m.QueueDeclare("q", arguments=arguments), m.QueueDeclareOk)

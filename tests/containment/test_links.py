@@ -27,12 +27,12 @@ from gateway.broker.mqtt.echoes import (
 from gateway.egress.link import Link as RunningLink
 from gateway.egress.mqtt.session import MqttLinkConnection, MqttLinkSession
 from gateway.model.message import Message, Sender
-from gateway.protocols.amqp091.sending import Publisher
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqp091.sender import Publisher
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_property
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from tests.configured import make_link, make_listener
 from tests.containment.faults import FORESEEN, POISON, UNFORESEEN, by_type, counting, faulty, poisoned
 from tests.ingress.clients import Mqtt, connect
@@ -77,7 +77,7 @@ def joined(
     )
     with faulty() as far:
         given = {"url": url_of(far, protocol), "reconnect_min_secs": 0.01, "reconnect_max_secs": 0.02}
-        store = Store(path=folder / "data") if stored else Store(enabled=False)
+        store = StoreSettings(path=folder / "data") if stored else StoreSettings(enabled=False)
         with faulty(mappings=[str(mapping)], links={"far": make_link(**given)}, store=store) as near:
             near.until(lambda: near.gateway.links["far"].up)
             yield near, far

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway import __version__
-from gateway.cli.checking import checked
+from gateway.cli.checks import checked
 from gateway.mapping.linter import Severity
 from gateway.settings import parse_url
 from tests.deploy.programs import DEPLOY, tool

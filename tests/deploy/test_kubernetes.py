@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.cli.checking import mapping_findings, rehearsal
+from gateway.cli.checks import mapping_findings, rehearsal
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
 from gateway.settings.engine import RabbitEngine

@@ -42,7 +42,9 @@ def test_what_is_stale_is_named_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text("by hand\n<!-- generated: settings Store -->\nstale\n<!-- end -->\nby hand, too\n")
+    page.write_text(
+        "by hand\n<!-- generated: settings StoreSettings -->\nstale\n<!-- end -->\nby hand, too\n"
+    )
     monkeypatch.setattr(generate, "DOCS", tmp_path)
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     assert generate.main(["--check"]) == 1
@@ -50,7 +52,7 @@ def test_what_is_stale_is_named_and_written(
     assert generate.main([]) == 0
     assert capsys.readouterr().out == "page.md\npage.md\n"
     text = page.read_text()
-    assert text.startswith("by hand\n<!-- generated: settings Store -->\n\n| key | type | default |")
+    assert text.startswith("by hand\n<!-- generated: settings StoreSettings -->\n\n| key | type | default |")
     assert "| `path` | path | `data` | Folder of the database" in text
     assert text.endswith("|\n\n<!-- end -->\nby hand, too\n")
     assert "stale" not in text
@@ -67,15 +69,15 @@ def test_every_part_of_the_configuration_and_of_mapping_files_has_a_table() -> N
     """A part that is nowhere would be explained nowhere."""
     text = "".join(page.text for path, page in PAGES.items() if path.parent == REFERENCE)
     parts = set(re.findall(r"<!-- generated: settings (\w+)(?: \w+)? -->", text))
-    whole = {"Settings", "Link", "Listener", *Settings.model_json_schema()["$defs"]}
+    whole = {"Settings", "LinkSettings", "ListenerSettings", *Settings.model_json_schema()["$defs"]}
     assert parts == whole - {"UnknownLink", "UnknownListener"}  # which stand for a word that is none
     parts = set(re.findall(r"<!-- generated: mapping (\w+) -->", text))
-    by_hand = {"Case", "Published", "Expected", "Group", "Truncate"}
+    by_hand = {"Case", "PublishedMessage", "Expected", "ListenerGroup", "Truncate"}
     assert parts | by_hand >= set(RouteRule.model_json_schema(by_alias=True)["$defs"])
 
 
 def test_every_option_says_what_it_means() -> None:
-    for kind, by_hand in (("settings", ()), ("mapping", ("Case", "Published", "Expected"))):
+    for kind, by_hand in (("settings", ()), ("mapping", ("Case", "PublishedMessage", "Expected"))):
         for name, part in generate.definitions(kind).items():
             said = {key: generate.meaning_of(kind, given) for key, given in part["properties"].items()}
             assert name in by_hand or [key for key, text in said.items() if not text] == [], name

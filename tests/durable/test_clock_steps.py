@@ -12,7 +12,7 @@ import pytest
 
 from gateway.protocols.mqtt.properties import decode_list
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.store.journal.appending import RETENTION_SECS
+from gateway.store.journal.appender import RETENTION_SECS
 from gateway.store.journal.segments import segments_in
 from tests.durable.test_amqp import channel
 from tests.ingress.clients import Mqtt, connect, eventually

@@ -18,7 +18,7 @@ from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_proper
 from gateway.protocols.amqp091.events import Got
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
-from gateway.settings import Store as StoreSettings
+from gateway.settings import StoreSettings as StoreSettings
 from gateway.store.store import Store
 from tests.durable.test_amqp import PERSISTENT, channel
 from tests.durable.test_full_disk import BODY, filled, gateway, small

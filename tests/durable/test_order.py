@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
-from gateway.settings import Store as StoreSettings
+from gateway.settings import StoreSettings as StoreSettings
 from gateway.store.store import Store
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import Running, running, settings_of

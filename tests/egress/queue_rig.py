@@ -12,7 +12,7 @@ from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.model.times import Monotonic
 from gateway.telemetry.stats import LinkStats
 

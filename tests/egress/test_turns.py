@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from gateway.egress.link import Turns
+from gateway.egress.link import UrlOrder
 
 FAILED, HELD = False, True
 
@@ -37,7 +37,7 @@ ROWS: Final = [
 
 @pytest.mark.parametrize("name, count, ends, expected", ROWS, ids=[row[0] for row in ROWS])
 def test_turns(name: str, count: int, ends: list[bool], expected: list[tuple[int, float]]) -> None:
-    turns = Turns(count, 1.0, 5.0, lambda: 1.0)
+    turns = UrlOrder(count, 1.0, 5.0, lambda: 1.0)
     assert turns.at == 0
     found = []
     for held in ends:
@@ -47,5 +47,5 @@ def test_turns(name: str, count: int, ends: list[bool], expected: list[tuple[int
 
 
 def test_waits_are_jittered_down_to_half() -> None:
-    assert Turns(1, 2.0, 5.0, lambda: 0.0).failed(FAILED) == 1.0
-    assert 1.0 <= Turns(1, 2.0, 5.0).failed(FAILED) <= 2.0
+    assert UrlOrder(1, 2.0, 5.0, lambda: 0.0).failed(FAILED) == 1.0
+    assert 1.0 <= UrlOrder(1, 2.0, 5.0).failed(FAILED) <= 2.0

@@ -10,7 +10,15 @@ from typing import Any, ClassVar, Final
 from gateway.engine.membership import Membership
 from gateway.model.times import Monotonic
 from gateway.state.group import run_group
-from gateway.state.interface import UNAVAILABLE, Health, Notice, Operation, Reply, StateStore, Verdict
+from gateway.state.interface import (
+    UNAVAILABLE,
+    Health,
+    Notice,
+    Operation,
+    OperationOutcome,
+    Reply,
+    StateStore,
+)
 from gateway.state.queries import run_query
 from gateway.state.sqlite import SQLiteDatabase, SQLiteState
 
@@ -100,7 +108,7 @@ class LocalState(StateStore):
             done(UNAVAILABLE if self.is_deaf else reply)
             database.notify(noted)
         else:
-            done(Reply(Verdict.DONE, run_query(self._local.database, work)))
+            done(Reply(OperationOutcome.DONE, run_query(self._local.database, work)))
         return True
 
 

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from gateway.app.state import schema_of
 from gateway.engine.session import EngineSession
-from gateway.settings import Limits, Store
+from gateway.settings import Limits, StoreSettings
 from gateway.settings.engine import RabbitEngine
 from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, quickened, settings_of
@@ -49,7 +49,7 @@ class Replica(Running):
         listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0)}
         given = with_state({"engine": "rabbitmq", "urls": urls, "namespace": namespace, **more})
         broker = RabbitEngine.model_validate(given)
-        store = Store(enabled=False) if folder is None else Store(path=folder)
+        store = StoreSettings(enabled=False) if folder is None else StoreSettings(path=folder)
         bounded: dict[str, Any] = {} if limits is None else {"limits": Limits(**limits)}
         super().__init__(
             settings_of(

@@ -15,14 +15,14 @@ from gateway import containment
 from gateway.access.authorization import Roles
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.engine.absent_sessions import AbsentReview
-from gateway.engine.stored import encode_options
+from gateway.engine.stored_values import encode_options
 from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
 from gateway.state.interface import (
     ChangeSession,
     LeaveSession,
-    Opened,
+    OpenedSession,
     OpenSession,
     Reply,
     SessionKey,
@@ -176,7 +176,7 @@ def absent(local: LocalDatabase, state: StateStore, *clients: str) -> None:
     options = encode_options(SubscriptionOptions(1))
     for client in clients:
         key = SessionKey("mqtt", client)
-        found: list[Reply[Opened]] = []
+        found: list[Reply[OpenedSession]] = []
         state.submit(OpenSession(key, "one", "", "", False, 60.0, f"queue-{client}"), found.append)
         local.settle()
         assert found[0].value is not None

@@ -11,16 +11,16 @@ import pytest
 from gateway import clock
 from gateway.broker.mqtt.session import (
     Grant,
-    Row,
+    OutgoingPublish,
     SessionLimits,
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.engine.client_session import SPARE, Change, ClientSession
-from gateway.engine.consumers import Consumer, Consumers, Content
+from gateway.engine.client_session import SPARE, ClientSession, SessionChange
+from gateway.engine.consumers import ClusterConsumer, Consumers, Content
 from gateway.engine.envelope import Number
-from gateway.engine.given_back import print_of
-from gateway.engine.stored import encode_options
+from gateway.engine.requeue_order import print_of
+from gateway.engine.stored_values import encode_options
 from gateway.engine.walks import Walked
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -37,8 +37,8 @@ class Engine:
 
     recent_chunks = 64
 
-    def change(self, session: ClientSession) -> Change:
-        return Change()
+    def change(self, session: ClientSession) -> SessionChange:
+        return SessionChange()
 
     def after_stored(self, session: ClientSession, done: Callable[[Outcome], None]) -> None:
         done(ACCEPTED)
@@ -67,10 +67,10 @@ class Outlet:
     congested = False
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[OutgoingPublish] = []
         self.released: list[int] = []
 
-    def send(self, rows: list[Row]) -> list[Row]:
+    def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
         self.rows += rows
         return []
 
@@ -99,7 +99,7 @@ class Queue:
 
     def connect(self) -> None:
         self.acknowledged = Acknowledged()
-        self.consumer = Consumer(cast(Any, self.acknowledged), self.session, "1")
+        self.consumer = ClusterConsumer(cast(Any, self.acknowledged), self.session, "1")
         self._tags = itertools.count(1)
 
     def bring(self, *numbers: int, redelivered: bool = False) -> None:
@@ -311,11 +311,11 @@ class Storing(Engine):
     """Collects what is to be stored; the cluster confirms bindings when the test says so."""
 
     def __init__(self) -> None:
-        self.stored = Change()
+        self.stored = SessionChange()
         self.asked: list[Callable[[], None]] = []
         self.consumers = Consumers(cast(Any, self), "x")
 
-    def change(self, session: ClientSession) -> Change:
+    def change(self, session: ClientSession) -> SessionChange:
         return self.stored
 
     def bind_queue(self, session: ClientSession, key: str) -> None:
@@ -338,7 +338,7 @@ def test_a_late_binding_stores_no_subscription_that_was_changed_meanwhile(
     engine = Storing()
     session = ClientSession("c", SessionLimits(), SessionTally(), cast(Any, engine), OWNER)
     session.begin(Contents(), "queue", ())
-    engine.consumers._consumers[session] = Consumer(engine.consumers, session, "1")
+    engine.consumers._consumers[session] = ClusterConsumer(engine.consumers, session, "1")
     first = SubscriptionOptions(1)
     session.subscribed("a/b", first, None)
     session.subscribed("a/b", later, first)
@@ -352,7 +352,7 @@ def test_changed_options_are_stored_when_the_queue_is_bound() -> None:
     engine = Storing()
     session = ClientSession("c", SessionLimits(), SessionTally(), cast(Any, engine), OWNER)
     session.begin(Contents(), "queue", ())
-    engine.consumers._consumers[session] = Consumer(engine.consumers, session, "1")
+    engine.consumers._consumers[session] = ClusterConsumer(engine.consumers, session, "1")
     first, second = SubscriptionOptions(1), SubscriptionOptions(2)
     session.subscribed("a/b", first, None)
     session.subscribed("a/b", second, first)

@@ -278,7 +278,7 @@ def test_while_the_database_is_away_publishers_wait_and_are_refused(
     rabbitmq: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are served; who subscribes gets what is retained when the database is back."""
-    monkeypatch.setattr("gateway.engine.retaining.WAIT_SECS", 6.0)
+    monkeypatch.setattr("gateway.engine.retain_queue.WAIT_SECS", 6.0)
     with own_database(rabbitmq, name) as (server, one, two):
         with Client(one.mqtt, "sets") as client, Client(one.mqtt, "plain") as plain:
             client.publish("r/a", b"before", retain=True)
@@ -373,7 +373,7 @@ def test_an_older_client_waits_until_the_database_is_back(
     rabbitmq: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MQTT 3.1.1 has no word for a refusal: the message is tried again."""
-    monkeypatch.setattr("gateway.engine.retaining.WAIT_SECS", 1.0)
+    monkeypatch.setattr("gateway.engine.retain_queue.WAIT_SECS", 1.0)
     with own_database(rabbitmq, name) as (server, one, two):
         with Client(one.mqtt, "sets", version=paho.MQTTv311) as client:
             server.stop()

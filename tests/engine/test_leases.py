@@ -19,23 +19,23 @@ from gateway.state.interface import (
     FENCED,
     UNAVAILABLE,
     AcquireLease,
-    Due,
+    ClaimedWork,
     Health,
     Heartbeat,
     JoinReplica,
     Lease,
     LeaveSession,
     Notice,
-    Opened,
+    OpenedSession,
     OpenSession,
+    OperationOutcome,
     QuitReplica,
     Reap,
     ReleaseLease,
     Reply,
     SessionKey,
     StateStore,
-    Verdict,
-    Will,
+    WillRecord,
 )
 from gateway.telemetry.stats import LinkStats
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, joined
@@ -112,7 +112,7 @@ class Rig:
 
     def grant(self, holder: str = "") -> None:
         lease = Lease(holder or self.membership.incarnation, 1)
-        self.state.answer(AcquireLease, Reply(Verdict.DONE, lease))
+        self.state.answer(AcquireLease, Reply(OperationOutcome.DONE, lease))
 
 
 @pytest.fixture
@@ -250,11 +250,11 @@ def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: bool)
     """The replica was frozen: what it had claimed may be claimed by others."""
     local = LocalDatabase(tmp_path)
     store, one = joined(local, "one")
-    due = list[Due]()
+    due = list[ClaimedWork]()
     one.on_due.append(due.append)
     key = SessionKey("mqtt", "c")
-    opened = list[Reply[Opened]]()
-    opening = OpenSession(key, one.incarnation, "", "", True, 0.0, "q", Will(b"gone", 0.0), False, 1)
+    opened = list[Reply[OpenedSession]]()
+    opening = OpenSession(key, one.incarnation, "", "", True, 0.0, "q", WillRecord(b"gone", 0.0), False, 1)
     store.submit(opening, opened.append)
     local.settle()
     assert opened[0].value is not None

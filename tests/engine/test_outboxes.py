@@ -14,7 +14,7 @@ import yaml
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from gateway.cli.checking import checked
+from gateway.cli.checks import checked
 from gateway.egress.amqp091.topology import Declaration
 from gateway.engine.outboxes import OutboxConsumer
 from gateway.errors import ConfigurationError

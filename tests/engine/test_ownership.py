@@ -22,7 +22,7 @@ from gateway import clock
 from gateway.engine.client_session import ClientSession
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
-from gateway.state.interface import Contents, Opened, OpenSession, Reply, Verdict
+from gateway.state.interface import Contents, OpenedSession, OpenSession, OperationOutcome, Reply
 from tests.engine.local_state import LocalDatabase
 from tests.engine.test_shared_sessions import World
 from tests.idle import idle_report
@@ -52,17 +52,17 @@ def owned(state: State, call: Call) -> State | None:
         return (new, value) if found == value and new > epoch else None
     if asked[0] == epoch:
         return (epoch, asked[1])
-    return state if call.returned is Verdict.FENCED else None
+    return state if call.returned is OperationOutcome.FENCED else None
 
 
 def test_the_checker_finds_two_owners() -> None:
     first, second = Call(("open",), (7, None), 0, 1), Call(("open",), (9, None), 2, 5)
     late = ("change", 7, b"x")
-    assert offence([first, second, Call(late, Verdict.DONE, 6, 7)], owned, (0, None))
-    assert offence([first, second, Call(late, Verdict.FENCED, 6, 7)], owned, (0, None)) is None
+    assert offence([first, second, Call(late, OperationOutcome.DONE, 6, 7)], owned, (0, None))
+    assert offence([first, second, Call(late, OperationOutcome.FENCED, 6, 7)], owned, (0, None)) is None
     seen = second._replace(returned=(9, b"x"))
-    assert offence([first, seen, Call(late, Verdict.FENCED, 3, 7)], owned, (0, None)) is None
-    assert offence([first, seen, Call(late, Verdict.FENCED, 6, 7)], owned, (0, None))
+    assert offence([first, seen, Call(late, OperationOutcome.FENCED, 3, 7)], owned, (0, None)) is None
+    assert offence([first, seen, Call(late, OperationOutcome.FENCED, 6, 7)], owned, (0, None))
 
 
 class Run:
@@ -110,7 +110,7 @@ class Run:
 
         world.store.submit = submitted  # type: ignore[method-assign]
 
-    def _opened(self, client: str, found: Opened | None, begin: int) -> None:
+    def _opened(self, client: str, found: OpenedSession | None, begin: int) -> None:
         if found is not None:
             contents: Contents = found.contents
             returned = (found.epoch, contents.subscriptions.get(VALUE))
@@ -159,7 +159,7 @@ class Run:
 
     def _told(self, session: ClientSession, asked: tuple[Any, ...], begin: int, outcome: Outcome) -> None:
         self._waiting[session.client_id] -= 1
-        verdict = Verdict.DONE if outcome is ACCEPTED else Verdict.FENCED
+        verdict = OperationOutcome.DONE if outcome is ACCEPTED else OperationOutcome.FENCED
         self.calls[session.client_id].append(Call(asked, verdict, begin, next(self._ticks)))
 
     def _leave(self, world: World) -> None:

@@ -16,19 +16,19 @@ from gateway.broker.mqtt.retained import RETAINED_FULL
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS
 from gateway.containment import counted
-from gateway.egress.confirming import WAITING_FULL
+from gateway.egress.confirms import WAITING_FULL
 from gateway.engine.envelope import Number, encode
+from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import (
     AWAY,
     LATE,
     REFUSED,
-    Publication,
+    RetainedPublication,
     SharedRetained,
     decode_retained,
     encode_retained,
 )
 from gateway.engine.retained_reads import IN_FLIGHT_MAX
-from gateway.engine.retaining import Retaining
 from gateway.engine.walks import PAGE_BYTES, SharedWalk, Walked
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import NEVER, Message, Sender
@@ -126,7 +126,7 @@ class Replica:
             part.slots.append(batch.open(bytes(message.body), 1))
         for at, message in enumerate(messages):
             if message.retain or self.waiting.has(message):
-                given = Publication(message, stored(message), message.sender.client, epoch)
+                given = RetainedPublication(message, stored(message), message.sender.client, epoch)
                 self.waiting.add(part, at, given if message.retain else None)
             else:
                 self._send(part, [at])

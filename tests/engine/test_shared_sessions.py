@@ -14,9 +14,9 @@ from gateway.broker.mqtt.session import SessionLimits, SessionTally
 from gateway.engine import sessions as module
 from gateway.engine.client_session import ClientSession
 from gateway.engine.consumers import Content
-from gateway.engine.given_back import print_of
 from gateway.engine.membership import Membership
-from gateway.engine.opening import Arrival, Opening
+from gateway.engine.pending_clients import Opening, OpeningClient
+from gateway.engine.requeue_order import print_of
 from gateway.engine.sessions import AWAY, DOMAIN, NOT_OURS, TAKEN_OVER, SharedSessions
 from gateway.model.message import Sender
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -24,16 +24,16 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.packets import Will
 from gateway.state import sessions as rows
 from gateway.state.interface import (
-    Event,
     FindSession,
     LeaveSession,
     Notice,
-    Opened,
+    NoticeSubject,
+    OpenedSession,
+    OperationOutcome,
     Owner,
     Reply,
     SessionKey,
     SessionView,
-    Verdict,
 )
 from tests.engine.local_state import SILENT_SECS, LocalDatabase, LocalState
 
@@ -62,8 +62,8 @@ class World:
         self.is_up = True
         self.recent_chunks = 64
         self.here: dict[str, ClientSession] = {}
-        self.arrivals: list[Arrival] = []
-        self.found: Opened  # by the last client that was let in
+        self.arrivals: list[OpeningClient] = []
+        self.found: OpenedSession  # by the last client that was let in
         self.lost: list[str] = []
         self.others: list[str] = []
         self.consumed: list[str] = []
@@ -115,7 +115,7 @@ class World:
             self.lost.append(client)
             self.leave(client)
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: OpeningClient) -> None:
         self.arrivals.append(arrival)
 
     def refused(self, opening: Opening, user: str) -> None:
@@ -166,7 +166,7 @@ class World:
         self.run()
         return self.admit(self.arrivals.pop())
 
-    def admit(self, arrival: Arrival) -> ClientSession:
+    def admit(self, arrival: OpeningClient) -> ClientSession:
         """Let a client in that has arrived."""
         client, will = arrival.opening.client, arrival.opening.coming.will
         self.found = arrival.found
@@ -504,7 +504,7 @@ def test_a_session_whose_later_opening_fails_is_left(two: tuple[World, World], p
     first, second = one.open("c"), one.open("c")
     assert one.store.step()
     _, done = one.store._waiting.pop(0)
-    done(Reply(Verdict.REFUSED))
+    done(Reply(OperationOutcome.REFUSED))
     one.run()
     assert (first.why, second.why) == (TAKEN_OVER, AWAY)
     view = one.view("c")
@@ -773,7 +773,7 @@ def test_a_row_that_is_connected_for_nobody_is_left(
         one.run()
         one.store.is_away = False
     else:
-        one.sessions.noticed(Notice(Event.MISSED))
+        one.sessions.noticed(Notice(NoticeSubject.MISSED))
     pass_time((one,), local, passed, 2)
     view = one.view("c")
     assert view is not None

@@ -15,7 +15,7 @@ NAMESPACE: Final = "versions"
 LATER: Final = """
 import json
 from gateway.engine import client_session, sessions, stored
-from gateway.engine.stored import encode_options, encode_will
+from gateway.engine.stored_values import encode_options, encode_will
 
 client_session.encode_options = lambda options: encode_options(options) + b"more"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engine.client_session import Change, SharedReceivedIds
+from gateway.engine.client_session import SessionChange, SharedReceivedIds
 from gateway.engine.sessions import NOT_OURS
 from gateway.model.outcome import ACCEPTED
 from tests.chaos.proxy import Proxy
@@ -171,10 +171,10 @@ class Owner:
     """Session and engine of received ids: numbers the messages, and gathers the changes."""
 
     def __init__(self) -> None:
-        self.changes = Change()
+        self.changes = SessionChange()
         self.count = 0
 
-    def change(self) -> Change:
+    def change(self) -> SessionChange:
         return self.changes
 
     def next_number(self) -> tuple[bytes, int]:

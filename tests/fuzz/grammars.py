@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.errors import ProtocolError
 from gateway.model.properties import Headers, Value, ValueType
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import methods as a
 from gateway.protocols.amqp091.codec import (
     BasicProperties,

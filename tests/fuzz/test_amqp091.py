@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from gateway.containment import counted
-from gateway.settings import Http, Store
+from gateway.settings import Http, StoreSettings
 from tests.fuzz.mutation import mutated
 from tests.interop.gateway_fixture import LOOPBACK, gateway_here, settings_of
 
@@ -128,7 +128,7 @@ async def test_requests(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     before = counted.copy()
     statuses: dict[bytes, int] = {}
-    settings = settings_of(http=Http(host=LOOPBACK, port=0), store=Store(path=tmp_path))
+    settings = settings_of(http=Http(host=LOOPBACK, port=0), store=StoreSettings(path=tmp_path))
     async with gateway_here(settings) as gateway:
 
         async def attack(count: int) -> None:

@@ -162,3 +162,18 @@ def _types(path: Path) -> Iterator[str]:
 def _words(name: str) -> set[str]:
     """`_EventHandler` and `event_handler` are both {event, handler}."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
+
+
+def test_a_class_name_means_one_class() -> None:
+    """Of `gateway/`. The packages of the protocols have one shape, and so the same names in each."""
+    places: dict[str, list[str]] = {}
+    for path in OURS:
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    twice = {
+        name: paths
+        for name, paths in places.items()
+        if len(paths) > 1 and not all(path.startswith("gateway/protocols/") for path in paths)
+    }
+    assert twice == {}

@@ -39,7 +39,7 @@ MAKERS: Final = {
     "gateway/model/times.py": "the types",
     "gateway/store/letters.py": "read from the store",
     "gateway/store/timeline.py": "read from the store",
-    "gateway/store/journal/appending.py": "of files and blocks",
+    "gateway/store/journal/appender.py": "of files and blocks",
     "gateway/engine/letters.py": "read from a log, and before the clock runs",
     "gateway/engine/session.py": "before the clock runs",
     "gateway/engine/cluster_clock.py": "the time that a broker says",

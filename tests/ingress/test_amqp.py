@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -33,7 +33,7 @@ from gateway.protocols.amqp091.events import (
 )
 from gateway.protocols.amqp091.spec import FRAME_METHOD, NESTING_MAX
 from gateway.protocols.mqtt.spec import Version
-from gateway.settings import Limits, Store, User
+from gateway.settings import Limits, StoreSettings, User
 from tests.broker.parts import newest
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import PATIENCE_SECS, connect, eventually, stats
@@ -86,7 +86,7 @@ def test_confirms_come_in_runs_and_returns_come_before_theirs(gateway: Running) 
 
 def test_a_get_waits_until_it_is_known_what_the_disk_refuses(tmp_path: Path) -> None:
     """It does not say that there is nothing."""
-    settings = settings_of(store=Store(path=tmp_path / "data"))
+    settings = settings_of(store=StoreSettings(path=tmp_path / "data"))
     with running(settings) as gateway, Amqp(gateway).open() as client:
         client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
         client.publish("", "q", b"there")

@@ -22,7 +22,7 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
 )
 from gateway.protocols.amqp091.events import Got
-from gateway.settings import Limits, ListenerTls, Store
+from gateway.settings import Limits, ListenerTls, StoreSettings
 from gateway.transport import stream
 from tests.configured import make_listener
 from tests.ingress.amqp_client import NOTHING, Amqp
@@ -249,7 +249,7 @@ def test_behind_a_new_address_that_has_spent_the_turn(
 ) -> None:
     """To one more new address, of which there was enough for this turn, it goes all the same."""
     monkeypatch.setattr(stream, "DEAR_SECS", 0.0)
-    settings = settings_of(limits=LIMITS, store=Store(path=tmp_path / "data"))
+    settings = settings_of(limits=LIMITS, store=StoreSettings(path=tmp_path / "data"))
     with running(settings) as gateway, Amqp(gateway).open() as client:
         client.open_channel()
         client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)

@@ -14,10 +14,10 @@ from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.broker.queue import Queue
 from gateway.ingress.amqp091.channel import AmqpChannel
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.spec import Property
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from gateway.store.store import Store as OpenStore
 from tests.counters import drift_report
 from tests.idle import objects_of
@@ -70,7 +70,7 @@ def _figures(objects: list[Any]) -> Any:
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Running]:
     """With messages that wait and messages that were handed out, of a queue and of a session."""
-    with running(settings_of(store=Store(path=tmp_path)), unrepaired=True) as one:
+    with running(settings_of(store=StoreSettings(path=tmp_path)), unrepaired=True) as one:
         kept = {Property.SESSION_EXPIRY_INTERVAL: 100}
         client, _ = connect(one, "away", clean=False, properties=kept)
         with client:

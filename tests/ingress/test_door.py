@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from gateway.access.places import LOOPBACK
-from gateway.ingress.door import RATES_MAX, STRANGE_SECS, Door, Rate
+from gateway.ingress.admission import RATES_MAX, STRANGE_SECS, HolderRate, ListenerConnections
 from gateway.settings import Limits
 
 HERE, THERE, ELSEWHERE = LOOPBACK, "192.0.2.7", "192.0.2.8"
 
 
-def door(connections_max: int = 10, **more: Any) -> Door[str]:
-    return Door(Limits(**more), connections_max)
+def door(connections_max: int = 10, **more: Any) -> ListenerConnections[str]:
+    return ListenerConnections(Limits(**more), connections_max)
 
 
 def test_a_place_has_a_share_and_somebody_else_gets_in() -> None:
@@ -83,20 +83,20 @@ def test_who_has_said_who_it_is_stays() -> None:
 
 @pytest.mark.parametrize("most, taken", [(0.0, 100), (1.0, 1), (5.0, 5), (0.5, 1)])
 def test_so_many_may_come_at_once(most: float, taken: int) -> None:
-    rate = Rate(most)
+    rate = HolderRate(most)
     assert sum(rate.take(THERE, 7.0) for _ in range(100)) == taken
     assert rate.take(ELSEWHERE, 7.0)
 
 
 def test_and_so_many_in_a_second() -> None:
-    rate = Rate(5.0)
+    rate = HolderRate(5.0)
     taken = sum(rate.take(THERE, 7.0 + tick / 100) for tick in range(1_000))
     assert 54 <= taken <= 56
     assert sum(rate.take(THERE, 1_000.0) for _ in range(100)) == 5
 
 
 def test_invented_addresses_fill_no_table() -> None:
-    rate = Rate(1.0)
+    rate = HolderRate(1.0)
     for number in range(RATES_MAX + 50):
         rate.take(str(number), 0.0)
     assert len(rate._left) == RATES_MAX

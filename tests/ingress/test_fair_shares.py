@@ -20,9 +20,9 @@ from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.amqpfast.events import ChannelClosed as FastChannelClosed
 from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Limits, Settings, Store, User
+from gateway.settings import Limits, Settings, StoreSettings, User
 from gateway.telemetry.logs import WHOLE_MAX, Limiter
-from gateway.transport.rate import Rate
+from gateway.transport.rate import ConnectionRate
 from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
@@ -107,7 +107,7 @@ def test_so_many_connects_in_a_second_and_no_more(monkeypatch: pytest.MonkeyPatc
 
 
 def test_silence_gives_way_to_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ingress.door.STRANGE_SECS", 0.0)
+    monkeypatch.setattr("gateway.ingress.admission.STRANGE_SECS", 0.0)
     with running(settings_of(limits=Limits(connections_max=5))) as gateway:
         silent = [Raw(gateway.mqtt) for _ in range(5)]
         eventually(lambda: stats(gateway).connections == 5)
@@ -156,7 +156,7 @@ def test_a_full_table_loses_what_would_expire_first_of_whoever_has_most(
 
 
 def test_after_a_restart_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = listeners(Limits(sessions_max=5), store=Store(path=tmp_path / "data"))
+    settings = listeners(Limits(sessions_max=5), store=StoreSettings(path=tmp_path / "data"))
     with running(settings) as gateway:
         come_from(monkeypatch, "192.0.2.8")
         lasting(gateway, "mine", 60)
@@ -229,7 +229,7 @@ def declare(client: Amqp, name: str, **more: Any) -> None:
 
 def test_queues_of_one_user_and_after_a_restart(two_users: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(
-        limits=Limits(queues_per_user_max=2), store=Store(path=tmp_path / "data"), **two_users
+        limits=Limits(queues_per_user_max=2), store=StoreSettings(path=tmp_path / "data"), **two_users
     )
     for round_number in range(2):
         with running(settings) as gateway:
@@ -249,7 +249,7 @@ def test_queues_of_one_user_and_after_a_restart(two_users: dict[str, Any], tmp_p
 
 def test_fast_destinations_of_one_user_and_after_a_restart(two_users: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(
-        limits=Limits(queues_per_user_max=2), store=Store(path=tmp_path / "data"), **two_users
+        limits=Limits(queues_per_user_max=2), store=StoreSettings(path=tmp_path / "data"), **two_users
     )
     for _ in range(2):
         with running(settings) as gateway:
@@ -348,7 +348,7 @@ FAST: Final = User(password_hash=HASH, receive_messages_per_sec_max=0)
 USUAL: Final = User(password_hash=HASH)
 
 
-def numbers(rate: Rate) -> tuple[int, int]:
+def numbers(rate: ConnectionRate) -> tuple[int, int]:
     return rate.bytes_per_sec, rate.messages_per_sec
 
 
@@ -424,7 +424,7 @@ def test_who_is_too_fast_for_its_user_is_not_read_and_another_user_is(protocol: 
 
 def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> None:
     users = {"eve": USUAL, "ann": USUAL}
-    with running(settings_of(users=users, store=Store(enabled=False))) as gateway:
+    with running(settings_of(users=users, store=StoreSettings(enabled=False))) as gateway:
 
         def reading() -> dict[str, bool]:
             found = gateway.gateway.listeners["amqp091"].connections
@@ -649,7 +649,7 @@ def depth(gateway: Running, protocol: str, queue: str) -> int:
 @pytest.mark.parametrize("end", ["refused", "committed", "lost"])
 def test_an_open_transaction_is_in_the_share_of_its_user(protocol: str, end: str) -> None:
     """Beyond the share it may be committed, and more in it closes the channel; that of others goes on."""
-    given = settings_of(users={"eve": USUAL, "ann": USUAL}, store=Store(enabled=False))
+    given = settings_of(users={"eve": USUAL, "ann": USUAL}, store=StoreSettings(enabled=False))
     with (
         running(given) as gateway,
         begin(gateway, protocol, "eve", 250_000) as eve,

@@ -10,7 +10,7 @@ from gateway.broker.storage import PIECE_BYTES_MAX
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Got
-from gateway.settings import Limits, Store
+from gateway.settings import Limits, StoreSettings
 from tests.ingress.amqp_client import Amqp
 from tests.interop.gateway_fixture import running, settings_of
 
@@ -24,7 +24,7 @@ COUNT = 130  # more than two pieces, of which one is read while the other one wa
 def test_every_message_is_got(tmp_path: Path, priorities: bool, acknowledges: bool) -> None:
     arguments = (("x-max-priority", Value(ValueType.INT32, 5)),) if priorities else ()
     limits = Limits(queue_memory_messages_max=10)
-    settings = settings_of(store=Store(path=tmp_path), limits=limits)
+    settings = settings_of(store=StoreSettings(path=tmp_path), limits=limits)
     with running(settings) as gateway, Amqp(gateway).open() as client:
         client.call(m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclareOk)
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)

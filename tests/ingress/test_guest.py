@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.memory import Memory
-from gateway.ingress.guest import Farewell, Guest, InFlight
+from gateway.ingress.client import CloseReason, InFlight, IngressClient
 from gateway.model.message import Sender
 
 pytestmark = pytest.mark.interpreted
@@ -23,7 +23,7 @@ class Ends:
         self.why = why
 
 
-class Plain(Guest):
+class Plain(IngressClient):
     """What a protocol has to write, and no more."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Plain(Guest):
         self.sender = Sender("plain")
         self.received: dict[str, int] = {}
         self.sent: dict[str, int] = {}
-        self.farewells: list[Farewell] = []
+        self.farewells: list[CloseReason] = []
 
     def receive(self, data: bytes, now: float) -> None: ...
 
@@ -56,7 +56,7 @@ class Plain(Guest):
     def hold(self) -> Callable[[], None] | None:
         return None
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         self.farewells.append(farewell)
 
 
@@ -73,7 +73,7 @@ def test_what_it_does_not_say_it_does_not_have() -> None:
 def test_it_goes_where_nobody_knows_what_it_holds_by_the_old_rules() -> None:
     one = Plain()
     one.rules_changed()
-    assert one.farewells == [Farewell.RULES_CHANGED]
+    assert one.farewells == [CloseReason.RULES_CHANGED]
 
 
 def test_who_has_begun_much_is_let_go_while_memory_is_short() -> None:

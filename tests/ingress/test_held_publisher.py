@@ -20,7 +20,7 @@ from gateway.protocols.amqpfast.lifetime import PING_RESPOND
 from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS
 from gateway.protocols.mqtt.packets import Suback, Subscription
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.settings import Limits, Store
+from gateway.settings import Limits, StoreSettings
 from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.amqpfast.client import PERSISTENT, Fast
 from tests.ingress.clients import PATIENCE_SECS, Mqtt, connect, eventually, stats
@@ -68,7 +68,7 @@ def waiting(gateway: Running, listener: str) -> int:
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Iterator[Running]:
-    with running(settings_of(limits=FULL, store=Store(path=tmp_path))) as gateway:
+    with running(settings_of(limits=FULL, store=StoreSettings(path=tmp_path))) as gateway:
         yield gateway
 
 
@@ -253,7 +253,9 @@ def test_fast_commit_waits_and_its_transaction_is_whole(fast: Running) -> None:
 def gateway(tmp_path: Path) -> Iterator[Running]:
     mapping = tmp_path / "m.yaml"
     mapping.write_text(MAPPING)
-    settings = settings_of(limits=FULL, store=Store(path=tmp_path / "store"), mappings=(str(mapping),))
+    settings = settings_of(
+        limits=FULL, store=StoreSettings(path=tmp_path / "store"), mappings=(str(mapping),)
+    )
     with running(settings) as one:
         yield one
 

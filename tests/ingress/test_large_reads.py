@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
 from gateway.transport.stream import LARGE_READ_BYTES, READ_BYTES

@@ -23,7 +23,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.events import Confirms, Got, MethodReceived
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.settings import AmqpPermissions, Http, Limits, Role, Store, User
+from gateway.settings import AmqpPermissions, Http, Limits, Role, StoreSettings, User
 from tests.idle import idle_report
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import PERSISTENT, Fast
@@ -109,7 +109,7 @@ DELAY = {"x-message-ttl": TTL_MS, "x-dead-letter-exchange": "", "x-dead-letter-r
 def test_a_publisher_that_a_full_queue_held_goes_on_when_it_drains(
     arguments: dict[str, str | int], drain: Callable[[Running], None], stored: bool, tmp_path: Path
 ) -> None:
-    store = Store(enabled=stored, path=tmp_path)
+    store = StoreSettings(enabled=stored, path=tmp_path)
     with running(settings_of(limits=FULL, store=store)) as gateway, Amqp(gateway).open() as client:
         declared(gateway, arguments, durable=stored)
         full_and_holding(gateway, client)
@@ -154,7 +154,7 @@ def held(gateway: Running) -> int:
 @pytest.mark.parametrize("ends", ["catches up", "deleted", "cut"])
 def test_clients_that_a_slow_disk_holds_go_on(ends: str, tmp_path: Path) -> None:
     """A publisher of each protocol, to durable queues and to a session that is kept."""
-    settings = settings_of(limits=Limits(store_pending_bytes_max=SLOW), store=Store(path=tmp_path))
+    settings = settings_of(limits=Limits(store_pending_bytes_max=SLOW), store=StoreSettings(path=tmp_path))
     with (
         running(settings) as gateway,
         Amqp(gateway).open() as one,
@@ -207,7 +207,7 @@ class Waiting(NamedTuple):
 def all_on_disk(folder: Path, later: list[float]) -> Iterator[Waiting]:
     """Yield a gateway that has restarted with COUNT messages in its queue."""
     settings = settings_of(
-        store=Store(path=folder),
+        store=StoreSettings(path=folder),
         http=Http(host=LOOPBACK, port=0),
         users={"guest": User(password_hash=SecretStr(hashed("guest")), roles=("all",))},
         roles={"all": Role(console="write", console_bodies=True, amqp091={"/": EVERYTHING})},

@@ -23,7 +23,7 @@ from gateway.protocols.amqpfast.codec import encode_command as frame
 from gateway.protocols.amqpfast.commands import ConnectionOpen, ConnectionResponse
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Limits, Logins, Settings, User
+from gateway.settings import Limits, LoginSettings, Settings, User
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, WriteSet
 from tests.configured import make_listener
@@ -60,7 +60,7 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashing]:
     one.gate.set()
 
 
-def site(*, proxied: bool = False, logins: Logins | None = None, **limits: Any) -> Settings:
+def site(*, proxied: bool = False, logins: LoginSettings | None = None, **limits: Any) -> Settings:
     """A listener of each protocol; `proxied`: a balancer says who comes."""
     more: dict[str, Any] = (
         {"proxy_protocol": "required", "proxy_protocol_from": ("127.0.0.0/8",)} if proxied else {}
@@ -73,7 +73,10 @@ def site(*, proxied: bool = False, logins: Logins | None = None, **limits: Any) 
     )
     users = {"ann": ANN, "bob": ANN}
     return settings_of(
-        listeners=listeners, users=users, logins=logins or Logins(delay_secs=0.0), limits=Limits(**limits)
+        listeners=listeners,
+        users=users,
+        logins=logins or LoginSettings(delay_secs=0.0),
+        limits=Limits(**limits),
     )
 
 
@@ -200,7 +203,7 @@ def _connections(gateway: Running) -> list[Any]:
 def test_guesses_are_refused_in_every_protocol_and_others_get_in(
     hashing: Hashing, monkeypatch: pytest.MonkeyPatch, protocol: str, wrong: int, refused: int
 ) -> None:
-    with running(site(proxied=True, logins=Logins(failures_max=3, delay_secs=0.0))) as gateway:
+    with running(site(proxied=True, logins=LoginSettings(failures_max=3, delay_secs=0.0))) as gateway:
         from_address(monkeypatch, "192.0.2.7")
         said = [log_in(gateway, protocol, "ann", f"guess {number}") for number in range(5)]
         assert said == [wrong] * 3 + [refused] * 2
@@ -218,7 +221,7 @@ def test_guesses_are_refused_in_every_protocol_and_others_get_in(
 def test_older_versions_hear_that_the_server_is_unavailable(
     hashing: Hashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(site(proxied=True, logins=Logins(failures_max=1, delay_secs=0.0))) as gateway:
+    with running(site(proxied=True, logins=LoginSettings(failures_max=1, delay_secs=0.0))) as gateway:
         from_address(monkeypatch, "2001:db8::1")
         codes = []
         for number in range(3):
@@ -240,7 +243,7 @@ def test_older_versions_hear_that_the_server_is_unavailable(
 def test_probes_of_another_protocol_do_not_count(
     hashing: Hashing, monkeypatch: pytest.MonkeyPatch, protocol: str, probe: bytes
 ) -> None:
-    with running(site(proxied=True, logins=Logins(failures_max=1, address_failures_max=1))) as gateway:
+    with running(site(proxied=True, logins=LoginSettings(failures_max=1, address_failures_max=1))) as gateway:
         from_address(monkeypatch, "192.0.2.7")
         for _ in range(12):
             with Raw(gateway.port(protocol)) as raw:
@@ -263,7 +266,7 @@ def test_broken_negotiations_are_counted_and_their_address_is_blocked(
     hashing: Hashing, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """AMQ RFC 006, 3.2.12."""
-    logins = Logins(negotiation_failures_max=3, delay_secs=0.0)
+    logins = LoginSettings(negotiation_failures_max=3, delay_secs=0.0)
     with running(site(proxied=True, logins=logins)) as gateway:
 
         def broken(count: int) -> None:
@@ -290,7 +293,7 @@ def test_broken_negotiations_are_counted_and_their_address_is_blocked(
 def test_guesses_by_scram_are_counted_delayed_and_refused(
     hashing: Hashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(site(proxied=True, logins=Logins(failures_max=3, delay_secs=0.01))) as gateway:
+    with running(site(proxied=True, logins=LoginSettings(failures_max=3, delay_secs=0.01))) as gateway:
         from_address(monkeypatch, "192.0.2.7")
         said = [_prove(gateway, "ann", f"guess {number}") for number in range(5)]
         assert said == [ReasonCode.NOT_AUTHORIZED] * 3 + [ReasonCode.CONNECTION_RATE_EXCEEDED] * 2
@@ -300,7 +303,7 @@ def test_guesses_by_scram_are_counted_delayed_and_refused(
 
 
 def test_scram_is_answered_one_message_at_a_time(hashing: Hashing, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(site(proxied=True, logins=Logins(delay_secs=0.5))) as gateway:
+    with running(site(proxied=True, logins=LoginSettings(delay_secs=0.5))) as gateway:
         from_address(monkeypatch, "192.0.2.7")
         assert _prove(gateway, "ann", "guess") == ReasonCode.NOT_AUTHORIZED
         with Mqtt(gateway.mqtt) as client:

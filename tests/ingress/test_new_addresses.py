@@ -14,7 +14,7 @@ import pytest
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Confirms
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.transport import stream as streams
 from gateway.transport.stream import Stream

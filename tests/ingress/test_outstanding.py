@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.delivery_limit import Outstanding
 from gateway.model.message import MESSAGE_BYTES
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import ChannelClosed, Got

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gateway.app import Gateway
-from gateway.ingress.guest import Guest
+from gateway.ingress.client import IngressClient
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_method_frame
 from gateway.protocols.mqtt.connection import STEPS_MAX
@@ -80,7 +80,7 @@ async def test_a_turn_of_a_flood_does_its_share_and_the_other_comes_before_the_n
         other.close()
 
 
-def watch(peers: dict[str, Guest]) -> list[str]:
+def watch(peers: dict[str, IngressClient]) -> list[str]:
     """Whose turn it was, from now on."""
     order: list[str] = []
 
@@ -92,7 +92,7 @@ def watch(peers: dict[str, Guest]) -> list[str]:
         return noted
 
     class Noted:
-        def __init__(self, name: str, peer: Guest) -> None:
+        def __init__(self, name: str, peer: IngressClient) -> None:
             self._connection = peer
             self.receive = noting(name, peer.receive)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.broker.publishing import Publishing
+from gateway.broker.operator_publish import Publishing
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqp091 import methods as m

@@ -20,7 +20,7 @@ import trio
 from gateway.app import Gateway, mappings
 from gateway.app.retained import retained_messages
 from gateway.ingress import listener
-from gateway.settings import Http, Limits, Settings, Store
+from gateway.settings import Http, Limits, Settings, StoreSettings
 from tests.configured import make_listener
 from tests.idle import await_idle
 from tests.needs import needed
@@ -46,7 +46,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
         "http": Http(enabled=False),
         "limits": limits or Limits(),
         "drain_timeout_secs": drain_timeout_secs,
-        "store": Store(enabled=False),
+        "store": StoreSettings(enabled=False),
     }
     return Settings(**(given | more))
 

@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from gateway.egress.amqpfast.client import connect
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.events import Fragment
-from gateway.settings import ListenerTls, Store
+from gateway.settings import ListenerTls, StoreSettings
 from gateway.settings.endpoints import LinkTls
 from tests.configured import make_link, make_listener
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
@@ -63,7 +63,7 @@ def gateway_to(
     settings = settings_of(
         links={"far": make_link(url=url, **given)},
         mappings=[str(folder / "mapping.yaml")],
-        store=Store(path=folder / "data"),
+        store=StoreSettings(path=folder / "data"),
         drain_timeout_secs=5.0,
     )
     with running(settings) as near:

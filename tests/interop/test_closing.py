@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from gateway.app import gateway
-from gateway.app.operating import pause
+from gateway.app.operations import pause
 from tests.configured import make_link
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.settings import Link
+from gateway.settings import LinkSettings
 from tests.configured import make_link
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -24,7 +24,7 @@ routes:
 """
 
 
-def old_link(port: int, client_id: str) -> Link:
+def old_link(port: int, client_id: str) -> LinkSettings:
     return make_link(
         url=f"mqtt://{LOOPBACK}:{port}", version="3.1.1", client_id=client_id, reconnect_min_secs=0.1
     )

@@ -19,7 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from gateway.app.operating import pause, resume
+from gateway.app.operations import pause, resume
 from gateway.egress.mqtt.session import MqttLinkSession
 from tests.chaos.proxy import Proxy
 from tests.configured import make_link

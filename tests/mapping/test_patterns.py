@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
-from gateway.mapping.compiled import fits
-from gateway.mapping.patterns import PATTERN_LEVELS_MAX, Kind, Pattern, Token, covers, parse_tokens, witness
+from gateway.mapping.compiler import fits
+from gateway.mapping.patterns import (
+    PATTERN_LEVELS_MAX,
+    Pattern,
+    PatternToken,
+    TokenKind,
+    covers,
+    parse_tokens,
+    witness,
+)
 from gateway.model.address import Address
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -262,8 +270,8 @@ def test_long_patterns_do_not_nest() -> None:
 @given(st.lists(st.text(min_size=1, alphabet="ab'\"\\{}\n"), min_size=1, max_size=4))
 def test_literals_of_a_shape_stay_apart(literals: list[str]) -> None:
     """Routes of one shape share their compiled code, and each compares with its own literals."""
-    tokens = tuple(Token(Kind.LITERAL, text) for text in literals)
-    others = tuple(Token(Kind.LITERAL, f"{text}x") for text in literals)
+    tokens = tuple(PatternToken(TokenKind.LITERAL, text) for text in literals)
+    others = tuple(PatternToken(TokenKind.LITERAL, f"{text}x") for text in literals)
     one, other = (fits(Pattern(DIALECTS["mqtt"], of)) for of in (tokens, others))
     assert one is not None
     assert other is not None

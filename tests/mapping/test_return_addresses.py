@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
-from gateway.mapping.answering import answer_to
+from gateway.mapping.reply_routes import answer_to
 from gateway.mapping.return_addresses import Return, ReturnAddresses, restored
 from gateway.mapping.router import Router
 from gateway.mapping.routes import HOPS_EXCEEDED, PlainRoute, Route, ShapedRoute

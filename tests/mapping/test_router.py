@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.mapping.patterns import Pattern, covers, parse_tokens
 from gateway.mapping.router import Router, Subscriptions, Targets, _widest
 from gateway.mapping.routes import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.gathered import PART_BYTES_MIN, Gathered
+from gateway.model.byte_buffer import PART_BYTES_MIN, ByteBuffer
 
 SIZES = (0, 1, 7, PART_BYTES_MIN - 1, PART_BYTES_MIN, 3 * PART_BYTES_MIN)
 
@@ -17,7 +17,7 @@ SIZES = (0, 1, 7, PART_BYTES_MIN - 1, PART_BYTES_MIN, 3 * PART_BYTES_MIN)
 @given(st.lists(st.sampled_from(SIZES)), st.sampled_from(SIZES))
 def test_what_was_put_in_comes_out(sizes: list[int], first: int) -> None:
     given_ = bytes(at % 251 for at in range(first + sum(sizes)))
-    gathered = Gathered(given_[:first])
+    gathered = ByteBuffer(given_[:first])
     ends = [first]
     for size in sizes:
         ends.append(ends[-1] + size)
@@ -30,7 +30,7 @@ def test_what_was_put_in_comes_out(sizes: list[int], first: int) -> None:
 
 @pytest.mark.parametrize("sizes", [(1,), (1, PART_BYTES_MIN), (PART_BYTES_MIN - 1, PART_BYTES_MIN)])
 def test_what_it_takes_is_not_much_more_than_what_it_holds(sizes: tuple[int, ...]) -> None:
-    gathered = Gathered()
+    gathered = ByteBuffer()
     for number in range(100_000 // len(sizes)):
         gathered.add(bytes(sizes[number % len(sizes)]))
     taken = sum(map(sys.getsizeof, gathered._parts)) + sys.getsizeof(gathered._parts)
@@ -39,6 +39,6 @@ def test_what_it_takes_is_not_much_more_than_what_it_holds(sizes: tuple[int, ...
 
 def test_a_whole_part_is_not_copied() -> None:
     part = bytes(PART_BYTES_MIN)
-    gathered = Gathered()
+    gathered = ByteBuffer()
     gathered.add(part)
     assert gathered.joined() is part

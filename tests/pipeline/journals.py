@@ -10,17 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.broker.journaling import SLOTS_UNROUTED, UNROUTED_LABELS
+from gateway.broker.journal import SLOTS_UNROUTED, UNROUTED_LABELS
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, NO_TAKER, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.column_buffers import RowLabels
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import parquet_name
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 
 START: Final = 1_700_000_000.0
 """UTC seconds at which message 0 is received: 2023-11-14 22:13:20."""
@@ -82,14 +82,14 @@ class Journal:
         *,
         shard: int = 0,
         start: float = START,
-        options: Options | None = None,
+        options: JournalOptions | None = None,
         route: str = "up",
     ):
         self.clock = Clock(start)
         self._start = start
         self._up = UP._replace(route=route)
         self.writer = JournalWriter(
-            folder, shard, options or Options(), clock=self.clock, utc=self.clock, tell=_told
+            folder, shard, options or JournalOptions(), clock=self.clock, utc=self.clock, tell=_told
         )
 
     def write(self, first: int, count: int) -> None:
@@ -135,7 +135,9 @@ def written(
         folder,
         shard=shard,
         route=route,
-        options=Options(flush_rows=block_rows, block_rows_max=block_rows, flush_interval_secs=60, **options),
+        options=JournalOptions(
+            flush_rows=block_rows, block_rows_max=block_rows, flush_interval_secs=60, **options
+        ),
     )
     made.write(first, count)
     made.close()
@@ -144,7 +146,7 @@ def written(
 
 def convert(folder: Path, begin: int, end: int, shard: int = 0) -> None:
     """Put complete segments number `begin` to before `end` of a shard into one file in Parquet."""
-    from gateway.pipeline.journal.closing import close_segments
+    from gateway.pipeline.journal.parquet_writer import close_segments
 
     own = JournalReader(folder).segments(str(shard))
     some, behind = own[begin:end], own[end].first

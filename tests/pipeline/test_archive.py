@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.errors import PipelineError
-from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
+from gateway.pipeline.archive.compaction import SMALL_MAX, merge, merges_of
 from gateway.pipeline.archive.manifest import (
     FOLDER,
     OURS,
@@ -26,7 +26,7 @@ from gateway.pipeline.archive.manifest import (
     OvertakenError,
     folder_of,
 )
-from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.archive.writer import NAMES, write
 from gateway.pipeline.exclusive import CLAIM_SECS, CLAIMS
 from gateway.pipeline.failures import plain, plainly
 from gateway.pipeline.jobs import archive as job
@@ -466,8 +466,8 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
 
 
 def test_files_end_at_a_useful_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pipeline.archive.writing.GROUP_ROWS", 50)
-    monkeypatch.setattr("gateway.pipeline.journal.reading.CODED_ROWS", 10)
+    monkeypatch.setattr("gateway.pipeline.archive.writer.GROUP_ROWS", 50)
+    monkeypatch.setattr("gateway.pipeline.journal.partition_reader.CODED_ROWS", 10)
     written(tmp_path / "j", 400, block_rows=10)
     made = filed(tmp_path / "a", tmp_path / "j", file_bytes=1)
     assert [(one.route, one.rows) for one in made] == [("", 50)] * 4 + [("up", 50)] * 4

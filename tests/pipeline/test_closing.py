@@ -19,26 +19,26 @@ pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 
 from gateway import clock
-from gateway.broker.journaling import CONVERTER
+from gateway.broker.journal import CONVERTER
 from gateway.pipeline.columns import BY_NAME
 from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, expand_runs
-from gateway.pipeline.journal.closing import close_segments
-from gateway.pipeline.shipping import ship
+from gateway.pipeline.journal.parquet_writer import close_segments
+from gateway.pipeline.shipment import ship
 from gateway.pipeline.stores import place_of
-from gateway.store.journal import appending
-from gateway.store.journal.appending import CONVERT_AGAIN_SECS
+from gateway.store.journal import appender
+from gateway.store.journal.appender import CONVERT_AGAIN_SECS
 from gateway.store.journal.format import DamageError, JournalError
 from gateway.store.journal.parquet import METADATA_KEY
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.segments import Hole, parquet_name, segments_in
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.store.journal import samples
 from tests.store.journal.test_merging import START, Quiet, leave_unmerged, rows_of, segments
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.needs("processes")  # conversions, which the journal starts
 QUICK: Final[dict[str, Any]] = {"flush_interval_secs": 0.01, "body_bytes_max": 20}
-CONVERTING: Final = Options(**QUICK, segment_secs=100.0, converter=CONVERTER)
+CONVERTING: Final = JournalOptions(**QUICK, segment_secs=100.0, converter=CONVERTER)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quiet")
     with pytest.MonkeyPatch.context() as patch:
         leave_unmerged(patch)
-        made = Quiet(folder, Options(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=30_000))
+        made = Quiet(
+            folder, JournalOptions(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=30_000)
+        )
         made.write(40)
         made.writer.dropped += 7
         made.write(60)
@@ -136,7 +138,7 @@ def test_rows_gaps_and_columns_are_the_same(quiet: Path) -> None:
 
 
 def test_conditions_skip_row_groups_and_no_rows(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pipeline.journal.closing.GROUP_ROWS", 30)
+    monkeypatch.setattr("gateway.pipeline.journal.parquet_writer.GROUP_ROWS", 30)
     given: tuple[dict[str, Any], ...] = (
         {"only": {"route": ["up1"]}},
         {"only": {"client": ["c3", "c4"]}, "from_us": int((START + 20) * 1e6)},
@@ -225,9 +227,9 @@ def test_a_conversion_while_the_folder_is_listed(
 KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
-from gateway.broker.journaling import CONVERTER
+from gateway.broker.journal import CONVERTER
 from gateway.store.journal import appending, converting
-from gateway.store.journal.converting import Conversion
+from gateway.store.journal.conversion import Conversion
 from gateway.store.journal.segments import segments_in
 folder, place, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 def die(*_, **also):
@@ -281,9 +283,9 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     script = """
 import sys, time
 from pathlib import Path
-from gateway.broker.journaling import CONVERTER
+from gateway.broker.journal import CONVERTER
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import HOME, message, writer
 options = Options(flush_interval_secs=0.01, segment_bytes=20_000, converter=CONVERTER)
 made = writer(Path(sys.argv[1]), options=options)
@@ -360,7 +362,9 @@ def test_numbers_go_on_behind_a_file_without_pyarrow(quiet: Path, monkeypatch: p
 
 
 def test_retention_deletes_files(tmp_path: Path) -> None:
-    made = Quiet(tmp_path, Options(**QUICK, segment_secs=100.0, retention_secs=400.0, converter=CONVERTER))
+    made = Quiet(
+        tmp_path, JournalOptions(**QUICK, segment_secs=100.0, retention_secs=400.0, converter=CONVERTER)
+    )
     made.write(250)
     until(lambda: len(files(tmp_path)) == 1)
     made.now += 1_000.0
@@ -374,7 +378,7 @@ def test_retention_deletes_files(tmp_path: Path) -> None:
 
 def test_what_retention_deletes_during_a_conversion_stays_deleted(quiet: Path) -> None:
     *some, last = segments(quiet)
-    one = appending.Conversion(CONVERTER, 0, some, last.first)
+    one = appender.Conversion(CONVERTER, 0, some, last.first)
     until(lambda: one.has_ended)
     some[0].path.unlink()
     one.commit()
@@ -387,7 +391,7 @@ def test_a_conversion_that_fails_is_told_and_tried_again(tmp_path: Path) -> None
     """Meanwhile segments are merged, and no row is lost."""
     told: list[str] = []
     failing = (sys.executable, "-c", "import sys; sys.exit('no space left')")
-    made = Quiet(tmp_path, Options(**QUICK, segment_secs=100.0, converter=failing), tell=told.append)
+    made = Quiet(tmp_path, JournalOptions(**QUICK, segment_secs=100.0, converter=failing), tell=told.append)
     made.write(250)
     until(lambda: bool(told))
     assert "cannot be written as Parquet: no space left" in told[0]
@@ -405,19 +409,19 @@ def test_a_conversion_that_fails_is_told_and_tried_again(tmp_path: Path) -> None
 def test_a_conversion_may_write_more_than_a_pipe_holds(quiet: Path) -> None:
     program = "import sys; sys.stderr.write('warning\\n' * 100_000); sys.exit('no space left')"
     *some, last = segments(quiet)
-    one = appending.Conversion((sys.executable, "-c", program), 0, some, last.first)
+    one = appender.Conversion((sys.executable, "-c", program), 0, some, last.first)
     until(lambda: one.has_ended)
-    with pytest.raises(appending.ConversionError, match=r"^no space left$"):
+    with pytest.raises(appender.ConversionError, match=r"^no space left$"):
         one.commit()
 
 
 def test_a_conversion_that_hangs_is_killed(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *some, last = segments(quiet)
-    one = appending.Conversion((sys.executable, "-c", "import sys; sys.stdin.read()"), 0, some, last.first)
+    one = appender.Conversion((sys.executable, "-c", "import sys; sys.stdin.read()"), 0, some, last.first)
     assert not one.has_ended
     monkeypatch.setattr(clock, "monotonic", lambda: one._end)
     assert one.has_ended
-    with pytest.raises(appending.ConversionError, match="exit code is -9"):
+    with pytest.raises(appender.ConversionError, match="exit code is -9"):
         one.commit()
     assert segments(quiet) == [*some, last]
 
@@ -425,10 +429,10 @@ def test_a_conversion_that_hangs_is_killed(quiet: Path, monkeypatch: pytest.Monk
 def test_a_killed_conversion_leaves_the_segments(quiet: Path) -> None:
     before = everything(quiet)
     *some, last = segments(quiet)
-    one = appending.Conversion(CONVERTER, 0, some, last.first)
+    one = appender.Conversion(CONVERTER, 0, some, last.first)
     one._process.kill()
     until(lambda: one.has_ended)
-    with pytest.raises(appending.ConversionError):
+    with pytest.raises(appender.ConversionError):
         one.commit()
     assert everything(quiet) == before
     assert not files(quiet)
@@ -443,7 +447,7 @@ class Absent:
         if name.partition(".")[0] in ("pyspark", "pandas", "jsonschema_rs", "trio"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from gateway.pipeline.journal.closing import main
+from gateway.pipeline.journal.parquet_writer import main
 sys.exit(main(sys.argv[1:]))
 """
     behind = segments(quiet)[-1].first
@@ -457,12 +461,12 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_conversion_ends_with_its_writer(quiet: Path) -> None:
     *some, last = segments(quiet)
-    one = appending.Conversion(CONVERTER, 0, some, last.first)
+    one = appender.Conversion(CONVERTER, 0, some, last.first)
     assert one._process.stdin is not None
     one._process.stdin.close()
     one._process.stdin = None
     until(lambda: one.has_ended)
-    with pytest.raises(appending.ConversionError, match="the writer is gone"):
+    with pytest.raises(appender.ConversionError, match="the writer is gone"):
         one.commit()
     assert not list(quiet.glob("*.tmp"))
 

@@ -31,7 +31,7 @@ from gateway.model.times import Monotonic
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.session import java
 from gateway.store.journal.reader import JournalReader
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 from tests.clients.builds import NotBuiltError, built
 from tests.conftest import missing
 from tests.needs import needed
@@ -60,7 +60,7 @@ class LiveWriter(threading.Thread):
         self._stop_wanted = threading.Event()
         self._writer = JournalWriter(
             folder,
-            options=Options(flush_interval_secs=0.02, segment_bytes=300_000, sync_interval_secs=0),
+            options=JournalOptions(flush_interval_secs=0.02, segment_bytes=300_000, sync_interval_secs=0),
             clock=time.monotonic,
             tell=lambda _: None,
             pwritev=_few_bytes,

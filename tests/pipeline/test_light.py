@@ -35,7 +35,7 @@ def test_the_command_line_and_the_application_import_nothing_of_spark() -> None:
 def test_what_spark_starts_imports_no_protocol() -> None:
     """Each stream has a process of its own that plans, whose start is part of each stream's."""
     program = (
-        "import sys, gateway.pipeline.journal.source, gateway.pipeline.journal.planning;"
+        "import sys, gateway.pipeline.journal.source, gateway.pipeline.journal.planner;"
         "sys.exit(any(name.startswith('gateway.protocols') for name in sys.modules))"
     )
     done = subprocess.run((sys.executable, "-c", program), cwd=ROOT, check=False)

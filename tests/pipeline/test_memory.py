@@ -12,15 +12,15 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from gateway.pipeline.archive import reading as filed
-from gateway.pipeline.archive import writing
+from gateway.pipeline.archive import reader as filed
+from gateway.pipeline.archive import writer
 from gateway.pipeline.archive.manifest import Archive
-from gateway.pipeline.archive.reading import FiledRows
-from gateway.pipeline.journal import reading
+from gateway.pipeline.archive.reader import FiledRows
+from gateway.pipeline.journal import partition_reader
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.stores import place_of
-from gateway.pipeline.traffic import counting
+from gateway.pipeline.traffic import fate_counts
 from tests.pipeline.journals import written
 
 SLACK = 1.3  # of what the allocator leaves or rounds up
@@ -34,7 +34,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def table_of(journal: Path) -> JournalTable:
-    return JournalTable(options_of({"path": str(journal)}, stream=False), writing.NAMES)
+    return JournalTable(options_of({"path": str(journal)}, stream=False), writer.NAMES)
 
 
 def most(batches: Iterator[Any]) -> int:
@@ -57,11 +57,11 @@ def test_a_task_that_reads(journals: tuple[Path, Path]) -> None:
 
 def test_what_is_counted_is_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message is in one of them with all of its rows, whatever its key is."""
-    monkeypatch.setattr(counting, "LOT_ROWS", 64)
+    monkeypatch.setattr(fate_counts, "LOT_ROWS", 64)
     keys = [(number - 500) * 7_919 for number in range(1_000)]
     columns = [keys * 2, [1] * 2_000, [2] * 1_000 + [3] * 1_000, [4] * 2_000, [*range(2_000)]]
     arrays = [*(pa.array(column, pa.int64()) for column in columns), pa.nulls(2_000, pa.string())]
-    found = list(counting.second_pass([pa.RecordBatch.from_arrays(arrays, schema=counting.FIRST)]))
+    found = list(fate_counts.second_pass([pa.RecordBatch.from_arrays(arrays, schema=fate_counts.FIRST)]))
     groups = [group for batch in found for group in batch.to_pylist()]
     assert len(found) == 32
     assert sum(group["messages"] for group in groups) == 1_000
@@ -70,7 +70,7 @@ def test_what_is_counted_is_sorted_in_lots(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_large_bodies_are_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows a batch may have, bytes end it."""
-    monkeypatch.setattr(reading, "BATCH_BYTES", 50_000)
+    monkeypatch.setattr(partition_reader, "BATCH_BYTES", 50_000)
     table = table_of(written(tmp_path / "j", 2_000, block_rows=10))
     for read in (table.read, table.read_coded):
         batches = [batch for part in table.partitions() for batch in read(part)]
@@ -84,9 +84,9 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
     journals: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row groups are written when they are full, and read in batches."""
-    monkeypatch.setattr(reading, "CODED_ROWS", 1_024)
+    monkeypatch.setattr(partition_reader, "CODED_ROWS", 1_024)
     monkeypatch.setattr(filed, "BATCH_ROWS", 1_024)
-    monkeypatch.setattr(writing, "GROUP_ROWS", 4_096)
+    monkeypatch.setattr(writer, "GROUP_ROWS", 4_096)
     written_, read = [], []
     for place, journal in enumerate(journals):
         table = table_of(journal)
@@ -99,7 +99,7 @@ def test_a_task_that_archives_and_one_that_reads_an_archive(
                 peak[0] = max(peak[0], pa.total_allocated_bytes() - before)
                 yield batch
 
-        files = writing.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
+        files = writer.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
         written_.append(peak[0])
         archive.save(archive.manifest().changed(gained=files))
         rows = FiledRows(archive, archive.manifest().files, ("source_address", "body"), None, None)

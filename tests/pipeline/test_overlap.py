@@ -19,13 +19,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.pipeline import exclusive
-from gateway.pipeline.exclusive import LEASE_SECS, LEASES, InUseError, Lease
+from gateway.pipeline.exclusive import LEASE_SECS, LEASES, FolderLease, InUseError
 from gateway.pipeline.jobs import archive, rates, table
 from gateway.pipeline.jobs.bodies import schema_of
-from gateway.pipeline.stores import Place, place_of
-from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.stores import StoreFolder, place_of
+from gateway.pipeline.traffic.fates import CandidateMapping
 from tests.pipeline.journals import written
 from tests.pipeline.streams import TOO_LATE
 
@@ -41,11 +41,11 @@ IN_USE: Final = "another run writes to"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> StoreFolder:
     return place_of(str(tmp_path / "to"))
 
 
-def files(place: Place) -> list[Path]:
+def files(place: StoreFolder) -> list[Path]:
     return sorted((Path(place.uri) / LEASES).glob("*.json"))
 
 
@@ -57,83 +57,83 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("links")
-def test_a_lease_is_one_run_s(place: Place) -> None:
-    with Lease([place]) as one:
+def test_a_lease_is_one_run_s(place: StoreFolder) -> None:
+    with FolderLease([place]) as one:
         with pytest.raises(InUseError, match=IN_USE):
-            Lease([place])
+            FolderLease([place])
         one.check()
         assert len(files(place)) == 1
-    with Lease([place]):
+    with FolderLease([place]):
         pass
     assert not Path(place.uri, LEASES, "claims", "x").exists()
     assert not files(place)
 
 
 @pytest.mark.usefixtures("links")
-def test_of_two_that_look_at_once_one_gets_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_look_at_once_one_gets_it(place: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = exclusive._names
-    others: list[Lease] = []
+    others: list[FolderLease] = []
 
-    def overtaken(where: Place) -> list[str]:
+    def overtaken(where: StoreFolder) -> list[str]:
         names = listed(where)
         monkeypatch.setattr(exclusive, "_names", listed)
-        others.append(Lease([place]))
+        others.append(FolderLease([place]))
         return names
 
     monkeypatch.setattr(exclusive, "_names", overtaken)
     with pytest.raises(InUseError):
-        Lease([place])
+        FolderLease([place])
     others[0].check()
     assert len(files(place)) == 1
 
 
-def test_where_one_of_several_is_another_s_none_is_taken(tmp_path: Path, place: Place) -> None:
+def test_where_one_of_several_is_another_s_none_is_taken(tmp_path: Path, place: StoreFolder) -> None:
     free = place_of(str(tmp_path / "free"))
-    with Lease([place]), pytest.raises(InUseError):
-        Lease([free, place])
+    with FolderLease([place]), pytest.raises(InUseError):
+        FolderLease([free, place])
     assert not files(free)
 
 
-def held_by(place: Place, **holder: Any) -> Path:
+def held_by(place: StoreFolder, **holder: Any) -> Path:
     """A lease of another process."""
-    lease = Lease([place])
+    lease = FolderLease([place])
     (path,) = files(place)
     path.write_text(json.dumps(json.loads(path.read_text()) | holder))
     del lease
     return path
 
 
-def test_the_lease_of_a_killed_process_of_this_machine_is_free(place: Place) -> None:
+def test_the_lease_of_a_killed_process_of_this_machine_is_free(place: StoreFolder) -> None:
     with subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE) as other:
         held_by(place, process=other.pid)
         with pytest.raises(InUseError):
-            Lease([place])
+            FolderLease([place])
         other.kill()
-    with Lease([place]):
+    with FolderLease([place]):
         assert [path.name for path in files(place)] == [f"{2:020}.json"]
 
 
-def test_the_lease_of_another_machine_ends_by_time_and_its_run_notices(place: Place) -> None:
-    silent = Lease([place])
+def test_the_lease_of_another_machine_ends_by_time_and_its_run_notices(place: StoreFolder) -> None:
+    silent = FolderLease([place])
     (path,) = files(place)
     path.write_text(json.dumps({"run": "x", "host": "elsewhere", "process": 1}))
     with pytest.raises(InUseError):
-        Lease([place])
+        FolderLease([place])
     os.utime(path, (time.time() - LEASE_SECS - 1.0,) * 2)
-    with Lease([place]) as other:
+    with FolderLease([place]) as other:
         with pytest.raises(InUseError):
             silent.check()
         other.check()
 
 
-def test_a_lease_is_renewed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = Lease([place])
+def test_a_lease_is_renewed(place: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = FolderLease([place])
     (path,) = files(place)
     os.utime(path, (0, 0))
     ends = iter([False, True])
     lease._renew(lambda _: next(ends))
     assert not files(place), "it ends with the stream"
-    lease = Lease([place])
+    lease = FolderLease([place])
     (path,) = files(place)
     os.utime(path, (0, 0))
 
@@ -144,15 +144,15 @@ def test_a_lease_is_renewed(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_lease_outlives_a_disk_that_is_full_for_a_moment(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run goes on writing; nobody else may begin meanwhile, and it is renewed when that works again."""
-    lease = Lease([place])
+    lease = FolderLease([place])
     (path,) = files(place)
     named = exclusive._names
     tries: list[bool] = []
 
-    def failing(where: Place) -> list[str]:
+    def failing(where: StoreFolder) -> list[str]:
         tries.append(False)
         raise OSError(28, "No space left on device")
 
@@ -160,7 +160,7 @@ def test_a_lease_outlives_a_disk_that_is_full_for_a_moment(
         if len(tries) == 1:
             monkeypatch.setattr(exclusive, "_names", named)
             with pytest.raises(InUseError):
-                Lease([place])
+                FolderLease([place])
             lease.check()
             os.utime(path, (0, 0))
             tries.append(True)
@@ -219,7 +219,7 @@ def start(
     """What starts one more stream of a kind, each with the same target."""
     to = str(tmp_path / "to")
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    candidate = Candidate([parse(MAPPING)], {"<text>": MAPPING}, {})
+    candidate = CandidateMapping([parse(MAPPING)], {"<text>": MAPPING}, {})
     begun: list[StreamingQuery] = []
 
     def begin() -> StreamingQuery:
@@ -252,7 +252,7 @@ def test_two_streams_into_one_archive_of_another_format(
     spark: SparkSession, journal: str, tmp_path: Path
 ) -> None:
     to = tmp_path / "archive"
-    with Lease([place_of(f"{to}/_checkpoint")]), pytest.raises(InUseError, match=IN_USE):
+    with FolderLease([place_of(f"{to}/_checkpoint")]), pytest.raises(InUseError, match=IN_USE):
         archive.run_stream(spark, journal, str(to), "json")
     rows = None
     while rows is None:

@@ -15,7 +15,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.report.chart import chart, number, ticks_of
-from gateway.pipeline.report.page import SERIES_MAX, Rate, page
+from gateway.pipeline.report.page import SERIES_MAX, WindowRate, page
 from tests.cli.conftest import Run
 from tests.pipeline.journals import RETURNED, START, UP, Journal, message, written
 from tests.pipeline.streams import finished
@@ -146,7 +146,7 @@ def test_errors(run: Run, arguments: tuple[str, ...], text: str) -> None:
     assert (ran.code, text in ran.err) == (2, True)
 
 
-def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:
+def rate(begin: float, route: str, messages: int, **also: Any) -> WindowRate:
     given: dict[str, Any] = {
         "client": "",
         "body_bytes": 10,
@@ -162,7 +162,7 @@ def rate(begin: float, route: str, messages: int, **also: Any) -> Rate:
         "p99_ms": 3.0,
         "max_ms": None,
     }
-    return Rate(begin=begin, end=begin + 60, route=route, messages=messages, **(given | words | also))
+    return WindowRate(begin=begin, end=begin + 60, route=route, messages=messages, **(given | words | also))
 
 
 class Tags(HTMLParser):

@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from gateway.pipeline import shipping
-from gateway.pipeline.shipping import DAY_SECS, ship
+from gateway.pipeline import shipment
+from gateway.pipeline.shipment import DAY_SECS, ship
 from gateway.pipeline.stores import place_of
 from gateway.store.journal.mappings import keep, versions
-from gateway.store.journal.merging import merge_segments
+from gateway.store.journal.merge import merge_segments
 from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import START, written
 
@@ -54,11 +54,11 @@ def test_beside_a_gateway_that_goes_on(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """What is listed may be gone when its turn comes."""
-    copy, first, second = shipping._copy, *sorted(journal.glob("*.gwj"))[:2]
+    copy, first, second = shipment._copy, *sorted(journal.glob("*.gwj"))[:2]
     whole = JournalReader(journal).extent("0").rows
 
     def overtaken(*given: Any) -> int:
-        monkeypatch.setattr(shipping, "_copy", copy)
+        monkeypatch.setattr(shipment, "_copy", copy)
         done = copy(*given)
         if deleted:
             second.unlink()
@@ -66,7 +66,7 @@ def test_beside_a_gateway_that_goes_on(
             merge_segments(JournalReader(journal).segments("0")[:2])
         return done
 
-    monkeypatch.setattr(shipping, "_copy", overtaken)
+    monkeypatch.setattr(shipment, "_copy", overtaken)
     to = tmp_path / "store"
     ship(journal, place_of(str(to)))
     assert (first.name in names(to), second.name in names(to)) == (True, False)
@@ -79,7 +79,7 @@ def test_two_runs_at_once_copy_each_file_whole(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is held in the middle of a file, and another one copies it meanwhile."""
-    monkeypatch.setattr(shipping, "COPY_BYTES", 1_000)
+    monkeypatch.setattr(shipment, "COPY_BYTES", 1_000)
     to, passed = tmp_path / "store", []
     opened = Path.open
 
@@ -116,18 +116,18 @@ def test_two_runs_at_once_delete_what_is_old(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one is done when the first begins to delete what both have found."""
-    to, late, over = tmp_path / "store", START + 1.5 * DAY_SECS, shipping._over
+    to, late, over = tmp_path / "store", START + 1.5 * DAY_SECS, shipment._over
     place = place_of(str(to))
     ship(journal, place)
     before = len(names(to))
 
     def overtaken(*given: Any) -> list[str]:
         found = over(*given)
-        monkeypatch.setattr(shipping, "_over", over)
+        monkeypatch.setattr(shipment, "_over", over)
         assert ship(journal, place, keep_days=1, now=lambda: late).deleted == before - 1
         return found
 
-    monkeypatch.setattr(shipping, "_over", overtaken)
+    monkeypatch.setattr(shipment, "_over", overtaken)
     assert ship(journal, place, keep_days=1, now=lambda: late) == (0, 0, before - 1, 1)
     assert len(names(to)) == 1
 
@@ -138,7 +138,7 @@ def test_what_a_killed_run_has_begun_goes_when_nobody_can_be_at_it(journal: Path
     old, fresh = to / "0-1.gwj.a.tmp", to / "0-1.gwj.b.tmp"
     for path in (old, fresh):
         path.write_bytes(b"half")
-    os.utime(old, (time.time() - shipping.DRAFT_SECS - 1.0,) * 2)
+    os.utime(old, (time.time() - shipment.DRAFT_SECS - 1.0,) * 2)
     ship(journal, place_of(str(to)))
     assert (old.exists(), fresh.exists()) == (False, True)
 

@@ -23,9 +23,9 @@ from gateway.pipeline.jobs.replay import COLUMNS, selected
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.table import read_journal
-from gateway.pipeline.shipping import ship
-from gateway.pipeline.stores import Place, _short, hadoop_of, place_of, spark_reaches
-from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.shipment import ship
+from gateway.pipeline.stores import StoreFolder, _short, hadoop_of, place_of, spark_reaches
+from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import Segment
 from tests.cli.conftest import Run
@@ -112,7 +112,7 @@ def test_what_is_asked_of_a_store_is_answered_as_of_a_folder(
                 spark,
                 place[1] if place[0] == "--journal" else None,
                 COLUMNS,
-                Span(where=only[1]),
+                RowSelection(where=only[1]),
                 archive=place[1] if place[0] == "--archive" else None,
             )
         ).collect()
@@ -156,7 +156,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_scheme_that_spark_has_no_classes_for(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "reached", lambda place: place)
+    monkeypatch.setattr(StoreFolder, "reached", lambda place: place)
     with pytest.raises(PipelineError, match=r"cannot read gs:// here: .*gcs-connector") as raised:
         spark_reaches(spark, place_of("gs://bucket/folder"))
     assert "\n" not in str(raised.value)
@@ -234,7 +234,7 @@ def test_other_clouds(monkeypatch: pytest.MonkeyPatch, cloud: str, endpoint: str
 
 
 def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "reached", lambda place: place)
+    monkeypatch.setattr(StoreFolder, "reached", lambda place: place)
     with pytest.raises(PipelineError, match=r"say s3a://plant/folder"):
         spark_reaches(spark, place_of("s3://plant/folder"))
 

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from gateway.clients.amqp import AmqpClient
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.model.message import Message
 from gateway.pipeline.jobs import rates
 from gateway.protocols.mqtt.dialect import topic_address
@@ -42,7 +42,7 @@ def body(number: int) -> bytes:
     return b'{"n": %d, "temperature": %d}' % (number, number % 100)
 
 
-def publish(access: Access, first: int, count: int) -> None:
+def publish(access: ConnectionOptions, first: int, count: int) -> None:
     """Devices publish readings, and hear that each is accepted."""
     device = MqttClient(access)
     messages = [
@@ -83,8 +83,10 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "gateway", journal=options, mappings=[str(mapping)]) as gateway:
         journal = str(tmp_path / "gateway" / "data" / "journal")
         ports = {name: gateway.port(name) for name in ("mqtt", "amqp091")}
-        mqtt = Access(parse_url(f"mqtt://{LOOPBACK}:{ports['mqtt']}"), 60.0)
-        amqp = AmqpClient(Access(parse_url(f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"), 60.0))
+        mqtt = ConnectionOptions(parse_url(f"mqtt://{LOOPBACK}:{ports['mqtt']}"), 60.0)
+        amqp = AmqpClient(
+            ConnectionOptions(parse_url(f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"), 60.0)
+        )
         for queue in ("readings", "again"):
             amqp.declare(queue, "amq.direct", [])
         # Devices publish and the journal fills, while a stream measures it.

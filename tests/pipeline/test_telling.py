@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.errors import PipelineError
-from gateway.pipeline.telling import FIGURES, rows_behind, told, watch
+from gateway.pipeline.run_summary import FIGURES, rows_behind, told, watch
 from gateway.pipeline.tolerance import Tolerance
 from tests.cli.conftest import Run
 

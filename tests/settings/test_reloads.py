@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.reloads import Watched, stamp_if_there
+from gateway.reloads import ChangeDetector, stamp_if_there
 
 
 def test_a_file_has_changed_once_nobody_writes_to_it_any_more(tmp_path: Path) -> None:
     path = tmp_path / "users.yaml"
     path.write_text("ann: {}\nbob: {}\n")
-    watched = Watched(lambda: stamp_if_there(path))
+    watched = ChangeDetector(lambda: stamp_if_there(path))
     assert not watched.changed()
     with path.open("w") as file:
         seen = [watched.changed()]  # empty
@@ -26,7 +26,7 @@ def test_a_file_has_changed_once_nobody_writes_to_it_any_more(tmp_path: Path) ->
 def test_a_file_that_is_replaced_goes_or_comes_back_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "users.yaml"
     path.write_text("ann: {}\n")
-    watched = Watched(lambda: stamp_if_there(path))
+    watched = ChangeDetector(lambda: stamp_if_there(path))
     (tmp_path / "new").write_text("eve: {}\n")
     os.replace(tmp_path / "new", path)
     assert [watched.changed() for _ in range(3)] == [False, True, False]

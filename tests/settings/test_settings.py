@@ -10,14 +10,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from gateway.documented import attribute_docs
 from gateway.errors import ConfigurationError
+from gateway.model_docs import attribute_docs
 from gateway.settings import (
     AmqpLink,
     Limits,
+    LinkUrl,
     MqttLink,
     Settings,
-    Target,
     json_schema,
     load_settings,
     masked,
@@ -95,7 +95,7 @@ def test_the_environment_is_over_the_file(tmp_path: Path) -> None:
     assert (link.required, link.consumer_priority, link.tls.ca_file) == (True, 2, Path("/ca.pem"))
     assert isinstance(plant, MqttLink)
     assert (plant.qos, plant.version) == (2, "5.0")
-    assert link.target() == Target("amqp091", True, "rabbit.internal", 5671, "prod", "gateway", "1234")
+    assert link.target() == LinkUrl("amqp091", True, "rabbit.internal", 5671, "prod", "gateway", "1234")
     assert settings.mappings == ("a.yaml", "b.yaml")
     assert (settings.limits.hops_max, settings.limits.connect_timeout_secs) == (3, 2.5)
     assert settings.client_id_of("erp") == "gateway-7"
@@ -287,21 +287,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 URLS = [
-    ("mqtt://h", Target("mqtt", False, "h", 1883, "/", "", "")),
-    ("mqtts://u%40x:p%3A@h:1", Target("mqtt", True, "h", 1, "/", "u@x", "p:")),
-    ("amqp://h", Target("amqp091", False, "h", 5672, "/", "", "")),
-    ("amqp://h/", Target("amqp091", False, "h", 5672, "/", "", "")),
-    ("amqp://h/%2F", Target("amqp091", False, "h", 5672, "/", "", "")),
-    ("amqps://[::1]:9/a%2Fb", Target("amqp091", True, "::1", 9, "a/b", "", "")),
-    ("amqpfast://h", Target("amqpfast", False, "h", 3018, "/", "", "")),
-    ("ws://h", Target("mqtt", False, "h", 80, "/", "", "", "/mqtt")),
-    ("wss://u:p@h/", Target("mqtt", True, "h", 443, "/", "u", "p", "/")),
-    ("wss://h:8084/a%20b?sign=x%3D", Target("mqtt", True, "h", 8084, "/", "", "", "/a%20b?sign=x%3D")),
+    ("mqtt://h", LinkUrl("mqtt", False, "h", 1883, "/", "", "")),
+    ("mqtts://u%40x:p%3A@h:1", LinkUrl("mqtt", True, "h", 1, "/", "u@x", "p:")),
+    ("amqp://h", LinkUrl("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqp://h/", LinkUrl("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqp://h/%2F", LinkUrl("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqps://[::1]:9/a%2Fb", LinkUrl("amqp091", True, "::1", 9, "a/b", "", "")),
+    ("amqpfast://h", LinkUrl("amqpfast", False, "h", 3018, "/", "", "")),
+    ("ws://h", LinkUrl("mqtt", False, "h", 80, "/", "", "", "/mqtt")),
+    ("wss://u:p@h/", LinkUrl("mqtt", True, "h", 443, "/", "u", "p", "/")),
+    ("wss://h:8084/a%20b?sign=x%3D", LinkUrl("mqtt", True, "h", 8084, "/", "", "", "/a%20b?sign=x%3D")),
 ]
 
 
 @pytest.mark.parametrize("url, target", URLS)
-def test_a_url_is_taken_apart(url: str, target: Target) -> None:
+def test_a_url_is_taken_apart(url: str, target: LinkUrl) -> None:
     assert parse_url(url) == target
 
 
@@ -312,8 +312,8 @@ def test_a_link_has_several_urls_with_names_of_their_own(tmp_path: Path) -> None
     )
     link = load_settings(written(tmp_path, text), {}).links["erp"]
     assert link.addresses == ("first:5671", "[::1]:7", "third:5671")
-    assert link.target() == Target("amqp091", True, "first", 5671, "/", "bob", "")
-    assert link.target(1) == Target("amqp091", False, "::1", 7, "v", "bob", "one")
+    assert link.target() == LinkUrl("amqp091", True, "first", 5671, "/", "bob", "")
+    assert link.target(1) == LinkUrl("amqp091", False, "::1", 7, "v", "bob", "one")
     assert link.model_dump()["urls"] == [f"amqp://ann:{MASK}@[::1]:7/v", "amqps://third"]
     variables = {"GATEWAY_LINKS__ERP__URLS": "[amqp://a, amqp://b]"}
     assert load_settings(None, variables).links["erp"].addresses == ("a:5672", "b:5672")

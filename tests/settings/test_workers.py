@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.app.mappings import MappingFiles
-from gateway.cli.checking import checked
+from gateway.cli.checks import checked
 from gateway.errors import ConfigurationError, MappingError
 from gateway.settings import Settings, load_settings
 from gateway.settings.workers import settings_of_worker

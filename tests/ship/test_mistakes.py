@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gateway.cli.checking import checked
+from gateway.cli.checks import checked
 from gateway.cli.findings import documents_of
 
 BASE: Final = """\

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from gateway.containment import contained
 from gateway.ingress.listener import Listener
 from gateway.transport.poller import READ, WRITE
-from gateway.transport.socket_loop import Ready, Served
+from gateway.transport.socket_loop import Ready, SocketPoller
 
 SEND_BUFFER_BYTES: Final = 16_384
 SHORT_READ_BYTES_MAX: Final = 40
@@ -154,14 +154,14 @@ class VirtualSocketLoop:
 
     def __init__(self, random: Random, *, splits: bool) -> None:
         self.users = 1
-        self.owners: dict[int, Served] = {}
+        self.owners: dict[int, SocketPoller] = {}
         self.calls: list[Callable[[], None]] = []
         self.epoll = self
         self._random = random
         self._splits = splits
         self._events: dict[int, int] = {}
         self._sockets: dict[int, VirtualSocket] = {}
-        self._working: dict[Served, None] = {}
+        self._working: dict[SocketPoller, None] = {}
         self._wires = 0
 
     # What the gateway uses.
@@ -180,7 +180,7 @@ class VirtualSocketLoop:
         """Watch a descriptor no longer."""
         del self._events[descriptor]
 
-    def forget(self, poller: Served) -> None:
+    def forget(self, poller: SocketPoller) -> None:
         """Serve a poller no longer."""
         self._working.pop(poller, None)
         self.owners = {number: owner for number, owner in self.owners.items() if owner is not poller}
@@ -228,7 +228,7 @@ class VirtualSocketLoop:
 
     def serve(self, now: float) -> None:
         """Give each poller one turn."""
-        due: dict[Served, Ready] = {poller: [] for poller in self._working}
+        due: dict[SocketPoller, Ready] = {poller: [] for poller in self._working}
         self._working.clear()
         for descriptor in list(self._events):
             if events := self._ready_events(descriptor):

@@ -25,10 +25,10 @@ import trio
 import trio.testing
 
 from gateway import containment
-from gateway.app.operating import pause, resume
+from gateway.app.operations import pause, resume
 from gateway.broker.dead_letters import Letter
 from gateway.protocols.mqtt.spec import Version
-from gateway.settings import Http, Limits, Settings, Store
+from gateway.settings import Http, Limits, Settings, StoreSettings
 from tests.configured import make_listener
 from tests.idle import idle_report
 from tests.simulation.amqp_client import AmqpClient
@@ -212,7 +212,7 @@ class Simulation:
             "http": Http(enabled=False),
             "limits": Limits(**limits),
             "drain_timeout_secs": 2.0,
-            "store": Store(path=self._disk.folder),
+            "store": StoreSettings(path=self._disk.folder),
             "mappings": (str(self._mapping),),
             "declare": {
                 "queues": tuple(queues),

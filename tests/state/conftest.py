@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import psycopg
 import pytest
 
-from gateway.state.interface import Notice, Operation, Query, Reply, SessionKey, StateStore, Verdict
+from gateway.state.interface import Notice, Operation, OperationOutcome, Query, Reply, SessionKey, StateStore
 from gateway.state.postgresql import PostgreSQLState, Server
 from gateway.state.schema import Migrations
 from gateway.state.sqlite import SQLiteState
@@ -59,7 +59,7 @@ class Replica:
     def do(self, operation: Operation[T]) -> T:
         """The same for one that is DONE."""
         reply = self.reply(operation)
-        assert reply.verdict is Verdict.DONE, reply
+        assert reply.verdict is OperationOutcome.DONE, reply
         return reply.value  # type: ignore[return-value]
 
     def ask(self, query: Query[T]) -> T:
@@ -67,7 +67,7 @@ class Replica:
         reply: Future[Reply[T]] = Future()
         self.store.query(query, reply.set_result)
         found = self.result(reply)
-        assert found.verdict is Verdict.DONE, found
+        assert found.verdict is OperationOutcome.DONE, found
         return found.value  # type: ignore[return-value]
 
     def until_healthy(self) -> None:

@@ -20,10 +20,10 @@ from gateway.state.interface import (
     Lease,
     ListLetters,
     ListReplicas,
+    OperationOutcome,
     QuitReplica,
     Reap,
     ReleaseLease,
-    Verdict,
     WeighLetters,
 )
 from tests.state.conftest import Replica, World
@@ -44,10 +44,10 @@ def test_replicas_are_listed_while_they_live(world: World, one: Replica, two: Re
     assert found["two"].silent_secs < 20
     two.do(Reap(20.0))
     assert [view.replica for view in one.ask(ListReplicas())] == ["two"]
-    assert one.reply(JoinReplica("one", "one", "", "1")).verdict is Verdict.FENCED
+    assert one.reply(JoinReplica("one", "one", "", "1")).verdict is OperationOutcome.FENCED
     two.do(QuitReplica("two"))
     assert one.ask(ListReplicas()) == []
-    assert one.reply(Heartbeat("unknown")).verdict is Verdict.FENCED
+    assert one.reply(Heartbeat("unknown")).verdict is OperationOutcome.FENCED
 
 
 def test_a_lease_has_one_holder(world: World, one: Replica, two: Replica) -> None:
@@ -59,7 +59,7 @@ def test_a_lease_has_one_holder(world: World, one: Replica, two: Replica) -> Non
     assert two.do(AcquireLease("link", "two", 10.0)) == Lease("one", 1)
     world.advance(3)
     assert two.do(AcquireLease("link", "two", 10.0)) == Lease("two", 2)
-    assert one.reply(ReleaseLease("link", "one")).verdict is Verdict.FENCED
+    assert one.reply(ReleaseLease("link", "one")).verdict is OperationOutcome.FENCED
     two.do(ReleaseLease("link", "two"))
     assert one.do(AcquireLease("link", "one", 10.0)) == Lease("one", 3)
     assert two.do(AcquireLease("other", "two", 10.0)) == Lease("two", 1)
@@ -99,7 +99,9 @@ def test_claims_of_a_dead_replica_count_no_longer(world: World, one: Replica, tw
     two.do(Heartbeat("two"))
     two.do(Reap(60.0))
     assert two.do(ClaimIds("route", (b"a", b"b"), "two")) == [Claim.OURS, Claim.ACCEPTED]
-    assert one.reply(ClaimIds("route", (b"c",), "one")).verdict is Verdict.FENCED  # nor does it get others
+    assert (
+        one.reply(ClaimIds("route", (b"c",), "one")).verdict is OperationOutcome.FENCED
+    )  # nor does it get others
     assert two.do(ClaimIds("route", (b"c",), "two")) == [Claim.OURS]
 
 
@@ -194,5 +196,5 @@ def test_letters_are_found_by_ids_and_weighed_by_user(one: Replica, two: Replica
 def test_letters_that_are_added_at_once_keep_their_order(one: Replica) -> None:
     wanted = [f"{number:04}" for number in range(300)]
     waits = [one.send(AddLetter(letter(id))) for id in wanted]
-    assert all(wait.result(30).verdict is Verdict.DONE for wait in waits)
+    assert all(wait.result(30).verdict is OperationOutcome.DONE for wait in waits)
     assert [found.id for found in one.ask(ListLetters())] == wanted

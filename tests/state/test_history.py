@@ -18,15 +18,15 @@ import pytest
 
 from gateway.state.interface import (
     ChangeSession,
-    Event,
     FindSession,
     LeaveSession,
     MatchRetained,
+    NoticeSubject,
     OpenSession,
+    OperationOutcome,
     ReleaseSession,
     Retain,
     SessionKey,
-    Verdict,
 )
 from tests.interop.servers import PostgreSQLPair
 from tests.state.conftest import PostgreSQLWorld, Replica, World
@@ -52,7 +52,7 @@ def owned(state: State, call: Call) -> State | None:
         return (new, value) if found == value and new > epoch else None
     if kind == "find":
         return state if call.returned == epoch else None
-    fenced = call.returned is Verdict.FENCED
+    fenced = call.returned is OperationOutcome.FENCED
     if fenced or asked[0] != epoch:
         return state if fenced and asked[0] != epoch else None
     return (epoch, asked[1]) if kind == "change" else state
@@ -74,11 +74,13 @@ def test_the_checker_finds_what_is_wrong() -> None:
     opened = Call(("open",), (7, None), 0, 1)
     again = Call(("open",), (9, None), 2, 5)
     late = ("change", 7, b"x")
-    assert offence([opened, again, Call(late, Verdict.DONE, 3, 4)], owned, (0, None))
-    assert offence([opened, Call(late, Verdict.DONE, 3, 4), again._replace(begin=5, end=6)], owned, (0, None))
+    assert offence([opened, again, Call(late, OperationOutcome.DONE, 3, 4)], owned, (0, None))
+    assert offence(
+        [opened, Call(late, OperationOutcome.DONE, 3, 4), again._replace(begin=5, end=6)], owned, (0, None)
+    )
     seen = again._replace(returned=(9, b"x"))
-    assert offence([opened, seen, Call(late, Verdict.DONE, 3, 4)], owned, (0, None)) is None
-    assert offence([opened, seen, Call(late, Verdict.DONE, 6, 7)], owned, (0, None))
+    assert offence([opened, seen, Call(late, OperationOutcome.DONE, 3, 4)], owned, (0, None)) is None
+    assert offence([opened, seen, Call(late, OperationOutcome.DONE, 6, 7)], owned, (0, None))
 
 
 class Client:
@@ -211,6 +213,6 @@ def test_a_failover_loses_nothing_that_was_acknowledged(pair: PostgreSQLPair) ->
         assert pair.standby.running
         assert not pair.primary.running
         one.until_healthy()
-        assert one.heard(lambda notice: notice.event is Event.MISSED)
+        assert one.heard(lambda notice: notice.event is NoticeSubject.MISSED)
     finally:
         world.close()

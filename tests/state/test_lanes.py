@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.state.database import AbortedError, Call, Database, LostError, Noted, Rows
+from gateway.state.database import AbortedError, Database, LostError, Noted, OperationStatement, Rows
 from gateway.state.group import NOW
 from gateway.state.interface import (
-    Event,
     FindSession,
     MatchRetained,
+    NoticeSubject,
+    OperationOutcome,
     Reply,
     SessionKey,
     SettleWill,
     SharedFilters,
-    Verdict,
     WeighRetained,
 )
 from gateway.state.lanes import READ_TIMES, LanedStore
@@ -69,7 +69,7 @@ class Held(Database):
         if self.aborts:
             raise AbortedError("by another one")
 
-    def run(self, calls: Sequence[Call]) -> list[Rows]:
+    def run(self, calls: Sequence[OperationStatement]) -> list[Rows]:
         self._answer()
         return [[(0.0,)] if call == NOW else [] for call in calls]
 
@@ -110,7 +110,7 @@ class Rig:
         store.start(lambda function: function(), print)
         self.replica.until_healthy()
 
-    def verdict(self, wait: Any) -> Verdict:
+    def verdict(self, wait: Any) -> OperationOutcome:
         found: Reply[Any] = self.replica.result(wait)
         return found.verdict
 
@@ -137,12 +137,12 @@ def rig() -> Iterator[Rig]:
 def test_what_hangs_is_noticed_and_answered(rig: Rig) -> None:
     rig.lane.hold()
     waits = [rig.replica.send(settling(number)) for number in range(3)]
-    assert {rig.verdict(wait) for wait in waits} == {Verdict.UNAVAILABLE}
+    assert {rig.verdict(wait) for wait in waits} == {OperationOutcome.UNAVAILABLE}
     assert "not answered" in rig.store.health.failure
     assert rig.store.health.pending == 0
     rig.lane.let_go()
     rig.until(lambda: not rig.store.health.failure)
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.DONE
 
 
 def test_what_was_given_up_is_not_done_later(rig: Rig) -> None:
@@ -152,9 +152,9 @@ def test_what_was_given_up_is_not_done_later(rig: Rig) -> None:
     first = rig.replica.send(settling(0))
     assert rig.lane.is_waited_for.wait(WAIT_SECS)
     waits = [first, *(rig.replica.send(settling(number)) for number in range(1, 5))]
-    assert {rig.verdict(wait) for wait in waits} == {Verdict.UNAVAILABLE}
+    assert {rig.verdict(wait) for wait in waits} == {OperationOutcome.UNAVAILABLE}
     rig.lane.let_go()
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.DONE
     assert rig.lane.commits <= 2
 
 
@@ -162,16 +162,16 @@ def test_a_connection_that_never_answers_is_ended(rig: Rig) -> None:
     rig.lane.hold()
     wait = rig.replica.send(settling())
     rig.until(lambda: rig.lane.connects == 2)
-    assert rig.verdict(wait) is Verdict.UNAVAILABLE
+    assert rig.verdict(wait) is OperationOutcome.UNAVAILABLE
     rig.until(lambda: not rig.store.health.failure)
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.DONE
 
 
 def test_what_is_aborted_again_and_again_is_answered(rig: Rig) -> None:
     rig.lane.aborts = True
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.UNAVAILABLE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.UNAVAILABLE
     rig.lane.aborts = False
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.DONE
 
 
 @pytest.mark.parametrize("aborts", [False, True])
@@ -184,16 +184,16 @@ def test_it_stops_though_nothing_is_answered(rig: Rig, aborts: bool) -> None:
     begin = time.monotonic()
     rig.store.stop()
     assert time.monotonic() - begin < WAIT_SECS / 3
-    assert wait.result(0).verdict is Verdict.UNAVAILABLE
+    assert wait.result(0).verdict is OperationOutcome.UNAVAILABLE
 
 
 def test_a_slow_query_delays_no_operation_and_no_walk(rig: Rig) -> None:
     rig.reports.hold()
     replica = rig.replica
-    slow: list[Verdict] = []
+    slow: list[OperationOutcome] = []
     rig.store.query(WeighRetained(), lambda reply: slow.append(reply.verdict))
     rig.store.query(SharedFilters(), lambda reply: slow.append(reply.verdict))
-    assert rig.verdict(replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(replica.send(settling())) is OperationOutcome.DONE
     assert replica.ask(MatchRetained("#")) == []
     assert replica.ask(FindSession(KEY)) is None
     assert not slow
@@ -207,7 +207,7 @@ def test_many_queries_in_a_turn_are_not_taken_for_one_that_hangs(
     """Each of them is answered soon; together they take longer than any of them may."""
     rig.walks.hold()
     rig.walks.is_waited_for.clear()
-    found: list[Verdict] = []
+    found: list[OperationOutcome] = []
     count, seconds = 12, READ_TIMES * PATIENCE_SECS / 8
     for number in range(count):
         rig.store.query(MatchRetained(str(number)), lambda reply: found.append(reply.verdict))
@@ -223,12 +223,12 @@ def test_many_queries_in_a_turn_are_not_taken_for_one_that_hangs(
 
     def are_answered() -> bool:
         assert not rig.store.health.failure
-        return len(found) == count and rig.walks.matches >= found.count(Verdict.DONE)
+        return len(found) == count and rig.walks.matches >= found.count(OperationOutcome.DONE)
 
     rig.until(are_answered)
     assert rig.walks.matches < count, "what was given up is not read"
-    assert found.count(Verdict.DONE) > 1
-    assert Verdict.UNAVAILABLE in found, "the last ones have waited for too long"
+    assert found.count(OperationOutcome.DONE) > 1
+    assert OperationOutcome.UNAVAILABLE in found, "the last ones have waited for too long"
     assert rig.walks.connects == 1
     assert not rig.walks.interrupts
 
@@ -251,10 +251,10 @@ def test_a_query_of_a_session_follows_its_operations(rig: Rig) -> None:
 )
 def test_notices_are_sent_again_and_stop_no_lane(rig: Rig, error: Exception, is_sent: bool) -> None:
     """Notices of a group that is committed, which the database cancels, never gets or rejects."""
-    notice = Noted("other", Event.MISSED)
+    notice = Noted("other", NoticeSubject.MISSED)
     (lane,) = rig.store._lanes
     lane.patience_secs = WAIT_SECS  # reconnecting takes long on a busy machine
     rig.lane.fails.append(error)
     lane._noted.append(notice)
-    assert rig.verdict(rig.replica.send(settling())) is Verdict.DONE
+    assert rig.verdict(rig.replica.send(settling())) is OperationOutcome.DONE
     assert rig.lane.notified == ([notice] if is_sent else [])

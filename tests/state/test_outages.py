@@ -18,18 +18,18 @@ from gateway.state.database import AbortedError, Database, LostError
 from gateway.state.interface import (
     AcquireLease,
     ChangeSession,
-    Event,
     FindSession,
     Lease,
     MatchRetained,
+    NoticeSubject,
     OpenSession,
+    OperationOutcome,
     Reply,
     Retain,
     Retained,
     SessionKey,
-    Verdict,
 )
-from gateway.state.postgresql import LOCK_MS, PostgreSQLDatabase, PostgreSQLState, Server, Wire
+from gateway.state.postgresql import LOCK_MS, DatabaseSocket, PostgreSQLDatabase, PostgreSQLState, Server
 from gateway.state.schema import load_migrations
 from gateway.state.sessions import SessionOperation, Sessions
 from tests.interop.servers import PostgreSQL
@@ -140,24 +140,24 @@ def test_what_is_done_while_it_restarts_is_done_once(own: PostgreSQLWorld) -> No
     own.server.stop(kill=True)
     waits += [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(50, 100)]
     own.server.start()
-    assert {wait.result(60).verdict for wait in waits} == {Verdict.DONE}
+    assert {wait.result(60).verdict for wait in waits} == {OperationOutcome.DONE}
     one.until_healthy()
     assert one.store.health.pending == 0
     assert set(opens(one).contents.subscriptions) == {str(number) for number in range(100)}
-    assert one.heard(lambda notice: notice.event is Event.MISSED)
+    assert one.heard(lambda notice: notice.event is NoticeSubject.MISSED)
 
 
 def test_after_some_time_it_is_unavailable_and_then_it_is_back(own: PostgreSQLWorld) -> None:
     one = own.replica("one", patience_secs=0.5)
     epoch = opens(one).epoch
     own.server.stop()
-    assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.UNAVAILABLE
-    assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
+    assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is OperationOutcome.UNAVAILABLE
+    assert one.reply(Retain("t", b"x")).verdict is OperationOutcome.UNAVAILABLE
     failure, pending = one.store.health
     assert "PostgreSQL" in failure
     assert pending == 0
     own.server.start()
-    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is OperationOutcome.UNAVAILABLE:
         pass
     one.do(Retain("t", b"x"))
     one.until_healthy()
@@ -177,9 +177,9 @@ def test_no_more_wait_than_may(shared: PostgreSQLWorld, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(PostgreSQLDatabase, "begin", wait)
     waits = [one.send(Retain(str(number), b"x")) for number in range(5)]
-    assert [wait.result(30).verdict for wait in waits[3:]] == [Verdict.UNAVAILABLE] * 2
+    assert [wait.result(30).verdict for wait in waits[3:]] == [OperationOutcome.UNAVAILABLE] * 2
     go.set()
-    assert [wait.result(30).verdict for wait in waits[:3]] == [Verdict.DONE] * 3
+    assert [wait.result(30).verdict for wait in waits[:3]] == [OperationOutcome.DONE] * 3
 
 
 @pytest.mark.parametrize("topic", ["nul\0", "surrogate\ud800"])
@@ -187,10 +187,12 @@ def test_values_that_it_rejects_cost_nobody_else_anything(shared: PostgreSQLWorl
     one = shared.replica("one")
     waits = [one.send(Retain(name, b"x")) for name in ("a", topic, "b") for _ in range(20)]
     found = [wait.result(30).verdict for wait in waits]
-    assert found == [Verdict.DONE] * 20 + [Verdict.REFUSED] * 20 + [Verdict.DONE] * 20
+    assert (
+        found == [OperationOutcome.DONE] * 20 + [OperationOutcome.REFUSED] * 20 + [OperationOutcome.DONE] * 20
+    )
     assert one.ask(MatchRetained("#")) == [Retained("a", b"x", None), Retained("b", b"x", None)]
     bad = OpenSession(SessionKey("mqtt", topic), "one", "", "", False, 0.0)
-    assert one.reply(bad).verdict is Verdict.REFUSED
+    assert one.reply(bad).verdict is OperationOutcome.REFUSED
     opens(one)
 
 
@@ -206,7 +208,9 @@ def test_a_bug_costs_one_operation(one: Replica, monkeypatch: pytest.MonkeyPatch
     keys = [SessionKey("mqtt", client) for client in ("a", "odd", "b") for _ in range(10)]
     waits = [one.send(OpenSession(key, "one", "", "", False, 60.0)) for key in keys]
     found = [wait.result(30).verdict for wait in waits]
-    assert found == [Verdict.DONE] * 10 + [Verdict.REFUSED] * 10 + [Verdict.DONE] * 10
+    assert (
+        found == [OperationOutcome.DONE] * 10 + [OperationOutcome.REFUSED] * 10 + [OperationOutcome.DONE] * 10
+    )
     assert counted["store"] >= 10
 
 
@@ -214,7 +218,7 @@ def test_what_was_submitted_is_committed_at_the_end(shared: PostgreSQLWorld) -> 
     one, two = shared.replica("one"), shared.replica("two")
     waits = [one.send(Retain(str(number), b"x")) for number in range(2_000)]
     one.store.stop()
-    assert {wait.result(0).verdict for wait in waits} == {Verdict.DONE}
+    assert {wait.result(0).verdict for wait in waits} == {OperationOutcome.DONE}
     assert len(two.ask(MatchRetained("+", limit=5_000))) == 2_000
 
 
@@ -226,7 +230,7 @@ def test_groups_that_lock_each_other_out_are_tried_again(shared: PostgreSQLWorld
         for number in range(3_000)
         for replica, step in zip(replicas, (1, 96), strict=True)
     ]
-    assert {wait.result(60).verdict for wait in waits} == {Verdict.DONE}
+    assert {wait.result(60).verdict for wait in waits} == {OperationOutcome.DONE}
 
 
 def test_a_lane_of_two_processes_is_refused(shared: PostgreSQLWorld) -> None:
@@ -278,7 +282,7 @@ def test_a_replica_that_starts_before_its_database_is_healthy_later(own: Postgre
     one.store.start(lambda function: function(), one.notices.put)
     try:
         assert one.store.health.failure
-        assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
+        assert one.reply(Retain("t", b"x")).verdict is OperationOutcome.UNAVAILABLE
         own.server.start()
         one.until_healthy()
         one.do(Retain("t", b"x"))
@@ -291,7 +295,7 @@ def test_a_newer_schema_keeps_a_replica_out_and_says_why(shared: PostgreSQLWorld
     one = Replica(PostgreSQLState(Server(shared.server.url, shared.schema), patience_secs=0.5), "one")
     one.store.start(lambda function: function(), one.notices.put)
     try:
-        assert one.reply(Retain("t", b"x")).verdict is Verdict.UNAVAILABLE
+        assert one.reply(Retain("t", b"x")).verdict is OperationOutcome.UNAVAILABLE
         assert "a newer gateway has changed it" in one.store.health.failure
     finally:
         one.store.stop()
@@ -307,8 +311,8 @@ def test_a_password_that_cannot_be_read_is_the_reason_and_read_again(shared: Pos
 
     server = Server(shared.server.url, shared.schema, read)
     with pytest.raises(LostError, match="/secret"):
-        server.prepare(Wire())
-    server.prepare(Wire())
+        server.prepare(DatabaseSocket())
+    server.prepare(DatabaseSocket())
 
 
 def test_a_transaction_that_does_not_end_is_ended_by_who_waits_for_it(shared: PostgreSQLWorld) -> None:
@@ -336,7 +340,7 @@ def test_a_name_that_is_too_long_for_an_index_costs_nobody_else_anything(shared:
     random = Random(1)
     letters = "".join(random.choice(ascii_letters) for _ in range(4_000))
     one.until_healthy()
-    assert one.reply(ChangeSession(key, epoch, {letters: b"options"})).verdict is Verdict.REFUSED
+    assert one.reply(ChangeSession(key, epoch, {letters: b"options"})).verdict is OperationOutcome.REFUSED
     assert not one.store.health.failure
     two.do(ChangeSession(key, epoch, {"short": b"options"}))
 
@@ -349,7 +353,7 @@ def test_a_server_that_is_frozen_is_noticed_and_what_waits_is_answered(own: Post
     own.server.freeze()
     try:
         waits = [one.send(ChangeSession(KEY, epoch, {str(number): b""})) for number in range(3)]
-        assert {one.result(wait).verdict for wait in waits} == {Verdict.UNAVAILABLE}
+        assert {one.result(wait).verdict for wait in waits} == {OperationOutcome.UNAVAILABLE}
         assert "not answered" in one.store.health.failure or "PostgreSQL" in one.store.health.failure
         assert one.store.health.pending == 0
         begin = time.monotonic()
@@ -360,7 +364,7 @@ def test_a_server_that_is_frozen_is_noticed_and_what_waits_is_answered(own: Post
     finally:
         own.server.thaw()
     one.until_healthy()
-    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is OperationOutcome.UNAVAILABLE:
         pass
     assert "b" in opens(one).contents.subscriptions
 
@@ -374,7 +378,7 @@ def test_a_store_stops_though_its_server_is_frozen(own: PostgreSQLWorld) -> None
         begin = time.monotonic()
         one.store.stop()
         assert time.monotonic() - begin < 10.0
-        assert wait.result(0).verdict is Verdict.UNAVAILABLE
+        assert wait.result(0).verdict is OperationOutcome.UNAVAILABLE
     finally:
         own.server.thaw()
 
@@ -385,8 +389,8 @@ def test_a_commit_that_waits_for_a_lock_is_answered(shared: PostgreSQLWorld) -> 
     epoch = opens(one).epoch
     with psycopg.connect(shared.server.url) as other:
         other.execute(f"LOCK TABLE {shared.schema}.subscription".encode())
-        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.UNAVAILABLE
-    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is Verdict.UNAVAILABLE:
+        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is OperationOutcome.UNAVAILABLE
+    while one.reply(ChangeSession(KEY, epoch, {"b": b""})).verdict is OperationOutcome.UNAVAILABLE:
         pass
     one.until_healthy()
 
@@ -406,5 +410,5 @@ def test_a_transaction_that_nobody_waits_for_is_left_alone(shared: PostgreSQLWor
         with pytest.raises(TimeoutError):
             wait.result(LOCK_MS / 1_000 + 1.5)  # it has waited for the lock in vain once
         blocker.close()
-        assert one.result(wait).verdict is Verdict.DONE
+        assert one.result(wait).verdict is OperationOutcome.DONE
         slow.execute("COMMIT")

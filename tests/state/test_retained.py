@@ -9,12 +9,12 @@ import pytest
 from gateway.broker.topics import topic_matches
 from gateway.state.interface import (
     MatchRetained,
+    OperationOutcome,
     Reap,
     Retain,
     Retained,
     Retention,
     Room,
-    Verdict,
     WeighRetained,
 )
 from gateway.state.postgresql import PROBE_MIN
@@ -157,7 +157,10 @@ def test_what_each_user_has_is_weighed(world: World, one: Replica) -> None:
 def test_an_earlier_epoch_of_the_same_client_changes_nothing(one: Replica, two: Replica) -> None:
     one.do(Retain("t", b"1", None, "u", 10, client="c", epoch=2))
     for late in (b"0", None):
-        assert two.reply(Retain("t", late, None, "u", 10, client="c", epoch=1)).verdict is Verdict.FENCED
+        assert (
+            two.reply(Retain("t", late, None, "u", 10, client="c", epoch=1)).verdict
+            is OperationOutcome.FENCED
+        )
     assert one.ask(MatchRetained("t")) == [Retained("t", b"1", None, "u")]
     for other in (Retain("t", b"2", client="d", epoch=1), Retain("t", b"3"), Retain("t", b"4", client="d")):
         assert two.do(other).stored
@@ -169,7 +172,7 @@ def test_a_cleared_topic_is_fenced_for_a_while(world: World, one: Replica) -> No
     late = Retain("t", b"0", None, "u", 10, ROOM, client="c", epoch=1)
     one.do(Retain("t", b"1", None, "u", 10, client="c", epoch=1))
     assert one.do(Retain("t", None, client="c", epoch=2)) == Retention(True, ("u", 10))
-    assert one.reply(late).verdict is Verdict.FENCED
+    assert one.reply(late).verdict is OperationOutcome.FENCED
     assert one.ask(MatchRetained("#")) == []
     assert one.ask(WeighRetained()) == {}
     assert one.do(Retain("t", b"2", None, "v", 10, client="d", epoch=1)) == Retention(True, None)

@@ -13,7 +13,6 @@ from gateway.state.interface import (
     ChangeSession,
     Earlier,
     EndSession,
-    Event,
     FindAbsent,
     FindOwned,
     FindSession,
@@ -21,9 +20,11 @@ from gateway.state.interface import (
     Heartbeat,
     JoinReplica,
     LeaveSession,
-    Left,
-    Opened,
+    LeftSession,
+    NoticeSubject,
+    OpenedSession,
     OpenSession,
+    OperationOutcome,
     Owned,
     Owner,
     Packet,
@@ -35,10 +36,9 @@ from gateway.state.interface import (
     SettleWill,
     SharedFilters,
     UserSessions,
-    Verdict,
     WeighSessions,
     Weight,
-    Will,
+    WillRecord,
 )
 from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
 
@@ -53,10 +53,10 @@ def opens(
     key: SessionKey = KEY,
     clean: bool = False,
     expiry_secs: float = WEEK,
-    will: Will | None = None,
+    will: WillRecord | None = None,
     user: str = "user",
     only_own: bool = False,
-) -> Opened:
+) -> OpenedSession:
     return replica.do(
         OpenSession(
             key,
@@ -77,7 +77,9 @@ def joins(replica: Replica) -> None:
     replica.do(JoinReplica(replica.name, replica.name, "host:1883", "1"))
 
 
-def leaves(replica: Replica, epoch: int, *, discard_will: bool = False, expiry_secs: float = WEEK) -> Left:
+def leaves(
+    replica: Replica, epoch: int, *, discard_will: bool = False, expiry_secs: float = WEEK
+) -> LeftSession:
     return replica.do(LeaveSession(KEY, epoch, expiry_secs, discard_will))
 
 
@@ -125,12 +127,12 @@ def test_a_group_sees_its_own_changes_in_order(one: Replica) -> None:
         one.send(OpenSession(KEY, "one", "user", "", False, WEEK, "unused")),
     ]
     _, again, late, clean, last = [wait.result(30) for wait in waits]
-    assert isinstance(again.value, Opened)
+    assert isinstance(again.value, OpenedSession)
     assert again.value.contents.subscriptions == {"a": b"1", "b": b"1"}
-    assert late.verdict is Verdict.FENCED
-    assert isinstance(clean.value, Opened)
+    assert late.verdict is OperationOutcome.FENCED
+    assert isinstance(clean.value, OpenedSession)
     assert (clean.value.present, clean.value.ended_queue, clean.value.queue) == (False, "queue-one", "fresh")
-    assert isinstance(last.value, Opened)
+    assert isinstance(last.value, OpenedSession)
     assert (last.value.present, last.value.contents.subscriptions) == (True, {})
     assert first < again.value.epoch < clean.value.epoch < last.value.epoch
 
@@ -144,7 +146,7 @@ def test_a_frozen_owner_is_fenced_and_changes_nothing(one: Replica, two: Replica
         LeaveSession(KEY, old, 0.0, False),
         EndSession(KEY, old),
     ):
-        assert one.reply(operation).verdict is Verdict.FENCED
+        assert one.reply(operation).verdict is OperationOutcome.FENCED
     two.do(ChangeSession(KEY, new))
     assert opens(two).contents.subscriptions == {}
 
@@ -154,18 +156,18 @@ def test_a_frozen_owner_is_fenced_after_its_session_began_anew(one: Replica, two
     old = opens(one).epoch
     two.do(LeaveSession(KEY, opens(two).epoch, 0.0, True))
     assert one.ask(FindSession(KEY)) is None
-    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is Verdict.FENCED
+    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is OperationOutcome.FENCED
     opens(two)
-    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is Verdict.FENCED
+    assert one.reply(ChangeSession(KEY, old, {"a": b""})).verdict is OperationOutcome.FENCED
 
 
 def test_the_owner_before_hears_and_releases_and_the_next_one_hears_that(one: Replica, two: Replica) -> None:
     old = opens(one).epoch
     new = opens(two).epoch
-    assert one.heard(lambda notice: notice.event is Event.TAKEN).key == KEY
+    assert one.heard(lambda notice: notice.event is NoticeSubject.TAKEN).key == KEY
     assert one.ask(FindTaken("one")) == [(KEY, old)]
     one.do(ReleaseSession(KEY, old, b"prints"))
-    assert two.heard(lambda notice: notice.event is Event.RELEASED).key == KEY
+    assert two.heard(lambda notice: notice.event is NoticeSubject.RELEASED).key == KEY
     view = two.ask(FindSession(KEY))
     assert view is not None
     assert (view.holder, view.given_back) == (Owner("two", new), b"prints")
@@ -219,7 +221,7 @@ def test_a_session_that_ends_with_its_connection_leaves_nothing(one: Replica) ->
     found = opens(one, expiry_secs=0.0)
     one.do(ChangeSession(KEY, found.epoch, {"a": b""}))
     assert found.queue == ""
-    assert leaves(one, found.epoch, expiry_secs=0.0) == Left(ended=True, publish_will=False)
+    assert leaves(one, found.epoch, expiry_secs=0.0) == LeftSession(ended=True, publish_will=False)
     assert one.ask(FindSession(KEY)) is None
     assert opens(one).contents.subscriptions == {}
 
@@ -232,7 +234,7 @@ def test_a_repeated_end_of_a_connection_does_not_prolong_its_session(
     leaves(one, epoch)
     world.advance(WEEK + 1)
     (due,) = two.do(Reap(WEEK * 9))
-    assert leaves(one, epoch) == Left(ended=False, publish_will=False)
+    assert leaves(one, epoch) == LeftSession(ended=False, publish_will=False)
     two.do(EndSession(*due[:2]))
     assert two.ask(FindSession(KEY)) is None
 
@@ -251,7 +253,7 @@ def test_an_expired_session_is_reaped_once_and_again_if_nobody_ends_it(
     assert two.do(Reap(WEEK * 9)) == [due]
     two.do(EndSession(*due[:2]))
     assert one.ask(FindSession(KEY)) is None
-    assert one.reply(EndSession(*due[:2])).verdict is Verdict.FENCED
+    assert one.reply(EndSession(*due[:2])).verdict is OperationOutcome.FENCED
 
 
 def test_a_client_that_comes_back_while_its_session_is_reaped(
@@ -262,7 +264,7 @@ def test_a_client_that_comes_back_while_its_session_is_reaped(
     (due,) = one.do(Reap(WEEK * 9))
     found = opens(two)
     assert (found.present, found.ended_queue, found.queue) == (False, "queue-one", "queue-two")
-    assert one.reply(EndSession(*due[:2])).verdict is Verdict.FENCED
+    assert one.reply(EndSession(*due[:2])).verdict is OperationOutcome.FENCED
     assert one.ask(FindSession(KEY)) is not None
 
 
@@ -270,7 +272,7 @@ class TestWills:
     """A will is published once, when it is due, by whoever claims it."""
 
     def test_without_a_delay_who_has_lost_the_client_publishes(self, world: World, one: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
         assert leaves(one, epoch).publish_will
         assert one.do(Reap(60.0)) == []
         world.advance(CLAIM_SECS + 1)  # it has not done so
@@ -285,7 +287,7 @@ class TestWills:
         self, world: World, one: Replica, two: Replica, delay: float
     ) -> None:
         """The reply of the first was lost, and another replica publishes the will now."""
-        epoch = opens(one, will=Will(b"bye", delay)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", delay)).epoch
         leaves(one, epoch)
         world.advance(delay + CLAIM_SECS + 1)
         assert [due.will for due in two.do(Reap(WEEK))] == [b"bye"]
@@ -295,13 +297,13 @@ class TestWills:
         assert not [due for due in one.do(Reap(WEEK * 9)) if due.will is not None]
 
     def test_discarded(self, world: World, one: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 5.0)).epoch
         assert not leaves(one, epoch, discard_will=True).publish_will
         world.advance(60)
         assert one.do(Reap(WEEK)) == []
 
     def test_delayed_and_the_client_comes_back(self, world: World, one: Replica, two: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 5.0)).epoch
         assert not leaves(one, epoch).publish_will
         assert one.do(Reap(60.0)) == []
         assert opens(two).present
@@ -309,7 +311,7 @@ class TestWills:
         assert one.do(Reap(WEEK)) == []
 
     def test_delayed_and_due(self, world: World, one: Replica, two: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 5.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 5.0)).epoch
         leaves(one, epoch)
         world.advance(6)
         assert [due.will for due in one.do(Reap(WEEK))] == [b"bye"]
@@ -319,9 +321,9 @@ class TestWills:
     @pytest.mark.parametrize("clean", [True, False])
     @pytest.mark.parametrize("delay", [0.0, 5.0])
     def test_taken_over_while_connected(self, one: Replica, two: Replica, clean: bool, delay: float) -> None:
-        epoch = opens(one, will=Will(b"bye", delay)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", delay)).epoch
         one.do(ChangeSession(KEY, epoch, served=True))
-        found = opens(two, clean=clean, will=Will(b"other", 0.0))
+        found = opens(two, clean=clean, will=WillRecord(b"other", 0.0))
         void = delay > 0 and not clean
         assert found.wills == (() if void else ((epoch, b"bye"),))
         assert two.do(Reap(60.0)) == []
@@ -330,7 +332,7 @@ class TestWills:
     def test_claimed_by_who_opens_the_session_and_is_lost(
         self, world: World, one: Replica, two: Replica
     ) -> None:
-        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
         one.do(ChangeSession(KEY, epoch, served=True))
         assert opens(two).wills == ((epoch, b"bye"),)
         assert opens(one).wills == ()
@@ -342,7 +344,7 @@ class TestWills:
         self, world: World, one: Replica, two: Replica, is_void: bool
     ) -> None:
         """Its replica has some time to say so; else it is published."""
-        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
         assert opens(two).wills == ()
         assert two.do(Reap(60.0)) == []
         if is_void:
@@ -351,17 +353,17 @@ class TestWills:
         assert [due.will for due in two.do(Reap(60.0))] == ([] if is_void else [b"bye"])
 
     def test_of_a_client_that_left_before_it_was_confirmed(self, one: Replica, two: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 600.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 600.0)).epoch
         leaves(one, epoch)
         assert opens(two, clean=True).wills == ((epoch, b"bye"),)
 
     def test_no_later_than_the_end_of_the_session(self, world: World, one: Replica) -> None:
-        epoch = opens(one, will=Will(b"bye", 600.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 600.0)).epoch
         assert not leaves(one, epoch, expiry_secs=60.0).publish_will
         world.advance(61)
         assert {due.will for due in one.do(Reap(WEEK))} == {b"bye", None}
-        epoch = opens(one, expiry_secs=0.0, will=Will(b"bye", 600.0)).epoch
-        assert leaves(one, epoch, expiry_secs=0.0) == Left(ended=True, publish_will=True)
+        epoch = opens(one, expiry_secs=0.0, will=WillRecord(b"bye", 600.0)).epoch
+        assert leaves(one, epoch, expiry_secs=0.0) == LeftSession(ended=True, publish_will=True)
 
 
 class TestDeadReplicas:
@@ -371,7 +373,7 @@ class TestDeadReplicas:
     def test_its_sessions_are_left(self, world: World, one: Replica, two: Replica, quits: bool) -> None:
         joins(one)
         joins(two)
-        epoch = opens(one, will=Will(b"bye", 0.0)).epoch
+        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
         opens(one, key=OTHER, expiry_secs=0.0)
         mine = opens(two, key=SessionKey("mqtt", "another")).epoch
         if quits:
@@ -381,8 +383,8 @@ class TestDeadReplicas:
             two.do(Heartbeat("two"))
         assert two.do(Reap(60.0)) == []
         assert [due.will for due in two.do(Reap(60.0))] == [b"bye"]
-        assert one.reply(Heartbeat("one")).verdict is Verdict.FENCED
-        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is Verdict.FENCED
+        assert one.reply(Heartbeat("one")).verdict is OperationOutcome.FENCED
+        assert one.reply(ChangeSession(KEY, epoch, {"a": b""})).verdict is OperationOutcome.FENCED
         two.do(ChangeSession(SessionKey("mqtt", "another"), mine))
         view = two.ask(FindSession(KEY))
         assert view is not None
@@ -473,5 +475,5 @@ def test_absent_sessions_are_listed_page_by_page_with_their_subscriptions(one: R
     rest = [subscribed[2], Absent(keys[4], epochs[keys[4]], "user", "queue-one", {})]
     assert one.ask(FindAbsent(found[-1].key, 3)) == rest
     epoch = opens(one, key=keys[1]).epoch  # it has returned: a review that is late changes nothing
-    assert one.reply(ChangeSession(keys[1], epochs[keys[1]], {"b": None})).verdict is Verdict.FENCED
+    assert one.reply(ChangeSession(keys[1], epochs[keys[1]], {"b": None})).verdict is OperationOutcome.FENCED
     one.do(ChangeSession(keys[1], epoch, {"b": None}))

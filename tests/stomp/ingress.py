@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guest import Farewell, Guest, InFlight
-from gateway.ingress.guests import Guests
+from gateway.ingress.client import CloseReason, InFlight, IngressClient
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.dialect import NameRefused
@@ -34,7 +34,7 @@ UNACKNOWLEDGED_MAX: Final = 1_000
 class StompIngress(ListenerSource):
     """The STOMP side of one listener. A receipt is (connection, receipt-id)."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
         given = services.settings.listeners[name]
         assert isinstance(given, AnonymousListener)
@@ -96,7 +96,7 @@ class Subscription:
         self.taken.clear()
 
 
-class StompConnection(Guest):
+class StompConnection(IngressClient):
     """One client."""
 
     def __init__(self, ingress: StompIngress, stream: Stream) -> None:
@@ -225,7 +225,7 @@ class StompConnection(Guest):
         self.ingress.dispatcher.changed()
         self.ingress.forget(self)
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         self.say(Frame("ERROR", {"message": farewell.value}))
         self.stream.end(farewell.value)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from gateway.broker import storage
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from gateway.store.letters import DeadLetter
+from gateway.store.letters import StoredDeadLetter
 from gateway.store.repair import check, repair
 from gateway.store.store import Store
 from tests.broker.mqtt.test_durable_sessions import World
@@ -72,8 +72,8 @@ def filled(folder: Path, byte_count: int = LARGE, *, before: int = 0, behind: in
             one.append(log, number, b"%d" % number)
 
 
-def letters_of(one: Opened) -> list[DeadLetter]:
-    found: list[list[DeadLetter]] = []
+def letters_of(one: Opened) -> list[StoredDeadLetter]:
+    found: list[list[StoredDeadLetter]] = []
     one.store.newest_letters(99, found.append)
     one.store.flush()
     one.loop.run_until(lambda: found)
@@ -162,7 +162,7 @@ def test_a_session_gets_what_is_behind_a_damaged_row(tmp_path: Path) -> None:
     spaces: list[Space] = []
 
     def restore(store: Store) -> None:
-        spaces.append(Space(SessionLimits(), store=store, retained=Retained(store=store)))
+        spaces.append(Space(SessionLimits(), store=store, retained=RetainedTopics(store=store)))
 
     with Opened(tmp_path, before=restore) as one:
         outlet = connected(spaces[0].sessions["c"])
@@ -179,7 +179,7 @@ def test_a_damaged_letter_hides_no_other(tmp_path: Path) -> None:
         database.commit()
     with Opened(tmp_path) as one:
         assert [letter.message.body for letter in letters_of(one)] == [b"9", b"8", b"3", b"2", b"1", b"0"]
-        found: list[list[DeadLetter]] = []
+        found: list[list[StoredDeadLetter]] = []
         one.store.newest_letters(2, found.append, before=9)
         one.store.flush()
         one.loop.run_until(lambda: found)

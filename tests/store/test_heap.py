@@ -15,7 +15,7 @@ import pytest
 
 from gateway.errors import StoreError
 from gateway.model.outcome import ACCEPTED
-from gateway.store.heap import BLOCK, KEPT_BYTES, Heap, Place
+from gateway.store.heap import BLOCK, KEPT_BYTES, Heap, RowPlace
 from gateway.store.repair import check, repair
 from tests.store.parts import Opened, content, log_of, opened
 
@@ -56,7 +56,7 @@ def test_any_history(tmp_path: Path, seed: int) -> None:
         act(heap, rows, rng, row)
         if rng.random() < 0.05:
             heap.shorten(0)
-            last = max(heap.places.values(), default=Place(0, 0))
+            last = max(heap.places.values(), default=RowPlace(0, 0))
             assert last.at + last.byte_count <= size(tmp_path) <= last.end
         if rng.random() < 0.05:  # as after a restart
             places = heap.places
@@ -80,7 +80,7 @@ def test_what_is_free_is_used_again(tmp_path: Path) -> None:
             heap.write(row, [bytes(BLOCK)])
         heap.free(3)
         heap.free(4)
-        assert heap.write(11, [bytes(BLOCK + 1)]) == Place(3 * BLOCK, BLOCK + 1)
+        assert heap.write(11, [bytes(BLOCK + 1)]) == RowPlace(3 * BLOCK, BLOCK + 1)
         assert heap.write(12, [bytes(1)]).at == 10 * BLOCK
 
 
@@ -95,7 +95,7 @@ def test_a_row_of_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytes
 
 def test_rows_in_one_place_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="two rows are said to be at byte 4096"):
-        Heap(tmp_path, {1: Place(0, 5_000), 2: Place(4_096, 100)})
+        Heap(tmp_path, {1: RowPlace(0, 5_000), 2: RowPlace(4_096, 100)})
 
 
 def filled(folder: Path, count: int = 10) -> None:
@@ -162,7 +162,7 @@ def test_a_move_that_the_database_refuses_changes_nothing(
             database._move()
     assert database.heap.places == before
     assert database._move()
-    assert max(database.heap.places.values()).end == 5 * Place(0, LARGE + 99).end
+    assert max(database.heap.places.values()).end == 5 * RowPlace(0, LARGE + 99).end
     assert [at for at, _ in content(store, log_of(store))] == [5, 6, 7, 8, 9]
     store.close()
 

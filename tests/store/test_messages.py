@@ -23,7 +23,7 @@ from gateway.model.properties import (
     property_set,
     string,
 )
-from gateway.model.spooled import OpenBody, Spooled
+from gateway.model.spooled_bodies import OpenBody, Spooled
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.amqpfast.dialect import fast_address

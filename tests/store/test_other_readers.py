@@ -14,9 +14,9 @@ import pytest
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Confirms
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from gateway.store import writer
-from gateway.store.database import BUSY_SECS, FILE, Database
+from gateway.store.database import BUSY_SECS, FILE, StoreDatabase
 from tests.ingress.amqp_client import Amqp
 from tests.interop.gateway_fixture import running, settings_of
 from tests.store.parts import Opened
@@ -37,13 +37,13 @@ def reading(folder: Path) -> Iterator[None]:
 @pytest.fixture
 def tidied(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set whenever the log is about to be emptied, which is soon after each commit."""
-    begun, shorten = threading.Event(), Database.shorten
+    begun, shorten = threading.Event(), StoreDatabase.shorten
 
-    def noticed(database: Database) -> bool:
+    def noticed(database: StoreDatabase) -> bool:
         begun.set()
         return shorten(database)
 
-    monkeypatch.setattr(Database, "shorten", noticed)
+    monkeypatch.setattr(StoreDatabase, "shorten", noticed)
     monkeypatch.setattr(writer, "TIDY_SECS", 0.05)
     return begun
 
@@ -81,7 +81,7 @@ def test_the_end_does_not_wait_for_a_reader(tmp_path: Path) -> None:
 
 
 def test_confirms_come_while_somebody_reads(tmp_path: Path, tidied: threading.Event) -> None:
-    with running(settings_of(store=Store(path=tmp_path))) as gateway, Amqp(gateway).open() as client:
+    with running(settings_of(store=StoreSettings(path=tmp_path))) as gateway, Amqp(gateway).open() as client:
         client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
         with reading(tmp_path):

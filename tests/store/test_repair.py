@@ -12,9 +12,9 @@ import pytest
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.spooled import OpenBody, Spooled
+from gateway.model.spooled_bodies import OpenBody, Spooled
 from gateway.store import repair as repairing
-from gateway.store.damage import Lost
+from gateway.store.damage import LostMessages
 from gateway.store.repair import check, repair
 from tests.store.parts import SENDER, TOPIC, Opened, content, log_of, messages, numbered, opened
 
@@ -141,7 +141,7 @@ def test_spoilt_messages_are_named_by_their_queue(damaged: Path) -> None:
         connection.execute("UPDATE things SET value = x'00' WHERE kind = 'retained'")
         connection.execute("UPDATE dead_letters SET message = x'00' WHERE id = 7")
     findings = check(damaged)
-    assert findings.logs == {("queue", "b"): Lost(18)}, "two of twenty were settled"
+    assert findings.logs == {("queue", "b"): LostMessages(18)}, "two of twenty were settled"
     assert findings.things == [("retained", "a/b")]
     assert (findings.letters, findings.file, findings.hidden) == (1, [], {})
     assert repair(damaged)[0] == findings
@@ -306,7 +306,7 @@ def test_a_message_whose_body_is_missing_is_lost(tmp_path: Path, there: int | No
     assert check(tmp_path).sound
     body.unlink() if there is None else body.write_bytes(bytes(there))
     findings, _ = repair(tmp_path)
-    assert findings.logs == {("fast queue", "q"): Lost(1)}
+    assert findings.logs == {("fast queue", "q"): LostMessages(1)}
     assert findings.bodies == [f"{body} {said}"]
     assert check(tmp_path).sound
     assert held(tmp_path)["q"] == {b"small"}

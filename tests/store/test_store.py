@@ -11,7 +11,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.database import Stored
 from gateway.store.group import RUN_BYTES_MAX, RUN_MESSAGES_MAX, Group
 from gateway.store.index import TRANSIENT, Log
-from gateway.store.letters import DeadLetter
+from gateway.store.letters import StoredDeadLetter
 from tests.store.parts import TOPIC, Disk, Opened, accepted, content, log_of, messages, numbered, opened
 
 
@@ -421,7 +421,7 @@ def test_a_damaged_row_is_told_and_left_out(tmp_path: Path) -> None:
     store.close()
     with Opened(tmp_path) as one:
         assert one.read_from(log_of(one.store), 0, 9) == [(1, b"two")]
-        found: list[list[DeadLetter]] = []
+        found: list[list[StoredDeadLetter]] = []
         one.store.newest_letters(9, found.append)
         one.store.flush()
         one.loop.run_until(lambda: found)

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.store.letters import DeadLetter
+from gateway.store.letters import StoredDeadLetter
 from gateway.store.store import Store
 from tests.store.parts import TOPIC, Opened, messages, opened
 
@@ -87,7 +87,7 @@ LETTERS_BYTES = 100 + 5 * MESSAGE_BYTES
 
 
 def letters(store: Store, bodies: str) -> None:
-    found: list[list[DeadLetter]] = []
+    found: list[list[StoredDeadLetter]] = []
     store.newest_letters(100, found.append)
     assert "".join(letter.message.body.decode() for letter in found[0]) == bodies
 
@@ -99,7 +99,7 @@ def test_dead_letters(tmp_path: Path) -> None:
     store.close()
     store = opened(tmp_path, letters_max=5, letters_bytes_max=LETTERS_BYTES)
     letters(store, "cba")
-    found: list[list[DeadLetter]] = []
+    found: list[list[StoredDeadLetter]] = []
     store.find_letters([2, 9, 1], found.append)
     two, one = found[0]
     assert (two.id, two.route, two.message.body) == (2, "route", b"b")
@@ -127,7 +127,7 @@ def test_dead_letters(tmp_path: Path) -> None:
 
 def test_letters_can_be_listed_while_the_thread_runs(tmp_path: Path) -> None:
     with Opened(tmp_path) as one:
-        found: list[list[DeadLetter]] = []
+        found: list[list[StoredDeadLetter]] = []
         one.store.add_letters(messages(b"a"), "route", REFUSED)
         one.store.newest_letters(10, found.append)
         one.store.flush()

@@ -46,7 +46,7 @@ class Waiting:
     link: str = "erp"
     route: str = "telemetry"
     messages: int = 9
-    byte_count: int = 900
+    messages_bytes: int = 900
     oldest_secs: float = 1.5
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from gateway.model.times import Monotonic
 from gateway.telemetry import history as module
-from gateway.telemetry.history import STEP_SECS, STEPS, History, Key
+from gateway.telemetry.history import STEP_SECS, STEPS, CounterKey, History
 from gateway.telemetry.metrics import Metrics, Sources
 from tests.telemetry.samples import ResolvedRoute
 
 UTC = 1_800_000_000.0
-IN = Key("process", "", "in")
+IN = CounterKey("process", "", "in")
 
 
 class Scene:
@@ -36,7 +36,7 @@ class Scene:
         self.now += secs
         self.history.tick(Monotonic(self.now), UTC + self.now)
 
-    def values(self, key: Key) -> list[float]:
+    def values(self, key: CounterKey) -> list[float]:
         return self.history.series(key).values
 
 
@@ -57,9 +57,9 @@ def test_each_step_has_what_was_counted_in_it() -> None:
         scene.link.messages_in += 1
         scene.tick(1.0)
     assert scene.values(IN) == [9.9, 11.0, 2.0]
-    assert scene.values(Key("listener", "mqtt", "in")) == [9.0, 10.0, 1.0]
-    assert scene.values(Key("link", "erp", "in")) == [0.9, 1.0, 1.0]
-    assert scene.history.now(Key("link", "erp", "in")) == 1.0
+    assert scene.values(CounterKey("listener", "mqtt", "in")) == [9.0, 10.0, 1.0]
+    assert scene.values(CounterKey("link", "erp", "in")) == [0.9, 1.0, 1.0]
+    assert scene.history.now(CounterKey("link", "erp", "in")) == 1.0
     assert scene.history.until == UTC + 1_030.0
 
 
@@ -97,7 +97,7 @@ def test_a_clock_that_goes_back_a_little_does_no_harm() -> None:
 
 def test_a_counter_that_begins_anew_goes_on() -> None:
     scene = Scene()
-    key = Key("route", "telemetry", "in")
+    key = CounterKey("route", "telemetry", "in")
     scene.route.matched = 100
     scene.tick(1.0)
     scene.routes[:] = [ResolvedRoute(matched=7, delivered=0, failed=0)]
@@ -112,14 +112,14 @@ def test_routes_count_what_failed_and_their_dead_letters() -> None:
     scene.letters = {("telemetry", "no_route"): 2, ("telemetry", "expired"): 1, ("", "no_route"): 5}
     scene.tick(1.0)
     scene.tick(10.0)
-    assert scene.values(Key("route", "telemetry", "refused")) == [0.7]
-    assert scene.values(Key("route", "telemetry", "dead_letters")) == [0.3]
-    assert scene.values(Key("process", "", "dead_letters")) == [0.8]
+    assert scene.values(CounterKey("route", "telemetry", "refused")) == [0.7]
+    assert scene.values(CounterKey("route", "telemetry", "dead_letters")) == [0.3]
+    assert scene.values(CounterKey("process", "", "dead_letters")) == [0.8]
 
 
 def test_a_route_that_has_gone_is_forgotten_after_an_hour() -> None:
     scene = Scene()
-    key = Key("route", "telemetry", "in")
+    key = CounterKey("route", "telemetry", "in")
     scene.route.matched = 10
     scene.tick(1.0)
     scene.routes.clear()
@@ -158,6 +158,6 @@ def test_frames_are_counted_by_protocol_and_direction() -> None:
     frames.sent["PUBACK"] = 20
     scene.tick(STEP_SECS)
     scene.tick(STEP_SECS)
-    assert scene.values(Key("protocol", "mqtt", "frames_in"))[-1] == 4.0
-    assert scene.values(Key("protocol", "mqtt", "frames_out"))[-1] == 2.0
-    assert scene.values(Key("protocol", "amqp091", "frames_in"))[-1] == 0.0
+    assert scene.values(CounterKey("protocol", "mqtt", "frames_in"))[-1] == 4.0
+    assert scene.values(CounterKey("protocol", "mqtt", "frames_out"))[-1] == 2.0
+    assert scene.values(CounterKey("protocol", "amqp091", "frames_in"))[-1] == 0.0

@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 from prometheus_client.samples import Sample
 
-from gateway.telemetry.merging import OPENMETRICS, MergedMetrics
+from gateway.telemetry.worker_metrics import OPENMETRICS, MergedMetrics
 from tests.telemetry.samples import metrics_with_traffic
 
 

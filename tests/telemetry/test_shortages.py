@@ -12,8 +12,8 @@ import pika
 import pytest
 
 from gateway.admin.process import Limit
-from gateway.app.shortages import Certificates, limit_ratios
-from gateway.settings import Http, Limits, Store
+from gateway.app.shortages import CertificateEnds, limit_ratios
+from gateway.settings import Http, Limits, StoreSettings
 from tests.configured import make_link
 from tests.ingress.test_revocation import DAY, NOW, Authority
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -29,7 +29,7 @@ def gateway(tmp_path: Path) -> Iterator[Running]:
     }
     settings = settings_of(
         http=Http(host=LOOPBACK, port=0),
-        store=Store(path=tmp_path / "data"),
+        store=StoreSettings(path=tmp_path / "data"),
         limits=Limits(queues_max=4),
         links=links,
     )
@@ -66,7 +66,7 @@ def test_a_changed_certificate_is_read_and_a_lost_one_left_out(tmp_path: Path) -
     authority = Authority(tmp_path)
     _, file = authority.sign("a")
     link = make_link(url="amqps://h", tls={"cert_file": file, "key_file": file})
-    certificates = Certificates(settings_of(links={"erp": link}))
+    certificates = CertificateEnds(settings_of(links={"erp": link}))
     (first,) = certificates.expiries().values()
     assert first > time.time()
     file.write_text("none")

@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from gateway.settings import Http
-from gateway.settings.tree import Log
+from gateway.settings.tree import LogSettings
 from gateway.telemetry.metrics import TURN_SECONDS, Metrics, Sources
 from gateway.telemetry.watchdog import TOLD, Watchdog
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
@@ -86,7 +86,7 @@ async def test_turns_are_a_histogram() -> None:
 
 
 def test_a_start_is_not_told_and_what_follows_is(capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log(slow_turn_secs=1e-9)  # every step is too long
+    log = LogSettings(slow_turn_secs=1e-9)  # every step is too long
     http = Http(host=LOOPBACK, port=0)  # its start takes steps
     with running(settings_of(log=log, http=http)) as gateway:
         gateway.ask(lambda: None)

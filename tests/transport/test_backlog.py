@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.broker.spool import Spool, SpoolFile
-from gateway.model.spooled import Piece, SpooledPiece, joined
+from gateway.model.spooled_bodies import Piece, SpooledPiece, joined
 from gateway.transport.backlog import GATHERED_MAX, Backlog
 
 BODY = bytes(range(256)) * 4096

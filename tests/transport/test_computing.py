@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.transport.computing import SWITCH_SECS, computed
+from gateway.transport.computation import SWITCH_SECS, computed
 
 
 def test_the_switch_interval_is_short_while_somebody_computes() -> None:

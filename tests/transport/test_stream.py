@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model.message import Sender
-from gateway.model.spooled import Piece, joined
+from gateway.model.spooled_bodies import Piece, joined
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import (
     BACKLOG_BYTES_HIGH,

@@ -10,7 +10,7 @@ import trio
 
 from gateway.transport import poller as poller_module
 from gateway.transport.poller import STRIKES_SLOW, Poller
-from gateway.transport.rate import Rate
+from gateway.transport.rate import ConnectionRate
 from gateway.transport.stream import STRIKES_MAX, Stream, WriteSet
 from tests.transport.ends import Speaker
 
@@ -227,14 +227,14 @@ async def test_what_is_left_needs_nothing_from_outside_to_go_on(bench: Bench, nu
     [(1_000, 0, 0.0), (1_500, 0, 0.5), (0, 30, 2.0), (3_000, 20, 2.0), (0, 0, 0.0)],
 )
 def test_a_rate_gives_a_second_at_once_and_then_makes_up(byte_count: int, messages: int, wait: float) -> None:
-    rate = Rate(1_000, 10, 5.0)
+    rate = ConnectionRate(1_000, 10, 5.0)
     rate.messages = messages
     assert rate.charge(byte_count, 5.0) == pytest.approx(wait)
     assert rate.charge(0, 5.0 + wait) == pytest.approx(0.0)
 
 
 def test_what_is_not_used_is_kept_for_a_second_only() -> None:
-    rate = Rate(1_000, 0, 0.0)
+    rate = ConnectionRate(1_000, 0, 0.0)
     assert rate.charge(1_500, 100.0) == pytest.approx(0.5)
 
 
@@ -243,7 +243,7 @@ async def test_who_sends_too_fast_is_not_read_until_the_time_has_come(
 ) -> None:
     peer = Worker(bench)
     other = bench.connect(peer)
-    stream_of(peer).rate = Rate(10, 0, trio.current_time())
+    stream_of(peer).rate = ConnectionRate(10, 0, trio.current_time())
     nursery.start_soon(bench.poller.run)
     other.sendall(bytes(310))
     await trio.sleep(1)

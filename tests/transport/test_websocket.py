@@ -23,7 +23,7 @@ from wsproto.events import (
 
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.transport.filter import Ending
-from gateway.transport.stacked import Stacked, within
+from gateway.transport.filter_stack import Stacked, within
 from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.websocket import FRAMES_MAX, WebSocketFilter
 from tests.transport.ends import FakeSocket, Speaker, Watch

@@ -1,9 +1,9 @@
 """HTTP connection: requests that h11 parses are passed to the application, its responses are written back.
 
 A client is waited for only with a deadline: for the head of a request, for its body, for reading the
-response, and between two requests. An invalid request ends in a `Refusal`: an error response, counted by its
-reason, after which the connection closes. Upgrades are not supported: a request for one is served as if it
-had none.
+response, and between two requests. An invalid request ends in a `ServerRefusal`: an error response, counted
+by its reason, after which the connection closes. Upgrades are not supported: a request for one is served as
+if it had none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DISCONNECT: Final[Message] = {"type": "http.disconnect"}
 log = structlog.get_logger(limited=True)
 
 
-class Refusal(Exception):
+class ServerRefusal(Exception):
     """Error response from the server itself, after which the connection closes.
 
     `reason` is a label of the metric.
@@ -88,7 +88,7 @@ class HttpConnection:
         self._begun = False  # the first bytes have been checked
         self._start: h11.Response | None = None
         self._is_head = False
-        self._refusal: Refusal | None = None
+        self._refusal: ServerRefusal | None = None
         self._gone = False
         self._body_bytes = 0
         self._body_deadline = 0.0
@@ -114,7 +114,7 @@ class HttpConnection:
                     break
             else:
                 return
-        except Refusal as refusal:
+        except ServerRefusal as refusal:
             await self._refuse(refusal)
         if self._h11.their_state not in OVER or self._h11.trailing_data[0]:
             await self._linger()
@@ -124,7 +124,7 @@ class HttpConnection:
     async def _request(self) -> h11.Request | None:
         """Return the next request, or None if the client has closed or is idle for too long.
 
-        Raises Refusal for an invalid request, or if its head is incomplete for too long.
+        Raises ServerRefusal for an invalid request, or if its head is incomplete for too long.
         """
         http = self._http
         if self._served and not self._h11.trailing_data[0]:
@@ -140,33 +140,33 @@ class HttpConnection:
             self._body_bytes = 0
             self._body_deadline = clock.now() + http.body_timeout_secs
             return event
-        raise Refusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
+        raise ServerRefusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
 
     def _check(self, request: h11.Request) -> None:
-        """Raise Refusal for another HTTP version, CONNECT, or a head or announced body that is too large."""
+        """Raise ServerRefusal for CONNECT, another version of HTTP, a head announced body too large."""
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
-            raise Refusal(505, "unsupported", "this server supports only HTTP/1.1")
+            raise ServerRefusal(505, "unsupported", "this server supports only HTTP/1.1")
         head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
         if head > self._http.head_bytes_max:  # h11 limits only heads that are incomplete.
-            raise Refusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} bytes")
+            raise ServerRefusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} bytes")
         if request.method == b"CONNECT":
-            raise Refusal(501, "unsupported", "this server is not a proxy")
+            raise ServerRefusal(501, "unsupported", "this server is not a proxy")
         lengths = [int(value) for name, value in request.headers if name == b"content-length"]
         if lengths and lengths[0] > self._http.body_bytes_max:
             raise self._too_large()
 
-    def _too_large(self) -> Refusal:
-        return Refusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
+    def _too_large(self) -> ServerRefusal:
+        return ServerRefusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
 
     async def _event(self) -> object:
-        """Return the next h11 event; read until there is one. Raises Refusal or Gone."""
+        """Return the next h11 event; read until there is one. Raises ServerRefusal or Gone."""
         while True:
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
                 reason = "head_bytes" if error.error_status_hint == 431 else "malformed"
-                raise Refusal(error.error_status_hint, reason, f"invalid HTTP/1.1: {error}") from error
+                raise ServerRefusal(error.error_status_hint, reason, f"invalid HTTP/1.1: {error}") from error
             if event is not h11.NEED_DATA:
                 return event
             await self._read()
@@ -186,13 +186,13 @@ class HttpConnection:
         self._h11.receive_data(bytes(data))
 
     async def _check_first_bytes(self) -> None:
-        """Raise Refusal, with a plain response, if only one of the client and the port uses TLS."""
+        """Raise ServerRefusal, with a plain response, if only one of the client and the port uses TLS."""
         data = await self._socket.recv(FIRST_BYTES, socket.MSG_PEEK)
         self._begun = True
         found = misfit(data, secure=self._secured) if data else None
         if found is not None:
             self.stream = trio.SocketStream(self._socket)
-            raise Refusal(400, found.reason, found.text)
+            raise ServerRefusal(400, found.reason, found.text)
 
     async def _receive(self) -> Message:
         """Return the next piece of the body for the application.
@@ -209,8 +209,8 @@ class HttpConnection:
                 await trio.lowlevel.checkpoint()
                 return self._piece(await self._event())
             secs = self._http.body_timeout_secs
-            raise Refusal(408, "body_timeout", f"incomplete body after {secs:g} s")
-        except Refusal as refusal:
+            raise ServerRefusal(408, "body_timeout", f"incomplete body after {secs:g} s")
+        except ServerRefusal as refusal:
             self._refusal = refusal
         except Gone:
             self._gone = True
@@ -229,7 +229,7 @@ class HttpConnection:
     async def _answer(self, request: h11.Request) -> None:
         """Have the application serve a request.
 
-        Raises Refusal if the body was invalid, Gone if the client has disconnected.
+        Raises ServerRefusal if the body was invalid, Gone if the client has disconnected.
         """
         scope = self._asgi(request)
         if scope["raw_path"] not in PROBES:
@@ -326,7 +326,7 @@ class HttpConnection:
         self._h11.start_next_cycle()
         return True
 
-    async def _refuse(self, refusal: Refusal) -> None:
+    async def _refuse(self, refusal: ServerRefusal) -> None:
         self._refused[refusal.reason] += 1
         log.info("HTTP request refused", address=self.address, reason=refusal.reason, text=str(refusal)[:200])
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # No other response has been begun.

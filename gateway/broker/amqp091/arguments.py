@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.broker.amqp091.refusals import COMMAND_INVALID, TYPE_NAMES, Refused, failed
+from gateway.broker.amqp091.refusals import COMMAND_INVALID, TYPE_NAMES, AmqpRefused, failed
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.translate import EXPIRATION_MS_MAX
 
@@ -208,7 +208,10 @@ ALIEN: Final = {
 
 
 def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
-    """Return the meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'". Raises Refused (406)."""
+    """Return the meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'".
+
+    Raises AmqpRefused (406) for arguments that are invalid.
+    """
     given = dict(arguments)
     way = given.get(DEAD_LETTER_EXCHANGE)
     if way is not None and way.type is not ValueType.STRING:
@@ -250,7 +253,7 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
 
 
 def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """Raise Refused (406) if a quorum queue is declared non-durable, auto-delete or exclusive."""
+    """Raise AmqpRefused (406) if a quorum queue is declared non-durable, auto-delete or exclusive."""
     for word, fault in (
         ("non-durable", not durable),
         ("auto-delete", auto_delete),
@@ -269,7 +272,7 @@ def meaningful(arguments: Headers) -> dict[str, Value]:
     }
 
 
-def invalid(key: str, what: str, fault: str) -> Refused:
+def invalid(key: str, what: str, fault: str) -> AmqpRefused:
     """Return the refusal of an argument with an invalid value (406)."""
     return failed(f"invalid arg '{key}' for {what}: {fault}")
 
@@ -277,7 +280,7 @@ def invalid(key: str, what: str, fault: str) -> Refused:
 def exchange_arguments(kind: str, arguments: Headers, what: str) -> Headers:
     """Return the arguments of an exchange that have an effect.
 
-    `what` is "exchange 'x' in vhost '/'". Raises Refused: 406, or 503 for an unknown type.
+    `what` is "exchange 'x' in vhost '/'". Raises AmqpRefused: 406, or 503 for an unknown type.
     """
     found: dict[str, Value] = {}
     for key, value in arguments:
@@ -311,12 +314,12 @@ def _delayed_type(given: Value | None) -> str:
     if given.value == DELAYED:
         raise failed(f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'")
     if given.value not in EXCHANGE_TYPES:
-        raise Refused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{given.value}'")
+        raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{given.value}'")
     return str(given.value)
 
 
 def check_match(arguments: Headers) -> None:
-    """Check the arguments of a binding to a headers exchange. Raises Refused (406)."""
+    """Check the arguments of a binding to a headers exchange. Raises AmqpRefused (406)."""
     match = dict(arguments).get("x-match")
     if match is None:
         return
@@ -333,8 +336,8 @@ def check_match(arguments: Headers) -> None:
 def consumer_priority(arguments: Headers, what: str, *, quorum: bool) -> int:
     """Return the `x-priority` of basic.consume, 0 if absent; `what` is the queue.
 
-    Raises Refused (406) for a value that is not an integer, and for arguments of other types of queue. Other
-    arguments are ignored.
+    Raises AmqpRefused (406) for a value that is not an integer, and for arguments of other types of queue.
+    Other arguments are ignored.
     """
     given_all = dict(arguments)
     for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:

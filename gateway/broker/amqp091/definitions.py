@@ -21,7 +21,7 @@ from gateway.broker.queue import Queue
 from gateway.model.properties import Headers, Properties, string
 from gateway.model.shares import NO_LIMIT
 from gateway.store.properties import decode_properties, encode_properties
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ QUEUE: Final = "queue"
 BINDING: Final = "binding"
 DELAYED: Final = "delayed"  # the messages of an exchange
 BINDINGS_FEW: Final = 100  # deleted one by one
-UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
+UNTOUCHED: Final = "queue_untouched"  # see broker/undelivered.py
 
 
 class Definitions(HostRecords):

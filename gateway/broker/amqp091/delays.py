@@ -25,9 +25,8 @@ from math import isfinite
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway import clock
-from gateway.broker.alarms import Alarm, Alarms
 from gateway.broker.amqp091.arguments import EXPIRY_MS_MAX, INTEGERS, QueueArguments
-from gateway.broker.amqp091.dead_lettering import (
+from gateway.broker.amqp091.dead_letter_routing import (
     COPIES,
     COPIES_MAX,
     EXPIRED_MAX,
@@ -39,6 +38,7 @@ from gateway.broker.amqp091.dead_lettering import (
 )
 from gateway.broker.pressure import FULL, FullQueues, Pressure, PressureByUser, lowered
 from gateway.broker.priorities import PriorityQueue
+from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.errors import ProtocolError
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message
@@ -60,13 +60,13 @@ RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts mes
 Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
 
 
-class Host(Protocol):
+class DelayHost(Protocol):
     """Interface of the virtual host for its delayed messages."""
 
     queue_messages_max: int
     queue_bytes_max: int
     dead_lettering: DeadLettering
-    alarms: Alarms
+    alarms: CallScheduler
     full_queues: FullQueues
 
     @property
@@ -100,7 +100,7 @@ def _milliseconds(given: Value) -> int:
 class DelayedMessages(PriorityQueue):
     """Messages that one exchange delays, in the order in which they are due."""
 
-    def __init__(self, name: str, host: Host, route: Route, *, durable: bool, user: str | None) -> None:
+    def __init__(self, name: str, host: DelayHost, route: Route, *, durable: bool, user: str | None) -> None:
         """Create the queue of exchange `name`, declared by `user`; `route` returns queues for keys."""
         super().__init__(
             name,
@@ -116,7 +116,7 @@ class DelayedMessages(PriorityQueue):
         self._alarms = host.alarms
         self._host = host
         self._route = route
-        self._alarm: Alarm | None = None
+        self._alarm: ScheduledCall | None = None
         self._shares = host.full_queues.sender_shares()
         self._shares.set_limits(self.messages_max, self.bytes_max)
         self._restrained: dict[str, int] = {}  # bytes at which the exchange is full to these users

@@ -11,7 +11,7 @@ from gateway.store.store import Store
 DELIVERIES: Final = "queue_deliveries"  # a record for each message that was returned
 
 
-class Deliveries:
+class DeliveryCounts:
     """Counts of one queue."""
 
     def __init__(self) -> None:

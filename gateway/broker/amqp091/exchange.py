@@ -16,7 +16,7 @@ from typing import Any
 from gateway.broker.amqp091.arguments import ALTERNATE, DELAYED, DELAYED_TYPE, HASH
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS, HashedPart, HashRing
 from gateway.broker.amqp091.delays import DelayedMessages, delay_of
-from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, comparable, wanted
+from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, comparable, wanted
 from gateway.broker.matching_steps import EXCHANGE_STEPS, MatchingSteps, pattern_steps
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
@@ -72,7 +72,7 @@ class Exchange:
         self._exchanges: dict[Exchange, None] = {}  # exchanges among the destinations
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
-        self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[Wanted, str | None]] = {}
+        self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[HeaderConditions, str | None]] = {}
         self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
         self._steps = MatchingSteps() if steps is None else steps
         self._own_steps: dict[str | None, int] = {}  # by the user who has made the bindings

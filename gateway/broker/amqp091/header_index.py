@@ -34,19 +34,19 @@ FEW: Final = 4  # conditions that are compared one by one; with more, sets are c
 GROUP_STEPS: Final = 4  # of a group, in addition to a step for each of its conditions
 
 
-class Wanted(NamedTuple):
+class HeaderConditions(NamedTuple):
     """Conditions of a headers binding: all of them are needed, or any."""
 
     all: bool
     conditions: frozenset[Condition]
 
 
-class _Group(Generic[T]):
+class _BindingGroup(Generic[T]):
     """Destinations that one user has bound with the same conditions."""
 
     __slots__ = ("destinations", "key", "listed", "steps", "wanted")
 
-    def __init__(self, key: tuple[str | None, Wanted]) -> None:
+    def __init__(self, key: tuple[str | None, HeaderConditions]) -> None:
         self.key = key
         self.wanted = key[1].conditions
         self.listed: list[Condition] = []  # conditions under which the group is listed
@@ -58,15 +58,15 @@ class HeaderIndex(Generic[T]):
     """Destinations by the conditions of their bindings."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str | None, Wanted], _Group[T]] = {}
+        self._groups: dict[tuple[str | None, HeaderConditions], _BindingGroup[T]] = {}
         self._always: dict[T, int] = {}  # bound with all of no conditions
-        self._all: dict[Condition, dict[_Group[T], None]] = {}
-        self._any: dict[Condition, dict[_Group[T], None]] = {}
+        self._all: dict[Condition, dict[_BindingGroup[T], None]] = {}
+        self._any: dict[Condition, dict[_BindingGroup[T], None]] = {}
         self._names: dict[str, int] = {}  # number of listings, by header
         self._steps: dict[tuple[str | None, Condition], int] = {}
         self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
-    def add(self, wanted: Wanted, destination: T, user: str | None) -> int:
+    def add(self, wanted: HeaderConditions, destination: T, user: str | None) -> int:
         """Add a binding of a user. Return the steps that it adds to the user's worst message."""
         if not wanted.conditions:
             if wanted.all:
@@ -77,7 +77,7 @@ class HeaderIndex(Generic[T]):
         if group is not None:
             group.destinations[destination] = group.destinations.get(destination, 0) + 1
             return 0
-        group = self._groups[key] = _Group(key)
+        group = self._groups[key] = _BindingGroup(key)
         group.destinations[destination] = 1
         lists = self._any
         group.listed = list(wanted.conditions)
@@ -92,7 +92,7 @@ class HeaderIndex(Generic[T]):
             more += self._charge(user, condition, group.steps)
         return more
 
-    def remove(self, wanted: Wanted, destination: T, user: str | None) -> int:
+    def remove(self, wanted: HeaderConditions, destination: T, user: str | None) -> int:
         """Remove an added binding. Return the steps that it takes from the user's worst message."""
         if not wanted.conditions:
             if wanted.all:
@@ -118,7 +118,7 @@ class HeaderIndex(Generic[T]):
         found: dict[T, None] = dict.fromkeys(self._always)
         names, every, some = self._names, self._all, self._any
         fulfilled: set[Condition] = set()
-        hits: dict[_Group[T], None] = {}
+        hits: dict[_BindingGroup[T], None] = {}
         for name in headers:
             if name not in names:
                 continue
@@ -192,7 +192,7 @@ def _take_one(counts: dict[K, int], key: K) -> None:
         del counts[key]
 
 
-def wanted(arguments: Headers) -> Wanted:
+def wanted(arguments: Headers) -> HeaderConditions:
     """Return the conditions in the arguments of a headers binding.
 
     `x-match` is all (default), any, all-with-x or any-with-x. Other arguments that begin with `x-` are
@@ -208,7 +208,7 @@ def wanted(arguments: Headers) -> Wanted:
             asked.append((name,) if value.value is None else (name, comparable(value)))
     if not mode.endswith("-with-x"):
         asked = [condition for condition in asked if not condition[0].startswith("x-")]
-    return Wanted(mode.startswith("all"), frozenset(asked))
+    return HeaderConditions(mode.startswith("all"), frozenset(asked))
 
 
 def comparable(value: Value) -> Any:

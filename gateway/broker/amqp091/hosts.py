@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gateway.broker.alarms import Alarms
-from gateway.broker.amqp091.dead_lettering import Lost
+from gateway.broker.amqp091.dead_letter_routing import Lost
 from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.delays import DelayedMessages
 from gateway.broker.amqp091.policies import Policy
@@ -14,6 +13,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
+from gateway.broker.scheduler import CallScheduler
 from gateway.model.shares import UserShares
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
@@ -41,7 +41,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         `bodies` is required with a store.
         """
         super().__init__()
-        self.alarms = Alarms()
+        self.alarms = CallScheduler()
         for name in names:
             definitions = None
             if store is not None:

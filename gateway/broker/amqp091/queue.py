@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway import clock
-from gateway.broker.alarms import Alarm, Alarms
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
-from gateway.broker.amqp091.dead_lettering import (
+from gateway.broker.amqp091.dead_letter_routing import (
     DELIVERY_LIMIT,
     EXPIRED,
     EXPIRED_MAX,
@@ -24,11 +23,12 @@ from gateway.broker.amqp091.dead_lettering import (
     DeadLettering,
     lasting,
 )
-from gateway.broker.amqp091.deliveries import Deliveries
+from gateway.broker.amqp091.deliveries import DeliveryCounts
 from gateway.broker.amqp091.policies import Policy, governed
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
+from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
@@ -43,14 +43,14 @@ LONG_AGO: Final = 1.0  # POSIX seconds
 LOOKED_AT: Final = 100_000  # messages a second whose expiry a queue with priorities checks
 
 
-class Host(Protocol):
+class QueueHost(Protocol):
     """Interface of the virtual host for its queues."""
 
     name: str
     queue_messages_max: int
     queue_bytes_max: int
     dead_lettering: DeadLettering
-    alarms: Alarms
+    alarms: CallScheduler
     policies: Sequence[Policy]
     full_queues: FullQueues
 
@@ -64,7 +64,7 @@ class AmqpQueue(Queue):
     def __init__(
         self,
         name: str,
-        host: Host,
+        host: QueueHost,
         *,
         durable: bool,
         auto_delete: bool,
@@ -90,7 +90,7 @@ class AmqpQueue(Queue):
         self.options = options
         self.used = clock.monotonic()
         self.bound: dict[Exchange, None] = {}
-        self.deliveries: Deliveries | None = None  # of a quorum queue
+        self.deliveries: DeliveryCounts | None = None  # of a quorum queue
         self._host = host
         self._dead_lettering = host.dead_lettering
         self._limited = options.length_max is not None or options.bytes_max is not None
@@ -101,8 +101,8 @@ class AmqpQueue(Queue):
         # Messages from this position on are delivered to waiting consumers even if expired.
         self._arriving = BEYOND
         self._droppable = EXPIRED_MAX  # expired messages that this turn may drop
-        self._alarm: Alarm | None = None  # for the expiry of the head
-        self._watch: Alarm | None = None  # for a check if it is used
+        self._alarm: ScheduledCall | None = None  # for the expiry of the head
+        self._watch: ScheduledCall | None = None  # for a check if it is used
 
     # In.
 
@@ -387,7 +387,7 @@ class AmqpQueue(Queue):
 class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     """Queue with `x-max-priority`. A higher priority counts as the maximum."""
 
-    def __init__(self, name: str, host: Host, *, options: QueueArguments, **more: Any) -> None:
+    def __init__(self, name: str, host: QueueHost, *, options: QueueArguments, **more: Any) -> None:
         self._soonest = NEVER  # no message in memory expires earlier
         self._rests = 0.0  # no check before this time (POSIX seconds), because it examines all messages
         self._is_behind = False  # an expired message may wait behind one that has not expired
@@ -473,9 +473,9 @@ class QuorumQueue(AmqpQueue):
     message becomes a dead letter.
     """
 
-    def __init__(self, name: str, host: Host, **more: Any) -> None:
+    def __init__(self, name: str, host: QueueHost, **more: Any) -> None:
         super().__init__(name, host, **more)
-        self.deliveries: Deliveries = Deliveries()
+        self.deliveries: DeliveryCounts = DeliveryCounts()
         self.gone = []  # reported to `deliveries` even if nothing is on disk
 
     def admitted(self, messages: list[Message]) -> list[Message]:
@@ -553,7 +553,7 @@ def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
 
 def make_queue(
     name: str,
-    host: Host,
+    host: QueueHost,
     *,
     durable: bool,
     auto_delete: bool,

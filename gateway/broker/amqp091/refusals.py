@@ -32,7 +32,7 @@ TYPE_NAMES: Final = {
 """RabbitMQ's names of field types in its texts."""
 
 
-class Refused(GatewayError):
+class AmqpRefused(GatewayError):
     """Error of an operation on the virtual host, to which AMQP responds with a reply code."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -40,32 +40,32 @@ class Refused(GatewayError):
         self.code = code
 
 
-def access_refused(text: str) -> Refused:
+def access_refused(text: str) -> AmqpRefused:
     """Return an error with code 403."""
-    return Refused(ACCESS_REFUSED, f"ACCESS_REFUSED - {text}")
+    return AmqpRefused(ACCESS_REFUSED, f"ACCESS_REFUSED - {text}")
 
 
-def not_found(text: str) -> Refused:
+def not_found(text: str) -> AmqpRefused:
     """Return an error with code 404."""
-    return Refused(NOT_FOUND, f"NOT_FOUND - {text}")
+    return AmqpRefused(NOT_FOUND, f"NOT_FOUND - {text}")
 
 
-def locked(queue: str, host: str) -> Refused:
+def locked(queue: str, host: str) -> AmqpRefused:
     """Return the error (405) for an exclusive queue of another connection, or one declared differently."""
     text = (
         f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{host}'. It could be originally "
         "declared on another connection or the exclusive property value does not match that of the original "
         "declaration."
     )
-    return Refused(RESOURCE_LOCKED, f"RESOURCE_LOCKED - {text}")
+    return AmqpRefused(RESOURCE_LOCKED, f"RESOURCE_LOCKED - {text}")
 
 
-def failed(text: str) -> Refused:
+def failed(text: str) -> AmqpRefused:
     """Return an error with code 406."""
-    return Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
+    return AmqpRefused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
 
 
-def inequivalent(word: str, what: str, now: object, was: object) -> Refused:
+def inequivalent(word: str, what: str, now: object, was: object) -> AmqpRefused:
     """Return the error (406) of a second, different declaration. `what` is "queue 'q' in vhost '/'"."""
     return failed(f"inequivalent arg '{word}' for {what}: received {say(now)} but current is {say(was)}")
 
@@ -86,7 +86,7 @@ def equivalent(before: Value | None, after: Value | None) -> bool:
     return type(before.value) is type(after.value) and bool(before.value == after.value)
 
 
-def differing(word: str, what: str, now: Value | None, was: Value | None) -> Refused:
+def differing(word: str, what: str, now: Value | None, was: Value | None) -> AmqpRefused:
     """Return the error (406) of two declarations with different arguments."""
     bare: tuple[Any, Any] = (now, was)
     if now is not None and was is not None and type(now.value) is type(was.value):

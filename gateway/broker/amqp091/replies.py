@@ -32,7 +32,7 @@ class ReplyTo:
         part.accept()
 
 
-class Replies:
+class RequesterNames:
     """Requesters of a virtual host, by name."""
 
     def __init__(self) -> None:

@@ -15,7 +15,6 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from gateway import clock
-from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.arguments import (
     ALTERNATE,
     DELAYED,
@@ -26,7 +25,7 @@ from gateway.broker.amqp091.arguments import (
     meaningful,
 )
 from gateway.broker.amqp091.consistent_hash import weight_of
-from gateway.broker.amqp091.dead_lettering import DeadLettering, Lost
+from gateway.broker.amqp091.dead_letter_routing import DeadLettering, Lost
 from gateway.broker.amqp091.definitions import EXCHANGE, QUEUE, Definitions
 from gateway.broker.amqp091.delays import DelayedMessages
 from gateway.broker.amqp091.exchange import Exchange
@@ -35,7 +34,7 @@ from gateway.broker.amqp091.queue import AmqpQueue, make_queue
 from gateway.broker.amqp091.refusals import (
     COMMAND_INVALID,
     RESOURCE_ERROR,
-    Refused,
+    AmqpRefused,
     access_refused,
     differing,
     equivalent,
@@ -44,10 +43,11 @@ from gateway.broker.amqp091.refusals import (
     locked,
     not_found,
 )
-from gateway.broker.amqp091.replies import PREFIX, Replies
+from gateway.broker.amqp091.replies import PREFIX, RequesterNames
 from gateway.broker.matching_steps import MatchingSteps
 from gateway.broker.pressure import FullQueues
 from gateway.broker.queue import Queue
+from gateway.broker.scheduler import CallScheduler
 from gateway.broker.shares import (
     Shares,
     argument_bytes,
@@ -60,7 +60,7 @@ from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, as_table
 from gateway.model.shares import NO_LIMIT, UserShares
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 
 DELETED_AT_ONCE: Final = 500  # exclusive queues of a closed connection: some 30 ms
 SWEPT: Final = 2_000  # keys of deleted bindings at once: some milliseconds
@@ -91,7 +91,7 @@ class VirtualHost:
         exchanges_max: int = 1_000,
         bindings_max: int = 100_000,
         definitions: Definitions | None = None,
-        alarms: Alarms | None = None,
+        alarms: CallScheduler | None = None,
         lost: Lost | None = None,
         policies: Sequence[Policy] = (),
         full_queues: FullQueues | None = None,
@@ -126,9 +126,9 @@ class VirtualHost:
         self.exchanges_max = exchanges_max
         self.bindings_max = bindings_max
         self.queues: dict[str, AmqpQueue] = {}
-        self.alarms = Alarms() if alarms is None else alarms
+        self.alarms = CallScheduler() if alarms is None else alarms
         self.dead_lettering = DeadLettering(self, lost)
-        self.replies = Replies()
+        self.replies = RequesterNames()
         self._changed = changed
         self.bindings = 0
         self.exchanges: dict[str, Exchange] = {}
@@ -280,14 +280,14 @@ class VirtualHost:
     # Exchanges.
 
     def exchange(self, name: str) -> Exchange:
-        """Return the exchange of that name. Raises Refused (404)."""
+        """Return the exchange of that name. Raises AmqpRefused (404)."""
         found = self.exchanges.get(name)
         if found is None:
             raise not_found(f"no exchange '{name}' in vhost '{self.name}'")
         return found
 
     def bindable(self, name: str) -> Exchange:
-        """Return the exchange of that name, as an end of a binding. Raises Refused (403 or 404)."""
+        """Return the exchange of that name, as an end of a binding. Raises AmqpRefused (403 or 404)."""
         if not name:
             raise access_refused(DEFAULT)
         return self.exchange(name)
@@ -303,14 +303,14 @@ class VirtualHost:
         arguments: Headers,
         user: str | None = "",
     ) -> Exchange:
-        """Create the exchange, or check that it is as declared. Raises Refused.
+        """Create the exchange, or check that it is as declared. Raises AmqpRefused.
 
         A new one belongs to `user`; None for the configuration, which has no share.
         """
         if not name:
             raise access_refused(DEFAULT)
         if kind not in EXCHANGE_TYPES:
-            raise Refused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{kind}'")
+            raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{kind}'")
         what = f"exchange '{name}' in vhost '{self.name}'"
         found = self.exchanges.get(name)
         if found is not None:
@@ -444,7 +444,7 @@ class VirtualHost:
     def queue(self, name: str, owner: object) -> AmqpQueue:
         """Return the queue of that name, which the connection `owner` may use.
 
-        Raises Refused (404 or 405).
+        Raises AmqpRefused (404 or 405).
         """
         found = self.queues.get(name)
         if found is None:
@@ -473,7 +473,7 @@ class VirtualHost:
         arguments: Headers,
         generated: str = "",
     ) -> AmqpQueue:
-        """Create the queue, or check that it is as declared. Raises Refused.
+        """Create the queue, or check that it is as declared. Raises AmqpRefused.
 
         An empty name is replaced by `generated` or a new name. A new queue belongs to `user`; None for the
         configuration, which has no share. An exclusive queue does not outlive its connection, and so is not
@@ -542,7 +542,7 @@ class VirtualHost:
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue, its bindings and its messages.
 
-        Return how many were ready. Raises Refused (406).
+        Return how many were ready. Raises AmqpRefused (406).
         """
         queue.settle_head()
         if if_unused and queue.consumers:
@@ -609,7 +609,7 @@ class VirtualHost:
         if user is not None and before < self.steps.of(user) > self.steps.user_max:
             exchange.unbind(destination, key, arguments)
             limit = f"limits.matching_steps_per_user_max ({self.steps.user_max})"
-            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
+            raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
         self._count_binding(user, key, arguments)
         if isinstance(destination, AmqpQueue):
             destination.bound[exchange] = None
@@ -648,20 +648,20 @@ class VirtualHost:
         self.shares.remove(user, text_bytes(key) + argument_bytes(arguments))
 
     def _check_definition(self, user: str | None, what: str, arguments: Headers, byte_count: int) -> None:
-        """Raise Refused for a definition with too many arguments, or one that exceeds the user's share."""
+        """Raise AmqpRefused for a definition with too many arguments, or beyond the user's share."""
         if argument_count(arguments) > self._arguments_max:
             raise failed(f"{what} has more than limits.arguments_max ({self._arguments_max}) arguments")
         if limit := self.shares.full_with(user, byte_count):
-            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
+            raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 
     def _check_disk(self, durable: bool) -> None:
         if durable and self._definitions is not None and (failure := self._definitions.failure):
-            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - the store cannot be written: {failure}")
+            raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - the store cannot be written: {failure}")
 
     @staticmethod
     def _check_room(limit: str, count: int, most: int) -> None:
         if count >= most:
-            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
+            raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
 
 
 def _queue_bytes(queue: AmqpQueue) -> int:

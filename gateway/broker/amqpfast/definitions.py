@@ -20,13 +20,13 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.host_records import HostRecords
 from gateway.broker.queue import Queue
 from gateway.model.message import Message
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
-UNTOUCHED: Final = "fast-untouched"  # see broker/untouched.py
+UNTOUCHED: Final = "fast-untouched"  # see broker/undelivered.py
 
 log = structlog.get_logger(limited=True)
 

@@ -158,7 +158,7 @@ class Interest:
         return topic.startswith(self.name) if self.prefix else topic == self.name
 
 
-class Subscription(PriorityQueue):
+class TopicSubscription(PriorityQueue):
     """Queue of the messages that one subscriber of a topic has still to receive.
 
     `key` is (client, identifier) of a durable subscription, None for any other.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from gateway.broker.amqpfast.definitions import FastDefinitions
-from gateway.broker.amqpfast.destinations import FastQueue, Subscription
+from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partials
-from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
 from gateway.broker.bodies import Bodies
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
@@ -19,7 +19,7 @@ from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
 
-class FastClient(Protocol):
+class NamedClient(Protocol):
     """Connection with a client-name."""
 
     def taken_over(self) -> None:
@@ -33,7 +33,7 @@ class ActiveClients:
     """
 
     def __init__(self) -> None:
-        self._clients: dict[str, FastClient] = {}
+        self._clients: dict[str, NamedClient] = {}
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -42,11 +42,11 @@ class ActiveClients:
         """Return True if a connection with that name is active."""
         return name in self._clients
 
-    def enter(self, name: str, client: FastClient) -> None:
+    def enter(self, name: str, client: NamedClient) -> None:
         """Add an active connection."""
         self._clients[name] = client
 
-    def leave(self, name: str, client: FastClient) -> None:
+    def leave(self, name: str, client: NamedClient) -> None:
         """Remove a connection, unless another one has replaced it."""
         if self._clients.get(name) is client:
             del self._clients[name]
@@ -111,10 +111,12 @@ class FastHosts(dict[str, FastHost]):
                     definition_shares=quotas.definitions,
                     work=work,
                 )
-            except Refused as error:  # by a limit or a rule for names, for declared or stored destinations
+            except (
+                FastRefused
+            ) as error:  # by a limit or a rule for names, for declared or stored destinations
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error
 
-    def queues(self) -> Iterator[FastQueue | Subscription]:
+    def queues(self) -> Iterator[FastQueue | TopicSubscription]:
         """Iterate over all queues, including those of subscriptions."""
         for host in self.values():
             yield from host.queues.values()

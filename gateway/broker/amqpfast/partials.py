@@ -20,7 +20,7 @@ from gateway import clock
 from gateway.broker.spool import Spool, SpoolFile
 from gateway.errors import StoreError
 from gateway.model.shares import UserEntries, UserShares
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"

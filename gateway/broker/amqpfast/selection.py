@@ -37,7 +37,7 @@ class LanguageUnknown(SelectorRefused):
     """MIME type of a selector language that the gateway does not support."""
 
 
-class Undecided:
+class SelectorCounters:
     """Counters of messages that conditions could not decide on."""
 
     __slots__ = ("undecided", "unparsable")
@@ -88,7 +88,7 @@ def _guarded(selects: Selects) -> Selects:
 
 
 def _cel(text: str) -> Selects:
-    counts = Undecided()
+    counts = SelectorCounters()
     try:
         condition = Condition(text, (), CEL_STEPS_MAX)
     except MappingError as error:

@@ -42,7 +42,7 @@ class TooManySteps(Exception):
     """Evaluation that has used up its steps."""
 
 
-class Asked:
+class SelectorEvaluation:
     """State of one evaluation: the properties of the message and the steps that are left."""
 
     __slots__ = ("known", "left")
@@ -57,7 +57,7 @@ class Asked:
             raise TooManySteps
 
 
-Value = Callable[[Asked], Any]
+Value = Callable[[SelectorEvaluation], Any]
 
 _TOKEN: Final = re.compile(
     r"""\s*(?:
@@ -105,18 +105,18 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
     """
     if len(text.encode()) > SELECTOR_BYTES_MAX:
         raise SelectorRefused(f"a selector has at most {SELECTOR_BYTES_MAX} bytes")
-    value = _Parser(text).parse()
+    value = _SelectorParser(text).parse()
 
     def selects(known: Known) -> bool:
         try:
-            return value(Asked(known)) is True
+            return value(SelectorEvaluation(known)) is True
         except TooManySteps:
             return False
 
     return selects
 
 
-class _Parser:
+class _SelectorParser:
     """Parser by recursive descent over the tokens of one text."""
 
     def __init__(self, text: str) -> None:
@@ -256,7 +256,7 @@ class _Parser:
             texts.add(self._text())
         self._expect(")")
 
-        def look(asked: Asked) -> bool | None:
+        def look(asked: SelectorEvaluation) -> bool | None:
             found = value(asked)
             if not isinstance(found, str):
                 return None
@@ -274,7 +274,7 @@ class _Parser:
             raise self._fault("the escape character ends the pattern")
         wanted = pieces
 
-        def look(asked: Asked) -> bool | None:
+        def look(asked: SelectorEvaluation) -> bool | None:
             found = value(asked)
             return _matches(found, wanted, asked) if isinstance(found, str) else None
 
@@ -337,7 +337,7 @@ def _chain(parts: list[Value], by: bool) -> Value:
     is None if an unknown part leaves it open.
     """
 
-    def decide(asked: Asked) -> bool | None:
+    def decide(asked: SelectorEvaluation) -> bool | None:
         open_ = False
         for part in parts:
             found: object = part(asked)
@@ -351,7 +351,7 @@ def _chain(parts: list[Value], by: bool) -> Value:
 
 
 def _not(inner: Value) -> Value:
-    def negated(asked: Asked) -> bool | None:
+    def negated(asked: SelectorEvaluation) -> bool | None:
         found = inner(asked)
         return not found if isinstance(found, bool) else None
 
@@ -366,7 +366,7 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
     ask = _COMPARE[sign]
     equality = sign in ("=", "<>")
 
-    def compare(asked: Asked) -> bool | None:
+    def compare(asked: SelectorEvaluation) -> bool | None:
         left, right = one(asked), other(asked)
         if _is_number(left) and _is_number(right):
             return ask(left, right)
@@ -382,7 +382,7 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
 
 
 def _reckon(first: Value, more: list[tuple[str, Value]]) -> Value:
-    def reckon(asked: Asked) -> int | float | None:
+    def reckon(asked: SelectorEvaluation) -> int | float | None:
         found = first(asked)
         for sign, part in more:
             found = _reckon_two(sign, found, part(asked))
@@ -417,7 +417,7 @@ def _reckon_two(sign: str, left: Any, right: Any) -> Any:
 # LIKE.
 
 
-class _Piece(NamedTuple):
+class _LikePiece(NamedTuple):
     """Part of a LIKE pattern between two `%`.
 
     `parts` are literal texts with their offsets; any character may be between them. `search` is a regular
@@ -432,7 +432,7 @@ class _Piece(NamedTuple):
         """Return True if the piece matches at this place. The caller checks that the text is long enough."""
         return all(text.startswith(part, at + offset) for offset, part in self.parts)
 
-    def find(self, text: str, at: int, end: int, asked: Asked) -> int:
+    def find(self, text: str, at: int, end: int, asked: SelectorEvaluation) -> int:
         """Return the first place between `at` and `end` where the piece matches, or -1.
 
         Raises TooManySteps.
@@ -450,7 +450,7 @@ class _Piece(NamedTuple):
         return place
 
 
-def _pieces(pattern: str, escape: str) -> list[_Piece] | None:
+def _pieces(pattern: str, escape: str) -> list[_LikePiece] | None:
     """Split a pattern into pieces. Return None if the escape character is its last character."""
     pieces: list[list[str]] = [[]]  # "" stands for any character
     characters = iter(pattern)
@@ -468,7 +468,7 @@ def _pieces(pattern: str, escape: str) -> list[_Piece] | None:
     return [_piece(characters, 0 < at < last) for at, characters in enumerate(pieces)]
 
 
-def _piece(characters: list[str], searched: bool) -> _Piece:
+def _piece(characters: list[str], searched: bool) -> _LikePiece:
     parts: list[tuple[int, str]] = []
     for at, character in enumerate(characters):
         if character and at and characters[at - 1]:
@@ -479,10 +479,10 @@ def _piece(characters: list[str], searched: bool) -> _Piece:
     search = None
     if searched and "" in characters:
         search = re.compile("".join(re.escape(one) or "." for one in characters), re.DOTALL)
-    return _Piece(parts, len(characters), search)
+    return _LikePiece(parts, len(characters), search)
 
 
-def _matches(text: str, pieces: list[_Piece], asked: Asked) -> bool:
+def _matches(text: str, pieces: list[_LikePiece], asked: SelectorEvaluation) -> bool:
     """Return True if `text` consists of the pieces in order, with any text between them."""
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:

@@ -17,7 +17,7 @@ from typing import Final, TypedDict
 import structlog
 
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
-from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
+from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic, TopicSubscription
 from gateway.broker.pressure import FullQueues
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
 from gateway.broker.shares import Shares, share_of, text_bytes
@@ -29,7 +29,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import ROUTES, UserShares
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
 log = structlog.get_logger(limited=True)
@@ -51,7 +51,7 @@ class QueueLimits(TypedDict):
     work: SelectionWork
 
 
-class Refused(GatewayError):
+class FastRefused(GatewayError):
     """Refusal of a client's request for a destination; the reply closes the handle."""
 
     def __init__(self, code: ReplyCode, text: str) -> None:
@@ -59,7 +59,7 @@ class Refused(GatewayError):
         self.code = code
 
 
-class Nowhere:
+class MissingDestination:
     """Target of a route whose destination does not exist: messages are refused, not lost silently."""
 
     def publish(self, part: SubBatch) -> None:
@@ -103,7 +103,7 @@ class FastHost:
         self.queues: dict[str, FastQueue] = {}
         self.topics: dict[str, Topic] = {}
         self.peers = tuple(peers)
-        self.durable: dict[tuple[str, str], Subscription] = {}  # by client and identifier
+        self.durable: dict[tuple[str, str], TopicSubscription] = {}  # by client and identifier
         self._changed = changed
         self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
         self._per_user = {
@@ -120,9 +120,9 @@ class FastHost:
             work=work,
         )
         self._definitions = definitions
-        self._exact: dict[str, dict[Subscription, None]] = {}
-        self._prefixes: dict[Subscription, None] = {}
-        self._nowhere = Nowhere()
+        self._exact: dict[str, dict[TopicSubscription, None]] = {}
+        self._prefixes: dict[TopicSubscription, None] = {}
+        self._nowhere = MissingDestination()
         if definitions is not None:
             self._restore(definitions, set(queues), set(topics))
         for one in queues:
@@ -152,7 +152,9 @@ class FastHost:
                 definitions.remove(TOPIC, name)
         for client, identifier, interest, maker in definitions.subscriptions():
             with set_aside(SUBSCRIPTION, (client, identifier)):
-                found = Subscription(interest, key=(client, identifier), maker=maker, **self._queue_limits)
+                found = TopicSubscription(
+                    interest, key=(client, identifier), maker=maker, **self._queue_limits
+                )
                 definitions.keep(found, SUBSCRIPTION, client, identifier)
                 self.durable[client, identifier] = found
                 self._count("session", found)
@@ -181,7 +183,7 @@ class FastHost:
         if queue is None and address.scope == "queue":
             try:
                 made = self._create("queue", name, INVALID, ROUTES)
-            except Refused as error:
+            except FastRefused as error:
                 log.warning("queue for route not created", queue=name, reason=str(error))
                 made = None
             queue = made if isinstance(made, FastQueue) else None
@@ -217,7 +219,7 @@ class FastHost:
         """Return the destinations of a name in a command that sends, consumes or queries.
 
         `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
-        allowed, for the user `maker`. Raises Refused with 404, 502 or 506.
+        allowed, for the user `maker`. Raises FastRefused with 404, 502 or 506.
         """
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         found = named.get(name)
@@ -230,7 +232,7 @@ class FastHost:
         invalid = INVALID_BUT_SLASH if slashes else INVALID
         made = self._create(service, name, invalid, maker) if creates else None
         if made is None:
-            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
+            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
         return [made]
 
     def means_several(self, service: str, name: str) -> bool:
@@ -248,7 +250,7 @@ class FastHost:
     def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
         """Check that a handle may be opened for this name, creating its destination if allowed.
 
-        Raises Refused like `find`.
+        Raises FastRefused like `find`.
         """
         if service == "peer":
             self.find_peers(name, whole=True)
@@ -258,12 +260,12 @@ class FastHost:
             self.find(service, name, whole=True, slashes=slashes, maker=maker)
 
     def find_peers(self, name: str, *, whole: bool) -> list[str]:
-        """Return the peers of a name, or of a prefix if `whole` allows it. Raises Refused with 404."""
+        """Return the peers of a name, or of a prefix if `whole` allows it. Raises FastRefused with 404."""
         if name in self.peers:
             return [name]
         found = [one for one in self.peers if one.startswith(name)] if whole else []
         if not found:
-            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no peer {name!r}")
+            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no peer {name!r}")
         return found
 
     def _may_begin(self, name: str) -> bool:
@@ -287,35 +289,35 @@ class FastHost:
     @staticmethod
     def _check_name(name: str, invalid: re.Pattern[str]) -> None:
         if invalid.search(name):
-            raise Refused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
+            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
         if name.startswith(AMQPFAST.return_prefix):
-            raise Refused(ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} would be a return address")
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} would be a return address")
         if len(name.encode()) > SHORT_STRING_MAX:
             text = f"dest-name: more than {SHORT_STRING_MAX} bytes in all"
-            raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
+            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, text)
 
     def _check_room(self, service: str, count: int, maker: str | None, byte_count: int) -> None:
         """Check the limits of the host and of one user before a definition of `byte_count` bytes is added.
 
-        Raises Refused with 506 at a limit.
+        Raises FastRefused with 506 at a limit.
         """
         if count >= self._most[service]:
             text = f"limits.{service}s_max ({self._most[service]}) is reached"
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text)
         if maker is not None and self._made[service][maker] >= self._per_user[service]:
             limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text)
         if maker is not None and (reached := self.shares.full_with(maker, byte_count)):
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
 
-    def _count(self, service: str, made: Named | Subscription) -> None:
+    def _count(self, service: str, made: Named | TopicSubscription) -> None:
         """Count a new destination or subscription for the user who created it."""
         if made.maker is not None:
             self._made[service].add(made.maker)
             self.shares.add(made.maker, _defined_bytes(made))
 
-    def _uncount(self, service: str, made: Named | Subscription) -> None:
+    def _uncount(self, service: str, made: Named | TopicSubscription) -> None:
         """Stop counting a deleted destination or subscription for its user."""
         if made.maker is not None:
             self._made[service].remove(made.maker)
@@ -338,8 +340,8 @@ class FastHost:
 
     def _new_subscription(
         self, interest: Interest, key: tuple[str, str] | None, maker: str | None
-    ) -> Subscription:
-        return Subscription(interest, key=key, maker=maker, **self._queue_limits)
+    ) -> TopicSubscription:
+        return TopicSubscription(interest, key=key, maker=maker, **self._queue_limits)
 
     def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
         self._check_room("topic", len(self.topics), maker, text_bytes(name))
@@ -374,7 +376,7 @@ class FastHost:
         """Create a queue or topic of `client` that is deleted with `channel`.
 
         An empty `name` makes the server generate one. An existing queue of the same client is emptied and
-        returned. Raises Refused with 403 if the name belongs to another client, 502 or 506.
+        returned. Raises FastRefused with 403 if the name belongs to another client, 502 or 506.
         """
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         name = name or TEMPORARY + secrets.token_hex(8)
@@ -384,7 +386,7 @@ class FastHost:
             add = self._add_queue if service == "queue" else self._add_topic
             found = add(name, client, maker)
         elif found.owner != client:
-            raise Refused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to somebody else")
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to somebody else")
         elif isinstance(found, FastQueue):
             found.purge()
         found.channel = channel
@@ -408,7 +410,7 @@ class FastHost:
         """Return True if a CONSUME of this topic name means all topics with this prefix.
 
         A prefix includes future topics. Otherwise the name means the one topic, which exists afterwards.
-        Raises Refused like `find`.
+        Raises FastRefused like `find`.
         """
         if name in self.topics:
             return False
@@ -422,24 +424,24 @@ class FastHost:
 
     def subscribe(
         self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
-    ) -> Subscription:
+    ) -> TopicSubscription:
         """Return a new subscription, or the equal existing one of `key` (client, identifier).
 
-        A durable subscription with another selector is replaced. Raises Refused with 507 if it is being
+        A durable subscription with another selector is replaced. Raises FastRefused with 507 if it is being
         consumed or is one to another destination, whose messages stay in it until it is cancelled.
         """
         before = self.durable.get(key) if key is not None else None
         if key is not None and before is not None:
             if before.attached:
                 text = f"subscription {before.key} is in use"
-                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+                raise FastRefused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             if before.interest == interest:
                 return before
             if not before.interest.is_of(interest.name, prefix=interest.prefix):
                 text = (
                     f"identifier: {key[1]!r} is a subscription to {before.interest.name!r}; cancel that first"
                 )
-                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+                raise FastRefused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             self.unsubscribe(before)
         if key is not None:
             self._check_room("session", len(self.durable), maker, _interest_bytes(interest, key))
@@ -454,30 +456,30 @@ class FastHost:
         self._changed()
         return found
 
-    def find_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
+    def find_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
         """Return the durable subscription of a client and identifier, or None.
 
         Raises like `known_durable`.
         """
         return self.known_durable(key, user)
 
-    def known_durable(self, key: tuple[str, str], user: str | None = None) -> Subscription | None:
+    def known_durable(self, key: tuple[str, str], user: str | None = None) -> TopicSubscription | None:
         """Return the locally known durable subscription of a client and identifier, or None.
 
-        Raises Refused with 403 if it belongs to a user other than `user`; None skips that check.
+        Raises FastRefused with 403 if it belongs to a user other than `user`; None skips that check.
         """
         found = self.durable.get(key)
         if found is not None and user is not None and found.maker != user:
-            raise Refused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, ANOTHER_USERS)
         return found
 
-    def _enter(self, found: Subscription) -> None:
+    def _enter(self, found: TopicSubscription) -> None:
         if found.interest.prefix:
             self._prefixes[found] = None
         else:
             self._exact.setdefault(found.interest.name, {})[found] = None
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: TopicSubscription) -> None:
         """Delete a subscription with all its messages."""
         self._withdraw(subscription)
         if subscription.key is not None and self._definitions is not None:
@@ -485,7 +487,7 @@ class FastHost:
         self._changed()
         subscription.delete()
 
-    def _withdraw(self, subscription: Subscription) -> None:
+    def _withdraw(self, subscription: TopicSubscription) -> None:
         """Remove a subscription from the indexes of this host."""
         self._prefixes.pop(subscription, None)
         name = subscription.interest.name
@@ -499,7 +501,7 @@ class FastHost:
             self._uncount("session", subscription)
 
     @property
-    def subscriptions(self) -> list[Subscription]:
+    def subscriptions(self) -> list[TopicSubscription]:
         """All subscriptions, durable or not."""
         return [*self._prefixes, *(one for same in self._exact.values() for one in same)]
 
@@ -508,8 +510,8 @@ def _interest_bytes(interest: Interest, key: tuple[str, str]) -> int:
     return text_bytes(interest.name, interest.mime_type, *key) + 2 * len(interest.selector)
 
 
-def _defined_bytes(made: Named | Subscription) -> int:
-    if isinstance(made, Subscription):
+def _defined_bytes(made: Named | TopicSubscription) -> int:
+    if isinstance(made, TopicSubscription):
         assert made.key is not None
         return _interest_bytes(made.interest, made.key)
     return text_bytes(made.name)

@@ -27,9 +27,9 @@ from gateway.containment import contained
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.shares import UserEntries, UserShares
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import WallTime
-from gateway.store.letters import DeadLetter
+from gateway.store.letters import StoredDeadLetter
 from gateway.store.store import Store
 
 CROSSED: Final = ">"
@@ -347,7 +347,7 @@ class DeadLetters:
         store = self._store
         assert store is not None
 
-        def read(letters: list[DeadLetter]) -> None:
+        def read(letters: list[StoredDeadLetter]) -> None:
             made = [_letter(one) for one in letters]
             found.extend(one for one in made if route is None or one.route == route)
             if len(letters) < PAGE_LETTERS or len(found) >= count:
@@ -386,7 +386,7 @@ class DeadLetters:
             known.update((letter.id, letter) for letter in letters)
             then([known[id] for id in wanted if id in known])
 
-        def merged(letters: list[DeadLetter]) -> None:
+        def merged(letters: list[StoredDeadLetter]) -> None:
             known.update((str(one.id), _letter(one)) for one in letters)
             if common is None or not shared:
                 found([])
@@ -454,7 +454,7 @@ def _stored(ids: Iterable[str]) -> list[int]:
     return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
 
 
-def _letter(stored: DeadLetter) -> Letter:
+def _letter(stored: StoredDeadLetter) -> Letter:
     crossed = stored.route.endswith(CROSSED)
     route = stored.route.removesuffix(CROSSED)
     return Letter(str(stored.id), stored.message, route, stored.outcome, stored.utc, crossed)

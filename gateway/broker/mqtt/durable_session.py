@@ -7,7 +7,7 @@ only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
 
 The packet id of a message is its position, modulo. An unacknowledged message is therefore resent under its
 old id after a restart, too. If that id is in use by an earlier message, or by one whose PUBREL is unanswered,
-the message gets another id, which is recorded first (renumbered.py). DUP says that a message may have been
+the message gets another id, which is recorded first (packet_ids.py). DUP says that a message may have been
 sent before: its position is below `sent`, which is recorded when the client disconnects. If the gateway was
 killed while the client was connected, `sent` is unknown, and everything stored then has DUP.
 
@@ -26,9 +26,9 @@ from itertools import groupby
 from typing import ClassVar
 
 from gateway import clock
+from gateway.broker.mqtt.packet_ids import RenumberedMessages
 from gateway.broker.mqtt.received_ids import DurableReceivedIds
 from gateway.broker.mqtt.records import SESSION, Records, SessionRecord
-from gateway.broker.mqtt.renumbered import RenumberedMessages
 from gateway.broker.mqtt.session import (
     CHECKED_PER_SECOND,
     PACKET_IDS,
@@ -37,12 +37,12 @@ from gateway.broker.mqtt.session import (
     UNKEPT,
     Grant,
     LeftLog,
-    Outlet,
+    OutgoingPublish,
     PassOn,
     QueuedRow,
-    Row,
     Session,
     SessionLimits,
+    SessionOutlet,
     SessionTally,
     Told,
     decode_grant,
@@ -379,10 +379,10 @@ class DurableSession(Session):
         self._let_go(lacking)
         self.pump()
 
-    def _next_rows(self) -> list[Row]:
+    def _next_rows(self) -> list[OutgoingPublish]:
         if self._again:
             return self._rows_again()
-        rows: list[Row] = []
+        rows: list[OutgoingPublish] = []
         waiting = self._waiting
         byte_count = gone = 0
         self._stuck = False
@@ -410,7 +410,7 @@ class DurableSession(Session):
                     self._settled(position)
                 continue
             byte_count += message.byte_count
-            row = Row(message, grant, qos, packet_id, UNKEPT < position < self.sent)
+            row = OutgoingPublish(message, grant, qos, packet_id, UNKEPT < position < self.sent)
             if qos:
                 self.credit -= 1
                 self.in_flight[packet_id] = row
@@ -426,7 +426,7 @@ class DurableSession(Session):
 
     # The client comes and goes, and acknowledges.
 
-    def attach(self, outlet: Outlet, receive_maximum: int) -> None:
+    def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
         """Attach a connection, as Session does, and record that the client is connected."""
         self._stays += 1
         self.outlet = outlet
@@ -497,7 +497,7 @@ class DurableSession(Session):
     def _position_of(self, packet_id: int) -> int:
         return self._positions[packet_id]
 
-    def _forget_in_flight(self, packet_id: int, row: Row) -> None:
+    def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
         """Forget a message in flight, which settles itself on disk."""
         del self.in_flight[packet_id]
         del self._positions[packet_id]

@@ -22,7 +22,7 @@ from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.ended_sessions import EndedSessions
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import (
     Grant,
     Session,
@@ -33,7 +33,7 @@ from gateway.broker.mqtt.session import (
     Walk,
     is_shared,
 )
-from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
+from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, filter_bytes, share_of, text_bytes
 from gateway.broker.topics import Trie
@@ -45,7 +45,7 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.shares import NO_LIMIT, UserShares
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 log = structlog.get_logger(limited=True)
@@ -128,7 +128,7 @@ class MqttNamespace:
         *,
         shares: SessionShares | None = None,
         sessions_max: int = 100_000,
-        retained: Retained | None = None,
+        retained: RetainedTopics | None = None,
         store: Store | None = None,
         definition_shares: UserShares | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class MqttNamespace:
         self._places = Shares()
         self._away = Away()
         self._subscribed: dict[str, int] = {}  # subscriptions by user
-        self.retained = Retained() if retained is None else retained
+        self.retained = RetainedTopics() if retained is None else retained
         self.tally = SessionTally()
         self.sessions: dict[str, Session] = {}
         self.store = store

@@ -28,7 +28,7 @@ from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import WILL as WILL_LIST
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 SESSION: Final = "session"

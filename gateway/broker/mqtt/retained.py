@@ -22,7 +22,7 @@ from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserShares
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 PIECE_MESSAGES_MAX: Final = 256
@@ -37,7 +37,7 @@ RETAINED_FULL: Final = Outcome(
 KIND: Final = "retained"  # kind of record in the store; its key is the topic in UTF-8, its value the message
 
 
-class Retained:
+class RetainedTopics:
     """Retained messages of one topic tree, by topic."""
 
     def __init__(

@@ -19,8 +19,8 @@ import structlog
 
 from gateway import clock
 from gateway.broker.mqtt.received_ids import ReceivedIds
-from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
-from gateway.broker.pressure import MayHold, Pace, Pressure, everybody_may_hold, lowered
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, RetainedTopics
+from gateway.broker.pressure import ConsumerRate, MayHold, Pressure, everybody_may_hold, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -179,7 +179,7 @@ class Walk:
 
     __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "waits")
 
-    def __init__(self, retained: Retained, pattern: list[str], grant: Grant) -> None:
+    def __init__(self, retained: RetainedTopics, pattern: list[str], grant: Grant) -> None:
         self.grant = grant
         self.done = False
         self.waits = False
@@ -205,7 +205,7 @@ CHECKED_PER_SECOND: Final = 10_000  # waiting messages of one session that are c
 PACED_MIN: Final = 2 * ROWS_MAX  # waiting messages; fewer are no delay
 
 
-class Row:
+class OutgoingPublish:
     """PUBLISH to be written. Never changed after its creation."""
 
     __slots__ = ("dup", "grant", "message", "packet_id", "qos")
@@ -217,19 +217,19 @@ class Row:
         self.packet_id = packet_id
         self.dup = dup
 
-    def said(self, *, before: bool) -> Row:
+    def said(self, *, before: bool) -> OutgoingPublish:
         """Return the same row with DUP set (`before`) or not."""
-        return Row(self.message, self.grant, self.qos, self.packet_id, before)
+        return OutgoingPublish(self.message, self.grant, self.qos, self.packet_id, before)
 
 
-class Outlet(Protocol):
+class SessionOutlet(Protocol):
     """Connection that sends for a session."""
 
     @property
     def congested(self) -> bool:
         """True if nothing more should be written now; `Session.pump` is called when it has drained."""
 
-    def send(self, rows: list[Row]) -> list[Row]:
+    def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
         """Encode the rows. Return those that cannot be encoded for this client, which the session drops.
 
         Raises only for faults of the connection itself.
@@ -328,12 +328,12 @@ class Session:
         self.tally = tally
         self.user = user
         self.place = place
-        self.outlet: Outlet | None = None
+        self.outlet: SessionOutlet | None = None
         self.expiry_secs = 0.0  # seconds by which it outlives its connection
         self.expires_at = 0.0  # monotonic; only while disconnected
         self.subscriptions: dict[str, SubscriptionOptions] = {}
         self.received_ids = ReceivedIds()
-        self.in_flight: dict[int, Row] = {}
+        self.in_flight: dict[int, OutgoingPublish] = {}
         self.owed: dict[str, Owing] = {}  # retained messages still to be sent, by filter
         self.released: dict[int, None] = {}  # in flight, after PUBREC, with PUBREL sent
         self.shares = False  # it has been a member of a shared subscription
@@ -343,12 +343,16 @@ class Session:
         self.patient = limits.holds
         self.moved = False  # something was sent since the last call of `stalled`
         self._since = 0.0  # monotonic
-        self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
+        self._again: list[
+            OutgoingPublish
+        ] = []  # in flight when the last connection was lost; the first is the last here
         self._waiting: deque[QueuedRow] | None = None  # an empty one takes 760 bytes, of each session
         self._byte_count = 0  # that wait or are in flight
         self._tight = False  # sources are held, it has stalled, or copies were dropped
         self._lossy = False  # copies were dropped since it last had room
-        self._pace: Pace | None = None  # of the client, since much has waited for it; most never need it
+        self._pace: ConsumerRate | None = (
+            None  # of the client, since much has waited for it; most never need it
+        )
         self._last_id = 0
         # When `drop_expired` is due (POSIX seconds): the client is disconnected, much waits, and some of it
         # may have expired. NEVER: it is not.
@@ -557,11 +561,11 @@ class Session:
                 if row.qos:
                     self.finish(row.packet_id)
 
-    def _next_rows(self) -> list[Row]:
+    def _next_rows(self) -> list[OutgoingPublish]:
         """Return the next rows within the credit, at most as many as are written at once."""
         if self._again:
             return self._rows_again()
-        rows: list[Row] = []
+        rows: list[OutgoingPublish] = []
         waiting = self._waiting
         in_flight = self.in_flight
         byte_count = gone = 0
@@ -581,7 +585,7 @@ class Session:
                 gone += message.byte_count
                 continue
             byte_count += message.byte_count
-            row = Row(message, grant, qos, packet_id, False)
+            row = OutgoingPublish(message, grant, qos, packet_id, False)
             if qos:
                 self.credit -= 1
                 in_flight[packet_id] = row
@@ -618,7 +622,7 @@ class Session:
         elif self._waiting is not None and len(self._waiting) >= PACED_MIN and self.limits.delay_secs:
             now = clock.monotonic()
             if self._pace is None:
-                self._pace = Pace(self.limits.delay_secs, PACED_MIN, now)
+                self._pace = ConsumerRate(self.limits.delay_secs, PACED_MIN, now)
             if self._pace.behind(len(self), now) and self.limits.may_hold(self.user):
                 self._pace.on = True
                 self.pressure.hold_sources(part)
@@ -662,9 +666,9 @@ class Session:
             return True
         return False
 
-    def _rows_again(self) -> list[Row]:
+    def _rows_again(self) -> list[OutgoingPublish]:
         """Return rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
-        rows: list[Row] = []
+        rows: list[OutgoingPublish] = []
         byte_count = 0
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             row = self._again.pop()
@@ -673,7 +677,7 @@ class Session:
             rows.append(row.said(before=True))
         return rows
 
-    def attach(self, outlet: Outlet, receive_maximum: int) -> None:
+    def attach(self, outlet: SessionOutlet, receive_maximum: int) -> None:
         """Attach a connection, and resend first what was in flight, in its order."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
@@ -758,7 +762,7 @@ class Session:
     def _position_of(self, packet_id: int) -> int:
         return UNKEPT
 
-    def _forget_in_flight(self, packet_id: int, row: Row) -> None:
+    def _forget_in_flight(self, packet_id: int, row: OutgoingPublish) -> None:
         """Forget a message in flight, which another session owes now."""
         self.finish(packet_id)
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from gateway import __version__, clock
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import Grant, Session
-from gateway.broker.mqtt.shared import SharedGroup
+from gateway.broker.mqtt.shared_subscriptions import SharedGroup
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
@@ -35,12 +35,12 @@ SYS: Final = "$SYS"
 ROOT: Final = "$SYS/broker/"
 
 
-class Shown(Protocol):
+class PublishedFigures(Protocol):
     """Namespace whose figures are published."""
 
     sessions: dict[str, Session]
 
-    retained: Retained
+    retained: RetainedTopics
 
     @property
     def subscriptions(self) -> int:
@@ -56,7 +56,7 @@ class Shown(Protocol):
 class System:
     """`$SYS` topics of one namespace."""
 
-    def __init__(self, namespace: Shown) -> None:
+    def __init__(self, namespace: PublishedFigures) -> None:
         self._namespace = namespace
         self._began = clock.monotonic()
         self._listeners: list[ListenerStats] = []

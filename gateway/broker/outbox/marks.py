@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.model.times import WallTime
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 MARKS: Final = "outbox-mark"  # the kind of record in the store

@@ -15,7 +15,7 @@ from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.times import Monotonic, WallTime
 from gateway.settings.limits import Limits
-from gateway.store.restoring import set_aside
+from gateway.store.recovery import set_aside
 from gateway.store.store import Store
 
 log = structlog.get_logger()

@@ -9,10 +9,10 @@ from gateway.clients.amqp import AmqpClient
 from gateway.errors import LinkError
 from gateway.mapping.linter import Severity
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.settings import AmqpLink, Link
+from gateway.settings import AmqpLink, LinkSettings
 
 
-def trials(link: Link, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
+def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
     """Yield a check for each queue and exchange, and for each target exchange a trial of publishing to it.
 
     The message is published in a transaction that is rolled back. The right to consume from a queue cannot be

@@ -20,16 +20,16 @@ from typing import Final
 
 import trio
 
-from gateway.cli.sending import Show, Wanted
+from gateway.cli.publish_subscribe import MessageSelection, Show
 from gateway.egress.amqpfast.channel import ClientChannel
-from gateway.egress.amqpfast.client import Lost, Refused, Unreached, connect
-from gateway.egress.amqpfast.handles import Consumer, Delivery, PeerStream
+from gateway.egress.amqpfast.client import ConnectionLost, RefusedByServer, Unreached, connect
+from gateway.egress.amqpfast.handles import ConsumerHandle, FastDelivery, PeerStream
 from gateway.errors import LinkError
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.protocols.amqpfast.translate import encode_properties
-from gateway.settings import Target
+from gateway.settings import LinkUrl
 
 NOT_RESTARTABLE: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))
 ATTEMPTS_MAX: Final = 6  # connections for one upload
@@ -38,7 +38,7 @@ PREFETCH: Final = 100
 STDIN: Final = 0
 READ_BYTES: Final = 65_536
 MEGABYTE: Final = 1_000_000
-EVERYTHING: Final = Wanted()
+EVERYTHING: Final = MessageSelection()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FastCommands:
     `timeout_secs`: time limit for connecting and for a reply, in seconds.
     """
 
-    target: Target
+    target: LinkUrl
     timeout_secs: float
     ca_file: str | None = None
 
@@ -64,7 +64,7 @@ class FastCommands:
                 trio.run(self._upload, message, file)
             else:
                 trio.run(self._send, message, transaction, show)
-        except Refused as refused:
+        except RefusedByServer as refused:
             return str(refused)
         except trio.TooSlowError:
             return f"no reply within {self.timeout_secs} s"
@@ -92,11 +92,11 @@ class FastCommands:
             try:
                 await self._upload_once(message, file, restartable)
                 return
-            except Refused as refused:
+            except RefusedByServer as refused:
                 if not restartable or refused.code not in NOT_RESTARTABLE:
                     raise
                 restartable = False  # the server does not support it
-            except Lost as lost:
+            except ConnectionLost as lost:
                 never = attempt == 1 and isinstance(lost, Unreached)
                 if never or attempt == ATTEMPTS_MAX or not restartable:
                     raise
@@ -133,7 +133,7 @@ class FastCommands:
         browse: bool = False,
         transaction: int | None = None,
         save: Path | None = None,
-        wanted: Wanted = EVERYTHING,
+        wanted: MessageSelection = EVERYTHING,
     ) -> bool:
         """Show messages until `show` returns False, `seconds` are over, or the user interrupts.
 
@@ -153,7 +153,7 @@ class FastCommands:
         browse: bool,
         transaction: int | None,
         save: Path | None,
-        wanted: Wanted,
+        wanted: MessageSelection,
     ) -> bool:
         failure: LinkError | None = None
         async with trio.open_nursery() as nursery:
@@ -178,7 +178,7 @@ class FastCommands:
         browse: bool,
         transaction: int | None,
         save: Path | None,
-        wanted: Wanted,
+        wanted: MessageSelection,
     ) -> None:
         async with connect(
             self.target,
@@ -230,7 +230,9 @@ async def _exchange(stream: PeerStream) -> None:
         raise failure
 
 
-async def _begin(channel: ClientChannel, address: Address, prefetch: int, wanted: Wanted) -> Consumer:
+async def _begin(
+    channel: ClientChannel, address: Address, prefetch: int, wanted: MessageSelection
+) -> ConsumerHandle:
     return await channel.consume(
         address.scope,
         address.name,
@@ -247,7 +249,7 @@ async def _consume(
     show: Show,
     transaction: int | None,
     save: Path | None,
-    wanted: Wanted,
+    wanted: MessageSelection,
 ) -> None:
     if transaction is not None:
         await _consume_in_transactions(channel, address, show, transaction, save, wanted)
@@ -260,7 +262,12 @@ async def _consume(
 
 
 async def _consume_in_transactions(
-    channel: ClientChannel, address: Address, show: Show, count: int, save: Path | None, wanted: Wanted
+    channel: ClientChannel,
+    address: Address,
+    show: Show,
+    count: int,
+    save: Path | None,
+    wanted: MessageSelection,
 ) -> None:
     """Show messages and commit after `count`, or when `show` returns False.
 
@@ -272,7 +279,7 @@ async def _consume_in_transactions(
     consumer = await _begin(channel, address, window, wanted)
     taken, wants = 0, True
     while wants:
-        shown: list[Delivery] = []
+        shown: list[FastDelivery] = []
         while wants and len(shown) < window:
             delivery = await anext(consumer)
             wants = show(delivery.message, await _saved(delivery, save))
@@ -291,7 +298,7 @@ async def _consume_in_transactions(
             await consumer.pause(False)
 
 
-async def _saved(delivery: Delivery, folder: Path | None) -> Path | None:
+async def _saved(delivery: FastDelivery, folder: Path | None) -> Path | None:
     """Save the body to a file and return its path; return None if no folder is given and it is small."""
     if folder is None and delivery.file is None:
         return None

@@ -51,7 +51,7 @@ MEANINGLESS: Final = frozenset(
 KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class Line(NamedTuple):
+class ConfigurationLine(NamedTuple):
     """A line that is neither empty nor a comment. `number` and `column` count from 1."""
 
     file: Path
@@ -69,16 +69,16 @@ class Line(NamedTuple):
 class Stanza:
     """A listener or a bridge: its first line, its keys with their values, and its `topic` lines."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ConfigurationLine) -> None:
         self.line = line
         self.given: dict[str, str] = {}
-        self.topics: list[Line] = []
+        self.topics: list[ConfigurationLine] = []
 
 
 def made_of(file: Path, folder: Path) -> Made:
     """Import a mosquitto.conf. `folder`: where the result will be written; faults become findings."""
     made = Made(file, folder)
-    listeners: list[Stanza] = [Stanza(Line(file, 0, "listener", "1883"))]
+    listeners: list[Stanza] = [Stanza(ConfigurationLine(file, 0, "listener", "1883"))]
     bridges: list[Stanza] = []
     stanza = listeners[0]
     for line in _lines(file, made):
@@ -110,7 +110,7 @@ def made_of(file: Path, folder: Path) -> Made:
     return made
 
 
-def _lines(file: Path, made: Made) -> Iterator[Line]:
+def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,7 +128,7 @@ def _lines(file: Path, made: Made) -> Iterator[Line]:
             for inner in sorted(Path(value).glob("*.conf")):
                 yield from _lines(inner, made)
         else:
-            yield Line(file, number, words[0], value, len(line) - len(line.lstrip()) + 1)
+            yield ConfigurationLine(file, number, words[0], value, len(line) - len(line.lstrip()) + 1)
 
 
 def _names(listeners: list[Stanza]) -> list[str]:
@@ -158,7 +158,7 @@ def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
     return found
 
 
-def _number(made: Made, line: Line, text: str) -> int:
+def _number(made: Made, line: ConfigurationLine, text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -166,7 +166,7 @@ def _number(made: Made, line: Line, text: str) -> int:
         return 0
 
 
-def _limit(made: Made, line: Line) -> None:
+def _limit(made: Made, line: ConfigurationLine) -> None:
     name, most = LIMITS[line.key]
     number = _number(made, line, line.value)
     if number > 0:  # 0: no limit
@@ -176,16 +176,16 @@ def _limit(made: Made, line: Line) -> None:
 # Keys that apply to the whole broker.
 
 
-def _persistence(made: Made, line: Line) -> None:
+def _persistence(made: Made, line: ConfigurationLine) -> None:
     made.configuration.setdefault("store", {})["enabled"] = line.value == "true"
 
 
-def _location(made: Made, line: Line) -> None:
+def _location(made: Made, line: ConfigurationLine) -> None:
     text = f"{line.key}: what is there cannot be read by the gateway; it keeps its own in store.path"
     made.told(Severity.NOTE, "otherwise", text, *line.at)
 
 
-def _passwords(made: Made, line: Line) -> None:
+def _passwords(made: Made, line: ConfigurationLine) -> None:
     try:
         names = [one.partition(":")[0] for one in Path(line.value).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -199,7 +199,7 @@ def _passwords(made: Made, line: Line) -> None:
         made.told(Severity.WARNING, "password", text, *line.at)
 
 
-def _rules(made: Made, line: Line) -> None:
+def _rules(made: Made, line: ConfigurationLine) -> None:
     """Import an ACL file: a role for each user, one for anonymous clients, and one for all clients."""
     file = Path(line.value)
     role = "anonymous"
@@ -232,7 +232,7 @@ _ACCESS: Final = {
     "readwrite": ("publish", "subscribe"),
     "deny": ("deny_publish", "deny_subscribe"),
 }
-_GENERAL: Final[dict[str, Callable[[Made, Line], None]]] = {
+_GENERAL: Final[dict[str, Callable[[Made, ConfigurationLine], None]]] = {
     "persistence": _persistence,
     "persistence_location": _location,
     "password_file": _passwords,
@@ -278,7 +278,7 @@ def _bridge(made: Made, stanza: Stanza) -> None:
     made.configuration.setdefault("links", {})[name] = link
 
 
-def _topic(made: Made, name: str, line: Line) -> int:
+def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
     """Add the routes of a line `topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]` of the bridge `name`.
 
     Return the QoS to subscribe with.

@@ -8,10 +8,10 @@ from gateway.cli.trials import Trial
 from gateway.clients.mqtt import MqttClient
 from gateway.mapping.linter import Severity
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.settings import Link, MqttLink
+from gateway.settings import LinkSettings, MqttLink
 
 
-def trials(link: Link, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
+def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
     """Yield a trial subscription for each filter. The right to publish cannot be tried without publishing."""
     assert isinstance(link, MqttLink)
     for _, topic in sources.bindings:

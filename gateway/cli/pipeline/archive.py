@@ -22,7 +22,7 @@ from gateway.cli.pipeline.common import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gateway.pipeline.telling import Summary
+    from gateway.pipeline.run_summary import RunSummary
 
 MEBIBYTE = 1_048_576
 app = typer.Typer()
@@ -72,7 +72,7 @@ def archive(
 
     With --follow, repeat this in one Spark session until it is interrupted.
     """
-    from gateway.pipeline.telling import told
+    from gateway.pipeline.run_summary import told
 
     with told("archive", summary) as made:
         if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
@@ -96,7 +96,7 @@ def archive(
     typer.echo(text)
 
 
-def _follow(spark: SparkSession, given: _Given, every_secs: float, made: Summary) -> None:
+def _follow(spark: SparkSession, given: _Given, every_secs: float, made: RunSummary) -> None:
     """Archive the new rows at intervals of `every_secs` seconds until interrupted.
 
     Print a line for each run that archived rows, and write the summary after every run.

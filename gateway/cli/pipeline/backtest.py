@@ -25,10 +25,10 @@ from gateway.cli.pipeline.traffic import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from gateway.mapping.loading import Mapping
+    from gateway.mapping.loader import Mapping
     from gateway.pipeline.jobs.backtest import Report
-    from gateway.pipeline.traffic.fates import Candidate
-    from gateway.pipeline.traffic.verdicts import Verdict
+    from gateway.pipeline.traffic.fates import CandidateMapping
+    from gateway.pipeline.traffic.verdicts import DeliveryVerdict
 
 app = typer.Typer()
 
@@ -77,28 +77,28 @@ def backtest(
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.traffic.loading import Recording, Span, traffic
+    from gateway.pipeline.traffic.loader import Recording, RowSelection, traffic
 
     allowed = _verdicts(allow or [])
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
     folder = recorded_in(journal, archive, config)
     with plainly(), watched(spark, "backtest", progress):
-        recording = Recording(spark, folder, Span(begin, end, where), archive)
+        recording = Recording(spark, folder, RowSelection(begin, end, where), archive)
         samples = tests_per_route if tests is not None else 0
         report = job.backtest(recording, candidate, reference, samples=samples)
         _print(report, as_json)
         if tests is not None:
-            every = traffic(spark, folder, _every(), Span(), archive=archive)
+            every = traffic(spark, folder, _every(), RowSelection(), archive=archive)
             _write_tests(tests, mappings[0], candidate, every, report)
     if report.unexpected(allowed):
         raise typer.Exit(Exit.FAILED)
 
 
-def _verdicts(words: list[str]) -> list[Verdict]:
-    from gateway.pipeline.traffic.verdicts import Verdict
+def _verdicts(words: list[str]) -> list[DeliveryVerdict]:
+    from gateway.pipeline.traffic.verdicts import DeliveryVerdict
 
-    known = {verdict.value: verdict for verdict in Verdict}
+    known = {verdict.value: verdict for verdict in DeliveryVerdict}
     if unknown := set(words) - set(known):
         raise typer.BadParameter(f"--allow takes {', '.join(known)}, not {', '.join(unknown)}")
     return [known[word] for word in words]
@@ -121,9 +121,11 @@ def _print(report: Report, as_json: bool) -> None:
     typer.echo(f"{report.messages} messages, {report.changed} of them would fare otherwise")
 
 
-def _write_tests(file: Path, mapping: Mapping, candidate: Candidate, rows: DataFrame, report: Report) -> None:
+def _write_tests(
+    file: Path, mapping: Mapping, candidate: CandidateMapping, rows: DataFrame, report: Report
+) -> None:
     from gateway.pipeline.traffic.cases import with_tests
-    from gateway.pipeline.traffic.loading import rows_at
+    from gateway.pipeline.traffic.loader import rows_at
 
     places = [place for some in report.samples.values() for place in some]
     found = rows_at(rows, places)

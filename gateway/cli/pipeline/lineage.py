@@ -40,7 +40,7 @@ def lineage(
     from gateway.pipeline.jobs import lineage as job
     from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.stores import free, hadoop_of, place_of, spark_writes
-    from gateway.pipeline.traffic.loading import Span, traffic
+    from gateway.pipeline.traffic.loader import RowSelection, traffic
 
     with plainly(), watched(spark, "lineage", progress):
         hadoop = hadoop_of(spark)
@@ -49,7 +49,7 @@ def lineage(
             spark,
             recorded_in(journal, archive, config),
             ("route", "mapping_version"),
-            Span(begin, end, where),
+            RowSelection(begin, end, where),
             archive=archive,
         )
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()

@@ -63,7 +63,7 @@ def rates(
     conf: SparkOption = None,
 ) -> None:
     """Measure rates and latencies of messages, once or continuously, as a table or an HTML page."""
-    from gateway.pipeline.telling import told, watch
+    from gateway.pipeline.run_summary import told, watch
 
     with told("rates", summary) as made:
         if to is None and (follow or report is None):

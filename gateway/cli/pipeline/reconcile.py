@@ -87,7 +87,7 @@ def reconcile(
 
     Exit code 1 if faults exceed --tolerance, or rows of the journal itself are missing.
     """
-    from gateway.pipeline.telling import told
+    from gateway.pipeline.run_summary import told
 
     with told("reconcile", summary) as made:
         allowed = tolerance_of(tolerance)
@@ -98,24 +98,24 @@ def reconcile(
         from gateway.pipeline.jobs import reconcile as job
         from gateway.pipeline.progress import progress as watched
         from gateway.pipeline.times import moment
-        from gateway.pipeline.traffic.loading import Span, traffic
+        from gateway.pipeline.traffic.loader import RowSelection, traffic
 
         folder = recorded_in(journal, archive, config)
         asked = datetime.now(UTC)
         waiting = _waiting(urls, token_file) if urls else None
         with plainly(), watched(spark, "reconcile", progress):
 
-            def recorded(span: Span) -> DataFrame:
+            def recorded(span: RowSelection) -> DataFrame:
                 return traffic(spark, folder, job.COLUMNS, span, archive=archive)
 
             account = job.reconcile(
-                recorded(Span(begin, None, where)),
+                recorded(RowSelection(begin, None, where)),
                 None if received is None else _received(spark, received),
                 waiting=waiting,
                 still=still,
                 until=None if end is None else moment(end),
                 asked=asked if urls else None,
-                earlier=None if begin is None else lambda: recorded(Span(None, begin, where)),
+                earlier=None if begin is None else lambda: recorded(RowSelection(None, begin, where)),
             )
         missing = 0 if folder is None else _missing(spark, folder, begin, end)
         fine = account.within(allowed)

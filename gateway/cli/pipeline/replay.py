@@ -24,9 +24,9 @@ from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, check_span,
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from gateway.clients.wire import Access
+    from gateway.clients.wire import ConnectionOptions
     from gateway.model.address import Address
-    from gateway.pipeline.jobs.replay import Pace, Progress, Replayed
+    from gateway.pipeline.jobs.replay import Progress, Replayed, ReplaySpeed
 
 app = typer.Typer()
 
@@ -73,7 +73,7 @@ def replay(
 
     Exit code 1 if some were refused, or their bodies are not in the journal.
     """
-    from gateway.pipeline.telling import told
+    from gateway.pipeline.run_summary import told
 
     with told("replay", summary) as made:
         if speed is not None and rate is not None:
@@ -87,7 +87,7 @@ def replay(
         spark = started("replay", master, conf, archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import replay as job
-        from gateway.pipeline.traffic.loading import Span, traffic
+        from gateway.pipeline.traffic.loader import RowSelection, traffic
 
         marks = job.Progress(resume)
         folder = recorded_in(journal, archive, config)
@@ -95,10 +95,10 @@ def replay(
         if to is None:  # an address of its own that this broker's protocol has
             spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
         with plainly():
-            rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+            rows = traffic(spark, folder, job.COLUMNS, RowSelection(begin, end, where), archive=archive)
             chosen = job.selected(rows, where=spoken, after=marks.read())
             progress("sorting")
-            done = _sent(access, chosen, job.Pace(speed, rate), marks, to, at_target)
+            done = _sent(access, chosen, job.ReplaySpeed(speed, rate), marks, to, at_target)
         made.figures |= {"sent": done.sent, "rejected": done.refused, "rows_missing": done.incomplete}
         typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
         if done.refused or done.incomplete:
@@ -106,7 +106,12 @@ def replay(
 
 
 def _sent(
-    access: Access, rows: DataFrame, pace: Pace, marks: Progress, to: Address | None, at_target: bool
+    access: ConnectionOptions,
+    rows: DataFrame,
+    pace: ReplaySpeed,
+    marks: Progress,
+    to: Address | None,
+    at_target: bool,
 ) -> Replayed:
     from gateway.pipeline.jobs.replay import Replay
     from gateway.pipeline.live.sink import client_of
@@ -122,8 +127,8 @@ def _sent(
     return done
 
 
-def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> Access:
-    from gateway.clients.wire import Access
+def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> ConnectionOptions:
+    from gateway.clients.wire import ConnectionOptions
     from gateway.settings import parse_url
 
     try:
@@ -132,7 +137,7 @@ def _access(url: str, password_file: Path | None, timeout: float, ca_file: str |
         raise typer.BadParameter(str(error)) from error
     if password_file is not None:
         target = target._replace(password=password_file.read_text(encoding="utf-8").rstrip("\r\n"))
-    return Access(target, timeout, ca_file)
+    return ConnectionOptions(target, timeout, ca_file)
 
 
 def _to(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-    from gateway.pipeline.traffic.fates import Candidate
+    from gateway.pipeline.traffic.fates import CandidateMapping
 
 app = typer.Typer()
 
@@ -66,7 +66,7 @@ def schema(
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import schema as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.traffic.loading import Span, traffic
+    from gateway.pipeline.traffic.loader import RowSelection, traffic
 
     candidate = candidate_of(mappings, config)
     job.route_of(candidate, route)
@@ -75,7 +75,7 @@ def schema(
             spark,
             recorded_in(journal, archive, config),
             job.COLUMNS,
-            Span(begin, end, where),
+            RowSelection(begin, end, where),
             archive=archive,
         )
         table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
@@ -93,7 +93,7 @@ def schema(
                 typer.echo(text)
 
 
-def _body(file: Path | None, rows: DataFrame, candidate: Candidate, route: str) -> DataType | None:
+def _body(file: Path | None, rows: DataFrame, candidate: CandidateMapping, route: str) -> DataType | None:
     from gateway.pipeline.jobs import schema as job
 
     if file is not None:

@@ -44,11 +44,11 @@ def ship(
 
     Other commands and Spark jobs read the journal there with --journal URI.
     """
-    from gateway.pipeline.telling import told
+    from gateway.pipeline.run_summary import told
 
     with told("ship", summary) as made:
         installed()
-        from gateway.pipeline.shipping import ship as job
+        from gateway.pipeline.shipment import ship as job
         from gateway.pipeline.stores import place_of
 
         folder = journal_of(journal, config)

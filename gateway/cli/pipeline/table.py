@@ -24,7 +24,7 @@ from gateway.cli.pipeline.traffic import candidate_of, mappings_of
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
-    from gateway.pipeline.traffic.fates import Candidate
+    from gateway.pipeline.traffic.fates import CandidateMapping
 
 app = typer.Typer()
 
@@ -78,7 +78,7 @@ def table(
     Each message is inserted once. Bodies that do not fit their JSON Schema go to a second table with the
     reason. Exit code 1 if more do not fit than --tolerance permits.
     """
-    from gateway.pipeline.telling import told, watch
+    from gateway.pipeline.run_summary import told, watch
 
     with told("table", summary) as made:
         mappings = mappings_of(files or [], config)
@@ -130,7 +130,7 @@ def table(
             raise typer.Exit(Exit.FAILED)
 
 
-def _file(candidate: Candidate, name: str) -> Path:
+def _file(candidate: CandidateMapping, name: str) -> Path:
     """Return the path of the route's `body_schema`. Raises PipelineError if the route has none."""
     from gateway.pipeline.jobs.schema import route_of
 

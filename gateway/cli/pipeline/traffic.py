@@ -13,8 +13,8 @@ from gateway.cli.pipeline.common import journal_of
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
-    from gateway.mapping.loading import Mapping
-    from gateway.pipeline.traffic.fates import Candidate
+    from gateway.mapping.loader import Mapping
+    from gateway.pipeline.traffic.fates import CandidateMapping
 
 Archive = Annotated[
     str | None,
@@ -59,16 +59,18 @@ def check_span(begin: str | None, end: str | None) -> None:
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
     """Load `files`, or else the configuration's mapping files. Raises MappingError, ConfigurationError."""
-    from gateway.mapping.loading import load
+    from gateway.mapping.loader import load
 
     return load(files or settings_of(config).mapping_files())
 
 
-def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> Candidate:
+def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> CandidateMapping:
     """Build a candidate of the mappings, with the configuration's endpoints if given. Raises MappingError."""
-    from gateway.pipeline.traffic.fates import Candidate
+    from gateway.pipeline.traffic.fates import CandidateMapping
 
     settings = settings_of(config) if config is not None else None
     endpoints = {} if settings is None else settings.endpoints()
     texts = {mapping.file: Path(mapping.file).read_text(encoding="utf-8") for mapping in mappings}
-    return Candidate(mappings, texts, endpoints, worlds=None if settings is None else settings.worlds())
+    return CandidateMapping(
+        mappings, texts, endpoints, worlds=None if settings is None else settings.worlds()
+    )

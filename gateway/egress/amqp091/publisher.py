@@ -1,4 +1,4 @@
-"""Publisher of an AMQP 0-9-1 link: `confirming.py` with this protocol's confirms, returns and closes.
+"""Publisher of an AMQP 0-9-1 link: `confirms.py` with this protocol's confirms, returns and closes.
 
 A broker confirms messages by their number on the channel. A message because of which it closes the channel is
 identified there. An exchange named in the text of the close is refused from then on, until it has been found.
@@ -17,7 +17,7 @@ import structlog
 from gateway import clock
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.poison import poisoned
-from gateway.egress.confirming import ConfirmedSink, Positions, Run
+from gateway.egress.confirms import ConfirmedSink, Positions, UnconfirmedRun
 from gateway.errors import LocalProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import SubBatch
@@ -26,7 +26,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Returned
-from gateway.protocols.amqp091.sending import Publisher, PublishRow
+from gateway.protocols.amqp091.sender import Publisher, PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import (
     EXPIRATION_MS_MAX,
@@ -274,7 +274,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         return False
 
 
-def _find(run: Run, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
+def _find(run: UnconfirmedRun, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
     """Return the first open offset of `run`, from number `start` on, with this message; -1 if there is none.
 
     `properties` are not compared if they are None, or if the message has a remaining lifetime.

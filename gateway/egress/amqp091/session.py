@@ -35,7 +35,7 @@ from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Headers, Value, ValueType, string
-from gateway.model.spooled import Body, Nowhere, PassedOver, Piece
+from gateway.model.spooled_bodies import Body, DiscardingSink, PassedOver, Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
@@ -57,7 +57,7 @@ from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
 from gateway.protocols.amqp091.table import FIELD_BYTES_MIN
 from gateway.protocols.amqp091.translate import content_properties, essentials, without_user_id
 from gateway.settings import AmqpLink, Limits
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -89,7 +89,7 @@ def client_properties(connection_name: str) -> Headers:
     )
 
 
-def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> ClientConnection:
+def machine_to(target: LinkUrl, limits: Limits, *, name: str, **more: int) -> ClientConnection:
     """Return the machine of a connection called `name` that accepts contents within limits."""
     return ClientConnection(
         mechanism=PLAIN,
@@ -99,7 +99,7 @@ def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> Cli
         frame_max=limits.frame_bytes_max,
         message_bytes_max=limits.message_bytes_max,
         bounded=True,
-        sink=Nowhere,
+        sink=DiscardingSink,
         **more,
     )
 
@@ -110,7 +110,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     _codes = ReplyCode
     _consuming: ClassVar[type[AmqpLinkConsumer]] = AmqpLinkConsumer
 
-    def __init__(self, session: AmqpLinkSession, stream: Stream, target: Target, now: float) -> None:
+    def __init__(self, session: AmqpLinkSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings, limits = session.options, session.limits
         machine = machine_to(
             target,
@@ -520,7 +520,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if self._connection is not None:
             self._connection.rearrange(fresh)
 
-    def connect(self, stream: Stream, target: Target, now: float) -> AmqpLinkConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> AmqpLinkConnection:
         """Begin the handshake on a new connection. Return the owner of its stream."""
         self._connection = AmqpLinkConnection(self, stream, target, now)
         return self._connection

@@ -6,19 +6,19 @@ import tempfile
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import IO, Final, Protocol, TypeVar
 
+from gateway.egress.amqpfast.deliveries import Unsettled
 from gateway.egress.amqpfast.handles import (
-    Awaited,
     Carrier,
     ClientSender,
-    Consumer,
-    Delivery,
-    Handle,
+    ConsumerHandle,
+    FastDelivery,
+    OpenHandle,
     PeerStream,
-    Refused,
+    PendingReplies,
+    RefusedByServer,
     StreamHandle,
 )
-from gateway.egress.amqpfast.opening import open_for_sending, split_name
-from gateway.egress.amqpfast.reading import Unsettled
+from gateway.egress.amqpfast.login import open_for_sending, split_name
 from gateway.egress.amqpfast.sources import is_prefix
 from gateway.egress.amqpfast.upload import Digest
 from gateway.errors import LinkError, RemoteProtocolError
@@ -41,10 +41,10 @@ SERVER: Final = Sender("server")
 OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first tag of a channel
 MEMORY_BYTES_MAX: Final = 16 * 1024 * 1024
 
-Opened = TypeVar("Opened", ClientSender, Consumer, StreamHandle)
+Opened = TypeVar("Opened", ClientSender, ConsumerHandle, StreamHandle)
 
 
-class Connection(Carrier, Protocol):
+class ChannelConnection(Carrier, Protocol):
     """Interface of the client's connection for its channels."""
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
@@ -57,14 +57,14 @@ class Connection(Carrier, Protocol):
 class ClientChannel:
     """Channel of a client. Bodies of more than `memory_bytes_max` bytes are delivered as temporary files."""
 
-    def __init__(self, client: Connection, number: int, *, restartable: bool) -> None:
+    def __init__(self, client: ChannelConnection, number: int, *, restartable: bool) -> None:
         self.client = client
         self.number = number
         self.restartable = restartable
         self.memory_bytes_max = MEMORY_BYTES_MAX
         self.unsettled = Unsettled()
-        self._awaited: dict[int, Awaited] = {}  # by tag
-        self._handles: dict[int, Handle] = {}
+        self._awaited: dict[int, PendingReplies] = {}  # by tag
+        self._handles: dict[int, OpenHandle] = {}
         self._failure: LinkError | None = None
         self._head = b""
         self._prepared: dict[int, Prepared] = {}  # large messages that were announced, by handle
@@ -90,7 +90,7 @@ class ClientChannel:
         selector_type: str = "",
         no_local: bool = False,
         unreliable: bool = False,
-    ) -> Consumer:
+    ) -> ConsumerHandle:
         """Consume a destination, or all whose names begin with `name` if it is empty or ends in a dot.
 
         `identifier` makes the subscription to a topic durable: it continues when the same client reconnects.
@@ -115,7 +115,9 @@ class ClientChannel:
         await self.say(command, tag, consumer.number)
         return consumer
 
-    async def temporary(self, service: str = "queue", name: str = "", *, prefetch: int = 100) -> Consumer:
+    async def temporary(
+        self, service: str = "queue", name: str = "", *, prefetch: int = 100
+    ) -> ConsumerHandle:
         """Create a destination that is deleted with this channel, and consume it.
 
         Others send to its `name`, for example when they reply to a message that contains it. `name` may be
@@ -126,7 +128,7 @@ class ClientChannel:
             self.number, service_type=SERVICES[service], consumer=True, temporary=True, dest_name=name
         )
         number = self.client.machine.open_handle(command, confirm=False)
-        consumer = self._adopt(Consumer(self, number, service))
+        consumer = self._adopt(ConsumerHandle(self, number, service))
         self.client.flush()
         await consumer.created()
         tag = self.client.machine.new_tag(self.number)
@@ -141,7 +143,7 @@ class ClientChannel:
 
     async def browse(
         self, service: str, name: str, *, selector: str = "", selector_type: str = ""
-    ) -> AsyncGenerator[Delivery, None]:
+    ) -> AsyncGenerator[FastDelivery, None]:
         """Iterate over the messages at a destination without consuming them.
 
         Messages that are consumed in the meantime are skipped.
@@ -158,7 +160,7 @@ class ClientChannel:
                     tag = machine.new_tag(self.number)
                     try:
                         await self.say(m.HandleBrowse(browser.number, tag, number), tag, browser.number)
-                    except Refused as refused:
+                    except RefusedByServer as refused:
                         if refused.code != ReplyCode.MESSAGE_NOT_FOUND or browser.failure is not None:
                             raise
                         continue
@@ -170,7 +172,7 @@ class ClientChannel:
                 break
         await browser.aclose()
 
-    def _open(self, service: str, name: str, *, browses: bool = False) -> Consumer:
+    def _open(self, service: str, name: str, *, browses: bool = False) -> ConsumerHandle:
         self.check()
         command = m.HandleOpen(
             self.number,
@@ -180,11 +182,11 @@ class ClientChannel:
             dest_name=name,
         )
         number = self.client.machine.open_handle(command, confirm=False)
-        return self._adopt(Consumer(self, number, service, browses=browses))
+        return self._adopt(ConsumerHandle(self, number, service, browses=browses))
 
     # Acknowledgements and transactions.
 
-    async def ack(self, delivery: Delivery) -> None:
+    async def ack(self, delivery: FastDelivery) -> None:
         """Acknowledge a delivery, without waiting for a reply.
 
         The acknowledgement is sent once everything before it is acknowledged, too. Nothing is sent for a
@@ -197,7 +199,7 @@ class ClientChannel:
             self.client.machine.ack(self.number, last)
             self.client.flush()
 
-    async def unget(self, consumer: Consumer, delivery: Delivery) -> None:
+    async def unget(self, consumer: ConsumerHandle, delivery: FastDelivery) -> None:
         """Requeue a message for other consumers."""
         tag = self.client.machine.new_tag(self.number)
         await self.say(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
@@ -229,21 +231,21 @@ class ClientChannel:
     async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
         """Send a command and wait for its reply.
 
-        Raises Refused or Lost, or LocalProtocolError for a command that cannot be sent.
+        Raises RefusedByServer or Lost, or LocalProtocolError for a command that cannot be sent.
         """
         self.check()
         if not self.client.machine.send(command):
             found = self._handles.get(handle)
-            raise (found and found.failure) or Refused(
+            raise (found and found.failure) or RefusedByServer(
                 ReplyCode.HANDLE_NOT_READY, "it is closed", Scope.HANDLE
             )
         awaited = self.await_tags(handle, [tag])
         self.client.flush()
         await awaited.wait()
 
-    def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
+    def await_tags(self, handle: int, tags: Sequence[int]) -> PendingReplies:
         """Return an object that waits for the replies to all of these tags."""
-        awaited = Awaited(handle, len(tags))
+        awaited = PendingReplies(handle, len(tags))
         for tag in tags:
             self._awaited[tag] = awaited
         return awaited
@@ -263,7 +265,7 @@ class ClientChannel:
         awaited = self._awaited.pop(tag, None)
         if awaited is not None:
             failed = code >= ReplyCode.MESSAGE_NOT_FOUND
-            awaited.came(Refused(code, text, Scope.HANDLE) if failed else None)
+            awaited.came(RefusedByServer(code, text, Scope.HANDLE) if failed else None)
 
     def heard_ready(self, handle: int, held: int) -> None:
         """Handle READY."""
@@ -274,13 +276,13 @@ class ClientChannel:
     def heard_index(self, index: m.HandleIndex) -> None:
         """Handle INDEX."""
         found = self._handles.get(index.handle_id)
-        if isinstance(found, Consumer):
+        if isinstance(found, ConsumerHandle):
             found.heard_index(index)
 
     def heard_created(self, created: m.HandleCreated) -> None:
         """Handle CREATED."""
         found = self._handles.get(created.handle_id)
-        if isinstance(found, Consumer):
+        if isinstance(found, ConsumerHandle):
             found.heard_created(created.dest_name)
 
     def heard(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
@@ -288,7 +290,7 @@ class ClientChannel:
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
         shown = not bits & DELIVERED
-        if found is None or (shown and not (isinstance(found, Consumer) and found.browses)):
+        if found is None or (shown and not (isinstance(found, ConsumerHandle) and found.browses)):
             if file is not None:  # unwanted, or not to be processed (3.5.11)
                 file.close()
             return
@@ -308,10 +310,10 @@ class ClientChannel:
             known.hops,
             SERVER,
         )
-        awaits_ack = isinstance(found, Consumer) and not (shown or found.unreliable)
+        awaits_ack = isinstance(found, ConsumerHandle) and not (shown or found.unreliable)
         if awaits_ack:
             self.unsettled.add(number)
-        found.add(Delivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
+        found.add(FastDelivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))
 
     def heard_prepared(self, prepared: Prepared) -> None:
         """Handle PREPARE, which announces a large message: request the whole body from the server."""
@@ -338,7 +340,7 @@ class ClientChannel:
         """
         self.client.machine.close_handle(handle, code, text)
         self.client.flush()
-        self.handle_closed(handle, Refused(code, text, Scope.HANDLE))
+        self.handle_closed(handle, RefusedByServer(code, text, Scope.HANDLE))
 
     def heard_fragment(self, fragment: Fragment) -> None:
         """Handle a fragment of a message or stream."""

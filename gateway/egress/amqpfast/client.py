@@ -11,8 +11,9 @@
           print(delivery.message.body)
           await channel.ack(delivery)
 
-`send` returns when the server has accepted the message. A refusal raises Refused; its `code` gives the reason
-and its `scope` says what is closed now. A lost connection raises Lost and is not reopened automatically.
+`send` returns when the server has accepted the message. A refusal raises RefusedByServer; its `code` gives
+the reason and its `scope` says what is closed now. A lost connection raises ConnectionLost and is not
+reopened automatically.
 
 The client uses the same code as the gateway's links: the protocol machine, names and numbers, uploads. One
 task reads, one writes, one sends heartbeats; several tasks of the program may share a client.
@@ -29,8 +30,8 @@ import trio
 
 from gateway import clock
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
-from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
-from gateway.egress.amqpfast.opening import client_machine
+from gateway.egress.amqpfast.handles import PLAIN_HEAD, FastDelivery, PeerStream, RefusedByServer
+from gateway.egress.amqpfast.login import client_machine
 from gateway.egress.connect_errors import GARBLED, LOOK_BYTES, explained, reason
 from gateway.errors import LinkError, LocalProtocolError
 from gateway.model.properties import Value, ValueType, string
@@ -54,15 +55,15 @@ from gateway.protocols.amqpfast.events import (
     Replies,
 )
 from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, PRIORITY_MAX, Scope
-from gateway.settings.endpoints import Target, address_of, parse_url
+from gateway.settings.endpoints import LinkUrl, address_of, parse_url
 
 __all__ = [
-    "Client",
     "ClientChannel",
-    "Delivery",
-    "Lost",
+    "ConnectionLost",
+    "FastDelivery",
+    "FastLinkClient",
     "PeerStream",
-    "Refused",
+    "RefusedByServer",
     "Unreached",
     "connect",
     "head_of",
@@ -73,11 +74,11 @@ TICK_SECS: Final = 1.0
 FAREWELL_SECS: Final = 5.0  # how long the server may take to confirm a close
 
 
-class Lost(LinkError):
+class ConnectionLost(LinkError):
     """Loss of the connection."""
 
 
-class Unreached(Lost):
+class Unreached(ConnectionLost):
     """Failure to connect: no server answered, or one of another protocol."""
 
 
@@ -109,14 +110,14 @@ def head_of(
 
 @asynccontextmanager
 async def connect(
-    url: str | Target,
+    url: str | LinkUrl,
     *,
     client_name: str = "",
     ca_file: str | None = None,
     timeout_secs: float = 10.0,
     heartbeat_secs: int = 30,
     frame_max: int = FRAME_MAX,
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[FastLinkClient]:
     """Open a connection, and close it with the protocol's handshake at the end of the block.
 
     `client_name` owns durable subscriptions, temporary destinations and interrupted uploads; only one client
@@ -128,7 +129,7 @@ async def connect(
         raise ValueError("the URL of an AMQP/Fast server begins with amqpfast:// or amqpfasts://")
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        client = Client(target, client_name, heartbeat_secs, frame_max)
+        client = FastLinkClient(target, client_name, heartbeat_secs, frame_max)
         try:
             await client.start(nursery, ca_file, timeout_secs)
             yield client
@@ -141,10 +142,10 @@ async def connect(
         raise failure
 
 
-class Client:
+class FastLinkClient:
     """Open connection, created by `connect`."""
 
-    def __init__(self, target: Target, client_name: str, heartbeat_secs: int, frame_max: int) -> None:
+    def __init__(self, target: LinkUrl, client_name: str, heartbeat_secs: int, frame_max: int) -> None:
         self.machine = client_machine(
             target,
             client_name,
@@ -198,9 +199,9 @@ class Client:
             raise Unreached(f"{self._place}: {reason(error)}") from error
         return secured
 
-    def _lost(self, why: str) -> Lost:
+    def _lost(self, why: str) -> ConnectionLost:
         if self._opened.is_set():
-            return Lost(f"{self._place}: {why}")
+            return ConnectionLost(f"{self._place}: {why}")
         return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
@@ -384,36 +385,36 @@ class Client:
     def _handle_closed(self, event: HandleClosed) -> None:
         found = self._by_handle.pop(event.handle, None)
         if found is not None:
-            found.handle_closed(event.handle, Refused(event.reply_code, event.text, Scope.HANDLE))
+            found.handle_closed(event.handle, RefusedByServer(event.reply_code, event.text, Scope.HANDLE))
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         found = self._channels.pop(event.channel, None)
         if found is not None:
-            found.ended(Refused(event.reply_code, event.text, Scope.CHANNEL))
+            found.ended(RefusedByServer(event.reply_code, event.text, Scope.CHANNEL))
 
     def _let_in(self, event: Opened) -> None:
         self._opened.set()
 
     def _challenged(self, event: Challenged) -> None:
-        self._end(Lost(f"{self._place}: the server wants more than a name and password"))
+        self._end(ConnectionLost(f"{self._place}: the server wants more than a name and password"))
 
     def _closed(self, event: Closed) -> None:
-        refused = Refused(event.reply_code, event.text, Scope.CONNECTION)
+        refused = RefusedByServer(event.reply_code, event.text, Scope.CONNECTION)
         strange = not event.by_peer and not self._opened.is_set()
         self._end(self._lost(f"{GARBLED}: {refused}") if strange else refused)
 
 
-HEARD: Final[dict[type[Event], Callable[[Client, Any], None]]] = {
-    Replies: Client._replies,
-    Notifies: Client._notifies,
-    Fragment: Client._fragment,
-    Ready: Client._ready,
-    CommandReceived: Client._command,
-    Released: Client._handle_released,
-    Prepared: Client._prepared,
-    HandleClosed: Client._handle_closed,
-    ChannelClosed: Client._channel_closed,
-    Opened: Client._let_in,
-    Challenged: Client._challenged,
-    Closed: Client._closed,
+HEARD: Final[dict[type[Event], Callable[[FastLinkClient, Any], None]]] = {
+    Replies: FastLinkClient._replies,
+    Notifies: FastLinkClient._notifies,
+    Fragment: FastLinkClient._fragment,
+    Ready: FastLinkClient._ready,
+    CommandReceived: FastLinkClient._command,
+    Released: FastLinkClient._handle_released,
+    Prepared: FastLinkClient._prepared,
+    HandleClosed: FastLinkClient._handle_closed,
+    ChannelClosed: FastLinkClient._channel_closed,
+    Opened: FastLinkClient._let_in,
+    Challenged: FastLinkClient._challenged,
+    Closed: FastLinkClient._closed,
 }

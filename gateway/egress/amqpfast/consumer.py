@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.egress.amqpfast.opening import split_name
-from gateway.egress.amqpfast.reading import Assembly, Unsettled
-from gateway.egress.amqpfast.sources import Source
+from gateway.egress.amqpfast.deliveries import Assembly, Unsettled
+from gateway.egress.amqpfast.login import split_name
+from gateway.egress.amqpfast.sources import LinkSource
 from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
@@ -52,7 +52,7 @@ class FastLinkConsumer:
 
     def __init__(
         self,
-        source: Source,
+        source: LinkSource,
         machine: ClientConnection,
         wake: Callable[[FastLinkConsumer], None],
         bytes_max: int,

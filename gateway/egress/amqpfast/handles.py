@@ -1,7 +1,7 @@
 """Handles of the client: what they send, what they receive, and who waits for replies.
 
-A task that waits has an Awaited, which is completed by the reply or by a close in its place. Deliveries wait
-in their handle until they are read; the server sends at most the prefetch window of them.
+A task that waits has a PendingReplies, which is completed by the reply or by a close in its place.
+Deliveries wait in their handle until they are read; the server sends at most the prefetch window of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
-from gateway.protocols.amqpfast.sending import Producer, Transfer
+from gateway.protocols.amqpfast.sender import Producer, Transfer
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 
 PLAIN_HEAD: Final = encode_head_properties(Head())
@@ -33,7 +33,7 @@ ARRIVED_BYTES_HIGH: Final = 1_048_576
 Progress = Callable[[int, int], None]
 
 
-class Refused(LinkError):
+class RefusedByServer(LinkError):
     """Refusal by the server, which closed a handle, channel or connection (`scope`), or failed a BROWSE."""
 
     def __init__(self, code: int, text: str, scope: Scope) -> None:
@@ -43,7 +43,7 @@ class Refused(LinkError):
         self.scope = scope
 
 
-class Delivery(NamedTuple):
+class FastDelivery(NamedTuple):
     """Received message.
 
     `number` is the server's number on its channel, or the message id for a browsed one. `awaits_ack` is False
@@ -59,7 +59,7 @@ class Delivery(NamedTuple):
     awaits_ack: bool = True
 
 
-class Awaited:
+class PendingReplies:
     """One or several replies that a task waits for."""
 
     __slots__ = ("_done", "_failure", "_left", "handle")
@@ -105,7 +105,7 @@ class Carrier(Protocol):
         """Undo one `hold`."""
 
 
-class Channel(Protocol):
+class HandleChannel(Protocol):
     """Interface of a channel for its handles."""
 
     number: int
@@ -115,7 +115,7 @@ class Channel(Protocol):
     def client(self) -> Carrier:
         """Connection of the channel."""
 
-    def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
+    def await_tags(self, handle: int, tags: Sequence[int]) -> PendingReplies:
         """Return an object that waits for the replies to all of these tags."""
 
     async def say(self, command: m.Command, tag: int, handle: int = ...) -> None:
@@ -128,15 +128,15 @@ class Channel(Protocol):
         """Send CHANNEL CLOSE."""
 
 
-class Handle:
+class OpenHandle:
     """Open handle. `async for` iterates over its deliveries and ends when the client closes it."""
 
-    def __init__(self, channel: Channel, number: int, service: str) -> None:
+    def __init__(self, channel: HandleChannel, number: int, service: str) -> None:
         self.number = number
         self.service = service
         self.failure: LinkError | None = None
         self._channel = channel
-        self._came: deque[Delivery] = deque()
+        self._came: deque[FastDelivery] = deque()
         self._more = trio.Event()
         self._ended = False
 
@@ -148,15 +148,15 @@ class Handle:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Delivery:
-        """Return the next delivery. Raises Refused or Lost when no more can arrive."""
+    async def __anext__(self) -> FastDelivery:
+        """Return the next delivery. Raises RefusedByServer or Lost when no more can arrive."""
         while not self._came:
             if self._ended:
                 raise StopAsyncIteration
             await self.news()
         return self._came.popleft()
 
-    def taken(self) -> Delivery | None:
+    def taken(self) -> FastDelivery | None:
         """Return the next delivery if one has arrived, else None."""
         return self._came.popleft() if self._came else None
 
@@ -173,7 +173,7 @@ class Handle:
 
     # Interface for the channel.
 
-    def add(self, delivery: Delivery) -> None:
+    def add(self, delivery: FastDelivery) -> None:
         """Add a received delivery."""
         self._came.append(delivery)
         self.wake()
@@ -189,10 +189,10 @@ class Handle:
         self.wake()
 
 
-class ClientSender(Handle):
+class ClientSender(OpenHandle):
     """Handle that sends to one destination. Replies of a peer service are its deliveries, without ack."""
 
-    def __init__(self, channel: Channel, number: int, service: str, name: bytes) -> None:
+    def __init__(self, channel: HandleChannel, number: int, service: str, name: bytes) -> None:
         super().__init__(channel, number, service)
         self._name = name
         self._producer = Producer(channel.client.machine, number, confirm=True)
@@ -200,7 +200,7 @@ class ClientSender(Handle):
         self._held: list[int] = []  # sizes from READY
 
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
-        """Send one message; return when the server has accepted it. Raises Refused or Lost."""
+        """Send one message; return when the server has accepted it. Raises RefusedByServer or Lost."""
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
@@ -211,7 +211,7 @@ class ClientSender(Handle):
         channel = self._channel
         tags = self._producer.send_many([(self._name, head, body) for body in bodies])
         if -1 in tags:
-            raise Refused(
+            raise RefusedByServer(
                 ReplyCode.FRAMING_ERROR, "the head does not fit the server's frame-max", Scope.HANDLE
             )
         awaited = channel.await_tags(self.number, tags)
@@ -225,7 +225,7 @@ class ClientSender(Handle):
 
         `progress` is called with the number of bytes sent and the total. On a restartable channel an
         interrupted upload continues where it stopped, given the same head, body and client-name. A server
-        without such channels raises Refused 503 or 540; use a plain channel with it.
+        without such channels raises RefusedByServer 503 or 540; use a plain channel with it.
         """
         self.check()
         channel = self._channel
@@ -280,10 +280,10 @@ class ClientSender(Handle):
         self.wake()
 
 
-class StreamHandle(Handle):
+class StreamHandle(OpenHandle):
     """Handle of a stream with the bytes received and not yet read."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
+    def __init__(self, channel: HandleChannel, number: int) -> None:
         super().__init__(channel, number, "peer")
         self._arrived = bytearray()
         self._holding = False
@@ -300,7 +300,7 @@ class StreamHandle(Handle):
         """Return at most `most` of the received bytes, waiting for some; b"" at the end of the stream."""
         while not self._arrived:
             self.check_ended()
-            if isinstance(self.failure, Refused) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
+            if isinstance(self.failure, RefusedByServer) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
                 return b""
             await self.news()
         data = bytes(self._arrived[:most])
@@ -334,7 +334,7 @@ class PeerStream(trio.abc.Stream):
     Refused says why the server has ended it, Lost that the connection is lost.
     """
 
-    def __init__(self, channel: Channel, handle: StreamHandle, head: bytes) -> None:
+    def __init__(self, channel: HandleChannel, handle: StreamHandle, head: bytes) -> None:
         """Begin the stream. Raises LocalProtocolError if the head does not fit a fragment."""
         self._client = channel.client
         self._handle = handle
@@ -368,13 +368,13 @@ class PeerStream(trio.abc.Stream):
         await self._handle.aclose()
 
 
-class Consumer(Handle):
+class ConsumerHandle(OpenHandle):
     """Handle that receives deliveries of a CONSUME, or of a BROWSE with `browses`.
 
     `name` is that of a temporary destination.
     """
 
-    def __init__(self, channel: Channel, number: int, service: str, *, browses: bool = False) -> None:
+    def __init__(self, channel: HandleChannel, number: int, service: str, *, browses: bool = False) -> None:
         super().__init__(channel, number, service)
         self.name = ""
         self.browses = browses

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import clock
-from gateway.egress.amqpfast.opening import open_for_sending, outcome_of
+from gateway.egress.amqpfast.login import open_for_sending, outcome_of
 from gateway.egress.amqpfast.upload import Upload, content_hash
 from gateway.errors import LocalProtocolError
 from gateway.model.message import Message

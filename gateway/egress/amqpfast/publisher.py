@@ -1,4 +1,4 @@
-"""Publisher of an AMQP/Fast link: `confirming.py` with handles, confirm-tags and closes.
+"""Publisher of an AMQP/Fast link: `confirms.py` with handles, confirm-tags and closes.
 
 Each destination has a handle of its own, all on one channel, so that a server that closes one because of its
 destination does not affect the others. The channel assigns confirm-tags in one sequence, in whatever order
@@ -23,8 +23,8 @@ import structlog
 from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqpfast.large import LARGE_BYTES, LargeSender
-from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
-from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
+from gateway.egress.amqpfast.login import OF_DESTINATIONS, open_for_sending, outcome_of
+from gateway.egress.confirms import ConfirmedSink, Positions, settle_all
 from gateway.errors import LocalProtocolError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -32,7 +32,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import BODY_SIZE
 from gateway.protocols.amqpfast.events import ReplyRow
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.amqpfast.spec import ID_MAX, ReplyCode
 from gateway.protocols.amqpfast.translate import encode_properties
 from gateway.telemetry.stats import LinkStats

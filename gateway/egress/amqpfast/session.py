@@ -16,10 +16,10 @@ from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
-from gateway.egress.amqpfast.opening import client_machine
+from gateway.egress.amqpfast.deliveries import Joined
+from gateway.egress.amqpfast.login import client_machine
 from gateway.egress.amqpfast.publisher import FastLinkPublisher
-from gateway.egress.amqpfast.reading import Joined
-from gateway.egress.amqpfast.sources import Source, Sources, Survey
+from gateway.egress.amqpfast.sources import LinkSource, LinkSources, Survey
 from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.held_back import ROUTE_REMOVED
 from gateway.egress.link import LinkStatus
@@ -32,7 +32,7 @@ from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
-from gateway.model.spooled import Piece
+from gateway.model.spooled_bodies import Piece
 from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
@@ -60,7 +60,7 @@ from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, DELIVERED, ReplyCode
 from gateway.protocols.amqpfast.tables import FIELD_BYTES_MIN
 from gateway.protocols.amqpfast.translate import essentials, head_properties
 from gateway.settings import FastLink, Limits
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -83,7 +83,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     _codes = ReplyCode
 
-    def __init__(self, session: FastLinkSession, stream: Stream, target: Target, now: float) -> None:
+    def __init__(self, session: FastLinkSession, stream: Stream, target: LinkUrl, now: float) -> None:
         settings, limits = session.settings, session.limits
         machine = client_machine(
             target,
@@ -103,7 +103,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._reopen_at = 0.0
         self._by_handle: dict[int, FastLinkConsumer] = {}
         self._asked: dict[int, FastLinkConsumer] = {}  # with an unanswered CONSUME, by handle
-        self._surveys: dict[Source, Survey] = {}  # of prefixes of queues
+        self._surveys: dict[LinkSource, Survey] = {}  # of prefixes of queues
         self._survey_channel = 0
 
     # Interface for the stream.
@@ -154,7 +154,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Number of received messages that are not acknowledged."""
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
-    def rearrange(self, fresh: list[Source], gone: list[Source]) -> None:
+    def rearrange(self, fresh: list[LinkSource], gone: list[LinkSource]) -> None:
         """Consume new sources and stop unwanted ones, as the mapping has changed."""
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
@@ -323,7 +323,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             self._up = True
             session.status.came_up()
 
-    def _consume(self, source: Source) -> None:
+    def _consume(self, source: LinkSource) -> None:
         consumer = self._consumer(source)
         if consumer is not None:
             self._asked[consumer.handle] = consumer
@@ -336,7 +336,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 survey.asked = True
                 self.machine.send(m.HandleQuery(survey.handle))
 
-    def _idle(self, source: Source) -> FastLinkConsumer | None:
+    def _idle(self, source: LinkSource) -> FastLinkConsumer | None:
         """Return the consumer of a source if it has no unacknowledged message, else None."""
         for consumer in self._consumers.values():
             away = consumer.stopping or consumer.resting or consumer.handle in self._asked
@@ -344,7 +344,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 return None if len(consumer.unsettled) else consumer
         return None
 
-    def _begin_survey(self, source: Source) -> None:
+    def _begin_survey(self, source: LinkSource) -> None:
         """Start to look for queues that are created later, if the source is a prefix of queues."""
         if not source.prefix or source.service != "queue" or source in self._surveys:
             return
@@ -372,13 +372,13 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     consumer.stop()
                     self._consume(source)
 
-    def _abandon(self, source: Source) -> None:
+    def _abandon(self, source: LinkSource) -> None:
         """Cancel a durable subscription that is not consumed."""
         consumer = self._consumer(source)
         if consumer is not None:
             consumer.stop()
 
-    def _consumer(self, source: Source) -> FastLinkConsumer | None:
+    def _consumer(self, source: LinkSource) -> FastLinkConsumer | None:
         """Open a handle for a source, on the channel of the one that the server has closed, if any.
 
         Return None if there is no channel or handle left.
@@ -559,7 +559,9 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         )
         super().__init__(name, settings, dispatcher, limits, status, publisher, client_id=client_id)
         self.pings = settings.compatibility == "rfc"
-        self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
+        self.sources = LinkSources(
+            durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs
+        )
 
     # Interface for the link.
 
@@ -574,7 +576,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         else:
             self.sources.leave_behind(gone)
 
-    def connect(self, stream: Stream, target: Target, now: float) -> FastLinkConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> FastLinkConnection:
         """Begin the negotiation on a new connection. Return the owner of its stream."""
         self._connection = FastLinkConnection(self, stream, target, now)
         return self._connection
@@ -645,7 +647,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         else:
             self.settle([receipt], None, clock.now())
 
-    def met(self, source: Source) -> None:
+    def met(self, source: LinkSource) -> None:
         """Record that the server allows to consume a source."""
         if not self.sources.in_force(source):
             return
@@ -653,7 +655,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
             log.info("route requirement found", link=self.name, service=source.service, name=source.name)
         self.sources.met(source)
 
-    def failed(self, source: Source, why: str) -> None:
+    def failed(self, source: LinkSource, why: str) -> None:
         """Record why the server refuses a source, and retry it later; other routes continue."""
         if self.sources.in_force(source) and self.sources.failed(source, why, clock.now()):
             log.warning(

@@ -26,7 +26,7 @@ def is_prefix(name: str) -> bool:
     return not name or name.endswith(".")
 
 
-class Source:
+class LinkSource:
     """Destination or prefix of destinations. `identifier` is that of its durable subscription, or ""."""
 
     __slots__ = ("identifier", "name", "prefix", "retry_at", "service", "settled", "wait", "why")
@@ -101,46 +101,46 @@ def _covered(key: tuple[str, str], keys: Iterable[tuple[str, str]]) -> bool:
     )
 
 
-class Sources:
+class LinkSources:
     """All sources of a link. The object outlives connections; `connected` begins a new round."""
 
     def __init__(self, *, durable: bool, wait_max: float) -> None:
         self._durable = durable
         self._wait_max = wait_max
-        self._sources: dict[tuple[str, str], Source] = {}
-        self._left_behind: list[Source] = []
+        self._sources: dict[tuple[str, str], LinkSource] = {}
+        self._left_behind: list[LinkSource] = []
 
     @property
     def surveyed(self) -> bool:
         """True if the server has accepted or refused consumption from every source on this connection."""
         return all(source.settled for source in self._sources.values())
 
-    def want(self, subscriptions: Subscriptions) -> tuple[list[Source], list[Source]]:
+    def want(self, subscriptions: Subscriptions) -> tuple[list[LinkSource], list[LinkSource]]:
         """Set the sources of a changed mapping. Return the new ones and those no longer wanted."""
         given = subscriptions.prefixes
         before = self._sources
         self._sources = {
-            key: before.get(key) or Source(*key, durable=self._durable)
+            key: before.get(key) or LinkSource(*key, durable=self._durable)
             for key in given
             if not _covered(key, given)
         }
         fresh = [source for key, source in self._sources.items() if key not in before]
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
-    def leave_behind(self, gone: list[Source]) -> None:
+    def leave_behind(self, gone: list[LinkSource]) -> None:
         """Remember durable subscriptions to cancel, while there is no connection."""
         self._left_behind += [source for source in gone if source.identifier]
 
-    def left_behind(self) -> list[Source]:
+    def left_behind(self) -> list[LinkSource]:
         """Return, once, the remembered durable subscriptions that are still unwanted."""
         left, self._left_behind = self._left_behind, []
         return [source for source in left if source.key not in self._sources]
 
-    def in_force(self, source: Source) -> bool:
+    def in_force(self, source: LinkSource) -> bool:
         """Return True if the current mapping needs the source."""
         return self._sources.get(source.key) is source
 
-    def connected(self) -> list[Source]:
+    def connected(self) -> list[LinkSource]:
         """Begin a new connection. Return all sources, which have to be consumed."""
         for source in self._sources.values():
             source.settled = False
@@ -148,20 +148,20 @@ class Sources:
             source.retry_at = 0.0
         return list(self._sources.values())
 
-    def due(self, now: float) -> list[Source]:
+    def due(self, now: float) -> list[LinkSource]:
         """Return refused sources that are to be tried again."""
         found = [one for one in self._sources.values() if one.retry_at and one.retry_at <= now]
         for source in found:
             source.retry_at = 0.0
         return found
 
-    def met(self, source: Source) -> None:
+    def met(self, source: LinkSource) -> None:
         """Record that the server allows to consume a source."""
         source.settled = True
         source.why = ""
         source.retry_at = 0.0
 
-    def failed(self, source: Source, why: str, now: float) -> bool:
+    def failed(self, source: LinkSource, why: str, now: float) -> bool:
         """Record why the server refuses a source. Return True if the reason is new."""
         news = source.why != why
         source.settled = True

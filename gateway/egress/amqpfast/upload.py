@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import IO
 
 from gateway.protocols.amqpfast.client import ClientConnection
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 
 Read = Callable[[int, int], bytes | memoryview]
 """Function that returns bytes of the body: from an offset, as many as requested."""

@@ -1,7 +1,7 @@
-"""Publisher of an MQTT link: `confirming.py` with packet ids, DUP and the two steps of QoS 2.
+"""Publisher of an MQTT link: `confirms.py` with packet ids, DUP and the two steps of QoS 2.
 
 A message with QoS 1 or 2 is in flight until its last acknowledgement, which settles it; one with QoS 0 is
-settled when it is written. Packet ids represent the numbers of `confirming.py`. After a reconnect the
+settled when it is written. Packet ids represent the numbers of `confirms.py`. After a reconnect the
 messages that were in flight are sent first, in order and within the window, so that the broker is not
 flooded. If the broker has resumed the session, they keep their packet ids (5: 4.4).
 
@@ -28,8 +28,8 @@ import structlog
 from gateway import clock
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
-from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions, settle_all
-from gateway.egress.confirming import Unconfirmed as UnconfirmedSlice
+from gateway.egress.confirms import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions, settle_all
+from gateway.egress.confirms import Unconfirmed as UnconfirmedSlice
 from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
@@ -70,7 +70,7 @@ PlaceInBatch = tuple[SubBatch, int]
 """Message in a batch: its part, and its position there."""
 
 
-class Outlet(Protocol):
+class PublisherOutlet(Protocol):
     """Interface of the connection for its publisher."""
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
@@ -142,7 +142,7 @@ class MqttLinkPublisher(ConfirmedSink):
         super().__init__(stats, in_flight_max=most, messages_max=messages_max, bytes_max=bytes_max)
         self._most = most
         self._ledger = None if make_ledger is None else make_ledger(self.unconfirmed)
-        self._outlet: Outlet | None = None
+        self._outlet: PublisherOutlet | None = None
         self._numbers: dict[int, int] = {}  # numbers of messages in flight, by packet id
         # Packet ids in flight for which PUBREC has arrived and PUBREL was sent.
         self._received: dict[int, None] = {}
@@ -173,7 +173,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
     # Interface for the connection.
 
-    def attach(self, outlet: Outlet, stream: Stream, terms: Terms, *, present: bool) -> None:
+    def attach(self, outlet: PublisherOutlet, stream: Stream, terms: Terms, *, present: bool) -> None:
         """Start sending on a new connection.
 
         `present` is True if the broker resumed the session (5: 4.4): messages that were in flight are then
@@ -192,7 +192,7 @@ class MqttLinkPublisher(ConfirmedSink):
         self._flowing = True
         self.pump()
 
-    def _release_again(self, outlet: Outlet) -> None:
+    def _release_again(self, outlet: PublisherOutlet) -> None:
         """Send PUBREL for messages whose PUBREC had arrived; they are not published again."""
         released, self._released = self._released, {}
         if not released:
@@ -348,7 +348,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return positions[at:]
 
     def _send_at_once(
-        self, outlet: Outlet, part: SubBatch, positions: Positions, messages: list[Message]
+        self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, messages: list[Message]
     ) -> bool:
         """Send all messages if none has QoS 0 and all fit the window. Return False if none was sent."""
         table = self._flags
@@ -381,7 +381,7 @@ class MqttLinkPublisher(ConfirmedSink):
         return True
 
     def _send_chunk(
-        self, outlet: Outlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
+        self, outlet: PublisherOutlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
     ) -> int:
         """Send the first messages of QoS 0, or of a higher one. Return how many were handled.
 

@@ -17,7 +17,7 @@ from typing import Final
 from gateway import clock
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.pressure import Held
+from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import RoutingEntry
 from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
 from gateway.errors import RemoteProtocolError
@@ -109,7 +109,7 @@ class MqttLinkReceiver:
         self._once: dict[int, bool] = {}
         # Unreadable messages that wait for space among the dead letters.
         self._burials: list[tuple[Receipt, Outcome]] = []
-        self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
+        self._held: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
         """Use a new connection. `present` is True if the broker resumed the session."""

@@ -33,7 +33,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.batch import SubBatch
 from gateway.model.message import Sender
-from gateway.model.spooled import Piece
+from gateway.model.spooled_bodies import Piece
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.data_types import Bounds, violation
@@ -52,7 +52,7 @@ from gateway.protocols.mqtt.spec import (
     reason_name,
 )
 from gateway.settings import Limits, MqttLink
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import LinkUrl
 from gateway.transport.stream import Stream
 
 # A CONNACK in the form of MQTT 3 that refuses the version: 0x01 is its own code, 0x84 that of MQTT 5.
@@ -332,7 +332,7 @@ class MqttLinkSession(OneSink):
         if self._connection is not None:
             self._connection.stream.mark()
 
-    def connect(self, stream: Stream, target: Target, now: float) -> MqttLinkConnection:
+    def connect(self, stream: Stream, target: LinkUrl, now: float) -> MqttLinkConnection:
         """Send CONNECT on a new connection. Return the owner of its stream."""
         limits = self._limits
         version = self._version()

@@ -24,10 +24,10 @@ from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import access_refused
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqp091.announcing import server_properties
-from gateway.ingress.guest import Agreed
-from gateway.ingress.guests import Guests
-from gateway.ingress.handshaking import HandshakingGuest
+from gateway.ingress.amqp091.server_properties import server_properties
+from gateway.ingress.client import Agreed
+from gateway.ingress.clients import IngressClients
+from gateway.ingress.handshake import HandshakingGuest
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
@@ -59,7 +59,7 @@ VERSION: Final = "0-9-1"
 class AmqpEntrance(ListenerSource):
     """AMQP 0-9-1 listener, as far as admission needs it."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
         given = services.settings.listeners[name]
         assert isinstance(given, AmqpListener)

@@ -18,28 +18,28 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.alarms import Alarm
-from gateway.broker.amqp091.dead_lettering import living, own_properties
+from gateway.broker.amqp091.dead_letter_routing import living, own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused, failed
+from gateway.broker.amqp091.refusals import AmqpRefused, failed
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
+from gateway.broker.scheduler import ScheduledCall
 from gateway.errors import ProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
-from gateway.ingress.amqp091.line import Line
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.amqp091.line import CreditQueue
+from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicPublish, BasicReturn, Method
-from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
+from gateway.protocols.amqp091.sender import Deliverer, DeliverRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties, essentials
 
@@ -56,7 +56,7 @@ RAISE_SECS: Final = 0.002
 # Delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. It
 # is a plain tuple because one is created for every delivery, and a named tuple costs four times as much.
 Unacknowledged = tuple[AmqpQueue, "AmqpConsumer | None", int, Message]
-Touched = dict[Queue | Line, None]  # queues and lines to dispatch after settling, in this order
+Touched = dict[Queue | CreditQueue, None]  # queues and lines to dispatch after settling, in this order
 
 
 Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
@@ -113,7 +113,7 @@ class AmqpGuest(AmqpNewcomer):
     endpoint: str
     unsettled: int
     outstanding: Outstanding
-    line: Line
+    line: CreditQueue
     channels: dict[int, AmqpChannel]
     confirming: dict[AmqpChannel, None]
 
@@ -126,7 +126,7 @@ class AmqpGuest(AmqpNewcomer):
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of an exchange; None stands for all keys.
 
-        Only topic exchanges have such permissions. Raises Refused 403.
+        Only topic exchanges have such permissions. Raises AmqpRefused 403.
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class AmqpGuest(AmqpNewcomer):
 
     @abstractmethod
     def refuse(
-        self, number: int, error: RemoteProtocolError | Refused, method: type[Method] | Method
+        self, number: int, error: RemoteProtocolError | AmqpRefused, method: type[Method] | Method
     ) -> None:
         """Close the channel or the connection, depending on the error's code; `method` caused the error."""
 
@@ -309,9 +309,9 @@ class AmqpChannel:
         self.sender = connection.sender._replace(channel=number)
         self.prefetch = prefetch_max  # for the next consumer
         self.prefetch_all = 0  # basic.qos(global): for all consumers together; 0 is no limit
-        self._raise: Alarm | None = None  # for a larger limit that is to take effect
+        self._raise: ScheduledCall | None = None  # for a larger limit that is to take effect
         self.outstanding = 0  # deliveries to consumers, without those of basic.get
-        self.line = Line(self.has_room)
+        self.line = CreditQueue(self.has_room)
         self.next_tag = 1
         self.consumers: dict[str, AmqpConsumer] = {}
         self.unacknowledged: dict[int, Unacknowledged] = {}

@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from gateway import clock
-from gateway.broker.amqp091.refusals import Refused, access_refused, failed
+from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
@@ -36,11 +36,11 @@ from gateway.ingress.amqp091.channel import (
 )
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
-from gateway.ingress.amqp091.line import Line
-from gateway.ingress.amqp091.methods import METHODS, ActingGuest
+from gateway.ingress.amqp091.line import CreditQueue
+from gateway.ingress.amqp091.methods import METHODS, AmqpActions
 from gateway.ingress.amqp091.special import look_closer
-from gateway.ingress.guest import Farewell, InFlight
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.client import CloseReason, InFlight
+from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.source import RouteRefused
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
 from gateway.model.caches import make_room
@@ -49,7 +49,7 @@ from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.pending import Pending
 from gateway.model.shares import Holding
-from gateway.model.spooled import Piece, Spooled
+from gateway.model.spooled_bodies import Piece, Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -83,7 +83,7 @@ Codes that are not listed mean malformed.
 """
 
 
-class AmqpConnection(ActingGuest):
+class AmqpConnection(AmqpActions):
     """Connection of one AMQP 0-9-1 client, and the owner of its stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
@@ -108,7 +108,7 @@ class AmqpConnection(ActingGuest):
         self._told_blocked = False
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
-        self.line = Line(lambda: not (stream.congested or self.outstanding.full))
+        self.line = CreditQueue(lambda: not (stream.congested or self.outstanding.full))
         self.channels = {}
         self._holding = Holding(ingress.opened, "")  # of its user, once that has entered the virtual host
         self.confirming = {}
@@ -125,8 +125,8 @@ class AmqpConnection(ActingGuest):
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of an exchange; None stands for all keys.
 
-        Only topic exchanges, and names of exchanges that do not exist, have such permissions. Raises Refused
-        403.
+        Only topic exchanges, and names of exchanges that do not exist, have such permissions. Raises
+        AmqpRefused 403.
         """
         if not self.rights.unlimited and exchange:
             found = self.host.exchanges.get(exchange)
@@ -146,7 +146,7 @@ class AmqpConnection(ActingGuest):
                     for address in channel.transaction.addresses:
                         self.check("write", "exchange", address.scope)
                         self.check_key("write", address.scope, address.name)
-            except Refused as error:
+            except AmqpRefused as error:
                 self.refuse(channel.number, error, m.BasicConsume)
 
     # Interface to the stream.
@@ -221,7 +221,7 @@ class AmqpConnection(ActingGuest):
         if self._in_time(now):
             self.stream.mark()
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         """Close the connection with 320 (CONNECTION_FORCED), after which clients reconnect."""
         self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {farewell.value}")
         self.stream.end(farewell.value)
@@ -371,7 +371,7 @@ class AmqpConnection(ActingGuest):
         """
         entries = self._ingress.entries_of(self.rights, self.host)
         if data not in entries:
-            with suppress(RemoteProtocolError, Refused):
+            with suppress(RemoteProtocolError, AmqpRefused):
                 self._resolve(data, entries)
 
     def _turn(self, event: Event) -> None:
@@ -512,7 +512,7 @@ class AmqpConnection(ActingGuest):
                 entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
-            except (RemoteProtocolError, Refused) as refusal:
+            except (RemoteProtocolError, AmqpRefused) as refusal:
                 self._refuse_publish(content, refusal)
                 continue
             except Pending as pending:
@@ -552,13 +552,13 @@ class AmqpConnection(ActingGuest):
                 self.refuse(number, error, PUBLISH)
         return left
 
-    def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | Refused) -> None:
+    def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | AmqpRefused) -> None:
         """Close the channel of a message that may not be published.
 
         A message that was refused, rather than malformed, is recorded.
         """
         number, data, raw, body = content
-        if isinstance(refusal, Refused):
+        if isinstance(refusal, AmqpRefused):
             method = decode_publish(data)
             address = amqp_address(method.exchange, method.routing_key)
             message = Message(address, body, content_properties(raw), sender=self.sender)
@@ -577,7 +577,7 @@ class AmqpConnection(ActingGuest):
                 continue
             if channel.transaction is not None:
                 text = f"PRECONDITION_FAILED - {LOW_ON_MEMORY.text}"
-                self.refuse(number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
+                self.refuse(number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
             elif channel.confirming:
                 channel.refused(channel.expect_confirm())
         self._ingress.stats.drop(LOW_ON_MEMORY, len(contents))
@@ -599,16 +599,16 @@ class AmqpConnection(ActingGuest):
             return
         if channel.transaction.is_restrained:
             text = f"PRECONDITION_FAILED - {BEYOND_SHARE}"
-            self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
+            self.refuse(channel.number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
         elif count > limits.transaction_messages_max or byte_count > limits.transaction_bytes_max:
             which = "messages" if count > limits.transaction_messages_max else "bytes"
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
-            self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
+            self.refuse(channel.number, AmqpRefused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
     def _resolve(self, data: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
         """Return the target of a basic.publish that is not in `entries`, and cache it there.
 
-        Raises RemoteProtocolError 540 for `immediate`, and Refused if the exchange does not exist, is
+        Raises RemoteProtocolError 540 for `immediate`, and AmqpRefused if the exchange does not exist, is
         internal, or may not be written to. Raises Pending if a permission check has to wait.
         """
         method = decode_publish(data)
@@ -677,10 +677,10 @@ class AmqpConnection(ActingGuest):
     # Errors.
 
     def refuse(
-        self, number: int, error: RemoteProtocolError | Refused, method: type[m.Method] | m.Method
+        self, number: int, error: RemoteProtocolError | AmqpRefused, method: type[m.Method] | m.Method
     ) -> None:
         """Close the channel or the connection, depending on the error's code; `method` caused the error."""
-        code = error.code if isinstance(error, Refused) else error.reason
+        code = error.code if isinstance(error, AmqpRefused) else error.reason
         ids = method.index >> 16, method.index & 0xFFFF
         fault = RemoteProtocolError(str(error), reason=code, class_id=ids[0], method_id=ids[1])
         events: list[Event] = []
@@ -750,11 +750,11 @@ class AmqpConnection(ActingGuest):
         action = METHODS.get(type(method))
         if action is None:
             text = "COMMAND_INVALID - unimplemented method"
-            self.refuse(event.channel, Refused(ReplyCode.COMMAND_INVALID, text), method)
+            self.refuse(event.channel, AmqpRefused(ReplyCode.COMMAND_INVALID, text), method)
             return
         try:
             action(self, channel, method)
-        except Refused as error:
+        except AmqpRefused as error:
             self.refuse(event.channel, error, method)
         if self.host.written:
             self.host.written = False

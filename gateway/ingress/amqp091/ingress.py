@@ -17,7 +17,7 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpGuest, AmqpSource, PublishTarget, Receipt
-from gateway.ingress.guests import Guests
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
 from gateway.model.address import Address
 from gateway.model.batch import Batch
@@ -33,7 +33,7 @@ log = structlog.get_logger(limited=True)
 class AmqpIngress(AmqpSource):
     """AMQP 0-9-1 side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
         self.hosts = [services.hosts[host] for host in self.host_names]
         # A publisher with more than this unconfirmed is not read until half of them are.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gateway.broker.queue import Queue
 
 
-class Line:
+class CreditQueue:
     """Queues waiting for shared credit, in order of waiting time.
 
     `has_room` returns True while there is credit.

@@ -1,8 +1,8 @@
 """AMQP 0-9-1 methods on the embedded broker: one action per method, in one table (`METHODS`).
 
 An action receives a channel and a decoded method, changes exchanges, queues or the channel, and sends the
-reply through its connection. It raises Refused with RabbitMQ's reply code and text on an error. Publishes and
-basic.ack, which are far more frequent, are handled by the connection.
+reply through its connection. It raises AmqpRefused with RabbitMQ's reply code and text on an error. Publishes
+and basic.ack, which are far more frequent, are handled by the connection.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import trio
 from gateway import clock
 from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
 from gateway.broker.amqp091.checks import binding_key, check_binding, check_leading, named
-from gateway.broker.amqp091.dead_lettering import own_properties
+from gateway.broker.amqp091.dead_letter_routing import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
+from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, failed, not_found
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
 from gateway.model.message import Message
 from gateway.model.pending import Pending
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.sending import HEADER_SIZE
+from gateway.protocols.amqp091.sender import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
 
 RETURNS_BYTES_MAX: Final = 64  # bytes that a quorum queue adds for the number of earlier deliveries
@@ -34,7 +34,7 @@ RETURNS_BYTES_MAX: Final = 64  # bytes that a quorum queue adds for the number o
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
     if tag in channel.consumers or (channel.requester is not None and tag == channel.requester_tag):
-        raise Refused(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
+        raise AmqpRefused(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
 
 
 def _transaction(channel: AmqpChannel) -> Transaction:
@@ -43,10 +43,10 @@ def _transaction(channel: AmqpChannel) -> Transaction:
     return channel.transaction
 
 
-class ActingGuest(AmqpGuest):
+class AmqpActions(AmqpGuest):
     """Client connection with one action per method.
 
-    Each action sends its reply, or raises Refused with RabbitMQ's reply code.
+    Each action sends its reply, or raises AmqpRefused with RabbitMQ's reply code.
     """
 
     def _reply(self, channel: AmqpChannel, wanted: bool, method: m.Method) -> None:
@@ -56,14 +56,14 @@ class ActingGuest(AmqpGuest):
     def _queue(self, channel: AmqpChannel, name: str) -> AmqpQueue:
         """Return the named queue; an empty name is the last queue declared on the channel.
 
-        Raises Refused 404 if there is none.
+        Raises AmqpRefused 404 if there is none.
         """
         if not name and not channel.last_queue:
             raise not_found("no previously declared queue")
         return self.host.queue(name or channel.last_queue, self)
 
     def _check_queue(self, channel: AmqpChannel, permission: str, name: str) -> None:
-        """Check a permission on the named queue, or on the last declared one. Raises Refused 403.
+        """Check a permission on the named queue, or on the last declared one. Raises AmqpRefused 403.
 
         Without either, nothing is checked, since `_queue` refuses that.
         """
@@ -81,7 +81,7 @@ class ActingGuest(AmqpGuest):
 
     def _channel_flow(self, channel: AmqpChannel, method: m.ChannelFlow) -> None:
         if not method.active:  # prefetch is how a client bounds what it gets
-            raise Refused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - active=false")
+            raise AmqpRefused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - active=false")
         self._reply(channel, True, m.ChannelFlowOk(True))
 
     def _exchange_declare(self, channel: AmqpChannel, method: m.ExchangeDeclare) -> None:
@@ -198,7 +198,7 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, not method.no_wait, m.QueueDeleteOk(count))
 
     def _check_unconditional(self, queue: AmqpQueue, method: m.QueueDelete) -> None:
-        """Raise Refused 540 if a quorum queue is to be deleted under a condition.
+        """Raise AmqpRefused 540 if a quorum queue is to be deleted under a condition.
 
         A quorum queue does not know in time what it contains.
         """
@@ -208,11 +208,11 @@ class ActingGuest(AmqpGuest):
                     f"NOT_IMPLEMENTED - cannot delete queue '{queue.name}' in vhost '{self.host.name}'. "
                     f"queue.delete operations with {flag} flag set are not supported by quorum queues"
                 )
-                raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
+                raise AmqpRefused(ReplyCode.NOT_IMPLEMENTED, text)
 
     def _basic_qos(self, channel: AmqpChannel, method: m.BasicQos) -> None:
         if method.prefetch_size:
-            raise Refused(
+            raise AmqpRefused(
                 ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - prefetch_size!=0 ({method.prefetch_size})"
             )
         self._reply(channel, True, m.BasicQosOk())
@@ -225,7 +225,7 @@ class ActingGuest(AmqpGuest):
     def _basic_consume(self, channel: AmqpChannel, method: m.BasicConsume) -> None:
         """Add a consumer to a queue, or start to consume direct replies.
 
-        Raises Refused if the queue is in exclusive use, or if limits.consumers_max is reached.
+        Raises AmqpRefused if the queue is in exclusive use, or if limits.consumers_max is reached.
         """
         ingress = self.ingress
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
@@ -238,7 +238,9 @@ class ActingGuest(AmqpGuest):
         what = f"queue '{queue.name}' in vhost '{self.host.name}'"
         rank = consumer_priority(method.arguments, what, quorum=queue.options.quorum)
         if queue.options.quorum and channel.prefetch_all:
-            raise Refused(ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos")
+            raise AmqpRefused(
+                ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos"
+            )
         exclusive = method.exclusive and not queue.options.quorum  # quorum queues ignore it
         single = exclusive and (queue.consumers or queue.options.single_active)
         if queue.exclusive_consumer is not None or single:
@@ -273,8 +275,8 @@ class ActingGuest(AmqpGuest):
         """Send the queue's next message, or basic.get-empty.
 
         Raises Pending while the queue reads messages from disk, or while its messages may be withdrawn.
-        Raises Refused 405 for a quorum queue with a single active consumer, and 406 if too many messages are
-        unacknowledged.
+        Raises AmqpRefused 405 for a quorum queue with a single active consumer, and 406 if too many messages
+        are unacknowledged.
         """
         self._check_queue(channel, "read", method.queue)
         queue = self._queue(channel, method.queue)
@@ -284,7 +286,7 @@ class ActingGuest(AmqpGuest):
                 f"'{self.host.name}'. basic.get operations are not supported by quorum queues with single "
                 "active consumer"
             )
-            raise Refused(ReplyCode.RESOURCE_LOCKED, text)
+            raise AmqpRefused(ReplyCode.RESOURCE_LOCKED, text)
         if queue.gate.shut:  # its messages may be withdrawn and redelivered
             opened = trio.Event()
             queue.gate.wait(opened.set)
@@ -354,7 +356,7 @@ class ActingGuest(AmqpGuest):
         return None
 
     def _check_unacknowledged(self, channel: AmqpChannel) -> None:
-        """Raise Refused 406 if the client has too many unacknowledged messages for another basic.get.
+        """Raise AmqpRefused 406 if the client has too many unacknowledged messages for another basic.get.
 
         Prefetch does not limit basic.get, so the limits of channel and connection do.
         """
@@ -373,7 +375,7 @@ class ActingGuest(AmqpGuest):
 
     def _basic_recover(self, channel: AmqpChannel, method: m.BasicRecover | m.BasicRecoverAsync) -> None:
         if not method.requeue:
-            raise Refused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - requeue=false")
+            raise AmqpRefused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - requeue=false")
         self._reply(channel, isinstance(method, m.BasicRecover), m.BasicRecoverOk())
         channel.recover()
 
@@ -415,32 +417,32 @@ class ActingGuest(AmqpGuest):
         self._reply(channel, True, m.TxRollbackOk())
 
 
-Action = Callable[[ActingGuest, AmqpChannel, Any], None]
+Action = Callable[[AmqpActions, AmqpChannel, Any], None]
 METHODS: Final = cast(
     "dict[type[m.Method], Action]",
     {
-        m.AccessRequest: ActingGuest._access_request,
-        m.ChannelFlow: ActingGuest._channel_flow,
-        m.ExchangeDeclare: ActingGuest._exchange_declare,
-        m.ExchangeDelete: ActingGuest._exchange_delete,
-        m.ExchangeBind: ActingGuest._exchange_bind,
-        m.ExchangeUnbind: ActingGuest._exchange_unbind,
-        m.QueueDeclare: ActingGuest._queue_declare,
-        m.QueueBind: ActingGuest._queue_bind,
-        m.QueueUnbind: ActingGuest._queue_unbind,
-        m.QueuePurge: ActingGuest._queue_purge,
-        m.QueueDelete: ActingGuest._queue_delete,
-        m.BasicQos: ActingGuest._basic_qos,
-        m.BasicConsume: ActingGuest._basic_consume,
-        m.BasicCancel: ActingGuest._basic_cancel,
-        m.BasicGet: ActingGuest._basic_get,
-        m.BasicReject: ActingGuest._basic_reject,
-        m.BasicNack: ActingGuest._basic_nack,
-        m.BasicRecover: ActingGuest._basic_recover,
-        m.BasicRecoverAsync: ActingGuest._basic_recover,
-        m.ConfirmSelect: ActingGuest._confirm_select,
-        m.TxSelect: ActingGuest._tx_select,
-        m.TxCommit: ActingGuest._tx_commit,
-        m.TxRollback: ActingGuest._tx_rollback,
+        m.AccessRequest: AmqpActions._access_request,
+        m.ChannelFlow: AmqpActions._channel_flow,
+        m.ExchangeDeclare: AmqpActions._exchange_declare,
+        m.ExchangeDelete: AmqpActions._exchange_delete,
+        m.ExchangeBind: AmqpActions._exchange_bind,
+        m.ExchangeUnbind: AmqpActions._exchange_unbind,
+        m.QueueDeclare: AmqpActions._queue_declare,
+        m.QueueBind: AmqpActions._queue_bind,
+        m.QueueUnbind: AmqpActions._queue_unbind,
+        m.QueuePurge: AmqpActions._queue_purge,
+        m.QueueDelete: AmqpActions._queue_delete,
+        m.BasicQos: AmqpActions._basic_qos,
+        m.BasicConsume: AmqpActions._basic_consume,
+        m.BasicCancel: AmqpActions._basic_cancel,
+        m.BasicGet: AmqpActions._basic_get,
+        m.BasicReject: AmqpActions._basic_reject,
+        m.BasicNack: AmqpActions._basic_nack,
+        m.BasicRecover: AmqpActions._basic_recover,
+        m.BasicRecoverAsync: AmqpActions._basic_recover,
+        m.ConfirmSelect: AmqpActions._confirm_select,
+        m.TxSelect: AmqpActions._tx_select,
+        m.TxCommit: AmqpActions._tx_commit,
+        m.TxRollback: AmqpActions._tx_rollback,
     },
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.broker.amqp091.dead_lettering import COPIES_MAX, copied_keys
+from gateway.broker.amqp091.dead_letter_routing import COPIES_MAX, copied_keys
 from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
 from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from mypy_extensions import mypyc_attr
 
 from gateway.access.rights import Decision, Rights
-from gateway.broker.amqpfast.destinations import FastQueue, Subscription
+from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partial, Partials
 from gateway.broker.amqpfast.virtual_host import FastHost
 from gateway.broker.poison import poisoned
@@ -31,8 +31,8 @@ from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large, LargeDeliveries
 from gateway.ingress.amqpfast.query_scan import QueryScan
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
-from gateway.ingress.handshaking import HandshakingGuest
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.delivery_limit import Outstanding
+from gateway.ingress.handshake import HandshakingGuest
 from gateway.ingress.source import ListenerSource
 from gateway.ingress.waiting_publishes import WaitingPublishes
 from gateway.model.address import Address
@@ -41,7 +41,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.model.shares import Holding
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
 from gateway.protocols.amqpfast.events import Event, Fragment
-from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
+from gateway.protocols.amqpfast.sender import Notifier, NotifyRow
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX, Service
 from gateway.protocols.amqpfast.translate import encode_properties
@@ -188,7 +188,7 @@ class PeerSession(Protocol):
         """End the session, because the handle is closed."""
 
 
-class Delivery:
+class DeliveryRun:
     """Run of unacknowledged messages with consecutive numbers and queue positions."""
 
     __slots__ = ("at", "consumer", "count", "messages", "number", "position", "queue")
@@ -204,9 +204,9 @@ class Delivery:
         self.at = 0  # index of the first one in `messages`
         self.count = len(messages)
 
-    def split(self, count: int) -> Delivery:
+    def split(self, count: int) -> DeliveryRun:
         """Remove the first `count` messages and return them as a run."""
-        first = Delivery(self.number, self.queue, self.consumer, self.position, self.messages)
+        first = DeliveryRun(self.number, self.queue, self.consumer, self.position, self.messages)
         first.at, first.count = self.at, count
         self.number += count
         self.position += count
@@ -267,7 +267,7 @@ class Join:
             self._then(self.worst)
 
 
-class Call:
+class PeerCall:
     """Message to the peer service `peer`."""
 
     __slots__ = ("body", "handle", "head", "peer")
@@ -299,14 +299,16 @@ class FastChannel:
         self.next_number = 1
         self.incoming: FragmentedMessage | None = None
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
-        self.calls: list[Call] = []  # of peers, within the transaction
+        self.calls: list[PeerCall] = []  # of peers, within the transaction
         self.pending_bytes = 0  # of what the transaction has in memory
         self.is_restrained = False  # True while the user exceeds its share of memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
-        self._kept: list[tuple[Delivery, bool]] = []  # waiting deliveries without numbers, and `redelivered`
-        self._deliveries: deque[Delivery] = deque()
-        self._acked: list[Delivery] = []  # within the transaction
+        self._kept: list[
+            tuple[DeliveryRun, bool]
+        ] = []  # waiting deliveries without numbers, and `redelivered`
+        self._deliveries: deque[DeliveryRun] = deque()
+        self._acked: list[DeliveryRun] = []  # within the transaction
         self._boundary = 1  # first message number of the transaction
         self._sent = 0  # last message number passed to the socket
         self._written = 0  # last message number that the socket has certainly accepted
@@ -324,7 +326,7 @@ class FastChannel:
         """True if nothing more can be delivered, because message numbers have run out."""
         return self.next_number > MESSAGE_NUMBER_MAX - NUMBERS_LOW
 
-    def delivered(self, delivery: Delivery) -> None:
+    def delivered(self, delivery: DeliveryRun) -> None:
         """Record a delivery that the client has to acknowledge."""
         self._deliveries.append(delivery)
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
@@ -354,7 +356,7 @@ class FastChannel:
                 delivery.settle()
                 touched[delivery.queue] = None
 
-    def _take(self, number: int) -> list[Delivery]:
+    def _take(self, number: int) -> list[DeliveryRun]:
         """Remove and return the deliveries up to a message number."""
         deliveries = self._deliveries
         taken = []
@@ -417,7 +419,7 @@ class FastChannel:
         """True if deliveries wait for a reply, so that later ones must queue behind them."""
         return bool(self._kept)
 
-    def keep(self, delivery: Delivery, redelivered: bool) -> None:
+    def keep(self, delivery: DeliveryRun, redelivered: bool) -> None:
         """Hold a delivery until no reply is due on the channel (3.2.11); it gets message numbers then.
 
         Until then it cannot be acknowledged, and counts against its consumer's window.
@@ -446,8 +448,8 @@ class FastChannel:
 
     def give_back_kept(self, handle: FastHandle | None = None) -> None:
         """Requeue the held messages of a handle, or of all handles (None)."""
-        back: list[Delivery] = []
-        left: list[tuple[Delivery, bool]] = []
+        back: list[DeliveryRun] = []
+        left: list[tuple[DeliveryRun, bool]] = []
         for delivery, redelivered in self._kept:
             if handle is None or delivery.consumer.handle is handle:
                 back.append(delivery)
@@ -463,7 +465,7 @@ class FastChannel:
         for handle in list(self.handles.values()):
             handle.dispatch()
 
-    def _pick(self, at: int, number: int) -> Delivery:
+    def _pick(self, at: int, number: int) -> DeliveryRun:
         """Remove one message from the run at index `at`. Return it as a run."""
         delivery = self._deliveries[at]
         del self._deliveries[at]
@@ -500,7 +502,7 @@ class FastChannel:
 
     # Transactions (3.3.3).
 
-    def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[Delivery]]:
+    def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], list[DeliveryRun]]:
         """Begin a commit. Return the transaction's publishes and its acknowledged deliveries.
 
         `everything` True: also acknowledge all deliveries written to the client before. The deliveries have
@@ -522,19 +524,19 @@ class FastChannel:
         return pending, settled
 
     @staticmethod
-    def _final(deliveries: Iterable[Delivery]) -> None:
+    def _final(deliveries: Iterable[DeliveryRun]) -> None:
         """Subtract deliveries from those that their consumers have acknowledged provisionally."""
         for delivery in deliveries:
             delivery.consumer.provisional -= delivery.count
 
     @staticmethod
-    def settle(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
+    def settle(deliveries: Iterable[DeliveryRun], touched: dict[Queue, None]) -> None:
         """Settle deliveries, and add the queues to dispatch to `touched`."""
         for delivery in deliveries:
             delivery.settle()
             touched[delivery.queue] = None
 
-    def finish(self, deliveries: list[Delivery], *, taken: bool) -> bool:
+    def finish(self, deliveries: list[DeliveryRun], *, taken: bool) -> bool:
         """Settle the deliveries of a commit, or requeue them if `taken` is False (a message was refused).
 
         Return True if any settlement has to be written to disk.
@@ -555,7 +557,7 @@ class FastChannel:
         back, self._acked = self._acked, []
         self._final(back)
         touched: dict[Queue, None] = {}
-        kept: deque[Delivery] = deque()
+        kept: deque[DeliveryRun] = deque()
         for delivery in self._deliveries:
             if before := min(max(self._boundary - delivery.number, 0), delivery.count):
                 kept.append(delivery.split(before))
@@ -570,7 +572,7 @@ class FastChannel:
         """Forbid further messages in a transaction (`on` True), which close the channel, or allow them."""
         self.is_restrained = on
 
-    def take_calls(self) -> list[Call]:
+    def take_calls(self) -> list[PeerCall]:
         """Remove and return the transaction's calls of peers."""
         calls, self.calls = self.calls, []
         return calls
@@ -589,7 +591,7 @@ class FastChannel:
         self.pending_bytes = 0
 
     @staticmethod
-    def _give_back(deliveries: Iterable[Delivery], touched: dict[Queue, None]) -> None:
+    def _give_back(deliveries: Iterable[DeliveryRun], touched: dict[Queue, None]) -> None:
         """Requeue deliveries, and dispatch their queues and those in `touched`."""
         for delivery in deliveries:
             delivery.give_back()
@@ -728,7 +730,7 @@ class FastConsumer:
         channel = self.handle.channel
         assert self._notifier is not None  # or there was no room
         if self._notifier.owes or channel.keeps:
-            channel.keep(Delivery(0, queue, self, position, messages), redelivered)
+            channel.keep(DeliveryRun(0, queue, self, position, messages), redelivered)
             return
         byte_count = weight_of(messages) - MESSAGE_BYTES * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
@@ -780,7 +782,7 @@ class FastConsumer:
             left = [at for at in positions if at - position + first not in aside] if aside else positions
             queue.acknowledged(left)
         else:
-            channel.delivered(Delivery(first, queue, self, position, messages))
+            channel.delivered(DeliveryRun(first, queue, self, position, messages))
             self.outstanding += count
         for number in unsent:
             message = messages[number - first]
@@ -821,7 +823,7 @@ class FastConsumer:
             return
         first = channel.take_numbers(len(messages))
         if not self.unreliable:
-            channel.delivered(Delivery(first, queue, self, position, messages))
+            channel.delivered(DeliveryRun(first, queue, self, position, messages))
             self.outstanding += len(messages)
         for at, message in enumerate(messages):
             redelivered, name, head, body = rows[at]
@@ -886,7 +888,7 @@ class FastConsumer:
             queue.remove(self)
 
 
-class Index:
+class ListedIdentifiers:
     """Identifiers under which a handle's QUERYs have listed messages.
 
     An identifier is not a message number (3.5.8).
@@ -952,10 +954,10 @@ class FastHandle:
         self.silent = False  # True: closed for the client, no more replies are allowed
         self.paused = False
         self.consumers: list[FastConsumer] = []
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[TopicSubscription] = []
         self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # by the name in SEND
         self.generation = -1
-        self.index: Index | None = None
+        self.index: ListedIdentifiers | None = None
         self.browser: Notifier | None = None
         self.scan: QueryScan | None = None  # of a QUERY in progress
         self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
@@ -974,10 +976,10 @@ class FastHandle:
             for queue in list(consumer.queues):
                 queue.dispatch()
 
-    def listed(self) -> Index:
+    def listed(self) -> ListedIdentifiers:
         """Return the index of the handle's queries, created at first use."""
         if self.index is None:
-            self.index = Index(1)
+            self.index = ListedIdentifiers(1)
         return self.index
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.selection import LanguageUnknown, selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
+from gateway.broker.amqpfast.virtual_host import TEMPORARY, FastRefused
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.selection_work import Selects
 from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES, text_bytes
@@ -27,14 +27,14 @@ from gateway.ingress.amqpfast.channel import (
     FastConsumer,
     FastGuest,
     FastHandle,
-    Index,
+    ListedIdentifiers,
     name_bytes,
     notifier_of,
     sound_head,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
-from gateway.ingress.amqpfast.publishing import Publisher
+from gateway.ingress.amqpfast.publisher import FastPublisher
 from gateway.ingress.amqpfast.query_scan import QueryScan
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -49,20 +49,20 @@ from gateway.protocols.amqpfast.translate import REFUSALS
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
     """Return the compiled selector, or None if there is none.
 
-    Raises Refused: NOT_IMPLEMENTED for an unknown language, BAD_FIELD_VALUE for a malformed selector.
+    Raises FastRefused: NOT_IMPLEMENTED for an unknown language, BAD_FIELD_VALUE for a malformed selector.
     """
     try:
         return selection(mime_type, selector)
     except LanguageUnknown as unknown:
-        raise Refused(ReplyCode.NOT_IMPLEMENTED, str(unknown)) from None
+        raise FastRefused(ReplyCode.NOT_IMPLEMENTED, str(unknown)) from None
     except SelectorRefused as error:
-        raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
+        raise FastRefused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
 
 
-class ActingGuest(FastGuest):
-    """Client connection with one action per command, which sends its reply or raises Refused."""
+class FastActions(FastGuest):
+    """Client connection with one action per command, which sends its reply or raises FastRefused."""
 
-    publisher: Publisher
+    publisher: FastPublisher
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class ActingGuest(FastGuest):
 
     @abstractmethod
     def check_folder(self, path: Path) -> None:
-        """Check the right to use a shared folder for out-of-band transfers. Raises Refused 403."""
+        """Check the right to use a shared folder for out-of-band transfers. Raises FastRefused 403."""
 
     def _channel_open(self, command: m.ChannelOpen) -> None:
         self.reopen_channel(command.channel_id)
@@ -86,7 +86,7 @@ class ActingGuest(FastGuest):
                 path = self.ingress.find_folder(command.out_of_band)
                 self.check_folder(path)
                 channel.folder = self.ingress.share_folder(path)
-            except Refused as error:
+            except FastRefused as error:
                 self.close_channel(channel, error.code, str(error))
                 return
         self.machine.reply_channel(command.channel_id, command.tag)
@@ -103,7 +103,7 @@ class ActingGuest(FastGuest):
             self.machine.reply_channel(command.channel_id, command.tag)
 
     def _check_opening(self, handle: FastHandle, command: m.HandleOpen) -> None:
-        """Check that the client may do anything with the names of a new handle. Raises Refused 403.
+        """Check that the client may do anything with the names of a new handle. Raises FastRefused 403.
 
         The purpose of a handle is not known yet when it is opened; each later command is checked as well.
         """
@@ -135,7 +135,7 @@ class ActingGuest(FastGuest):
         byte_count = HANDLE_BYTES + text_bytes(handle.name)
         try:
             if reached := self.holding.take(byte_count):
-                raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
+                raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
             handle.counted_bytes = byte_count
             self._check_opening(handle, command)
             if command.temporary:
@@ -150,7 +150,7 @@ class ActingGuest(FastGuest):
                 handle.name = made.name
             else:
                 host.check_open(handle.service, handle.name, slashes=ingress.slashes, maker=self.sender.user)
-        except Refused as error:
+        except FastRefused as error:
             self.refuse(handle, error.code, str(error))
             return
         created = m.HandleCreated(handle.number, handle.name)
@@ -161,7 +161,7 @@ class ActingGuest(FastGuest):
             machine.send(created)
 
     def _check_consuming(self, handle: FastHandle, name: str, right: str, *, whole: bool) -> None:
-        """Check a right on what a command reads. Raises Refused 403.
+        """Check a right on what a command reads. Raises FastRefused 403.
 
         The owner of a temporary destination needs no permission.
         """
@@ -178,7 +178,7 @@ class ActingGuest(FastGuest):
         self._check_consuming(handle, name, "read", whole=not command.dest_name)
         limits = self.ingress.limits
         if sum(len(one.consumers) for one in self.handles.values()) >= limits.consumers_max:
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
         selects = _selects(command.selector, command.mime_type)
         consumer = FastConsumer(
             handle, prefetch=min(command.prefetch or 1, limits.prefetch_max), unreliable=command.unreliable
@@ -197,10 +197,10 @@ class ActingGuest(FastGuest):
     ) -> None:
         """Consume the queues that the command names.
 
-        Raises Refused 403 for another client's temporary queue.
+        Raises FastRefused 403 for another client's temporary queue.
         """
         if command.identifier:
-            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
+            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
         found = self.host.find(
             "queue",
             handle.name + command.dest_name,
@@ -210,7 +210,7 @@ class ActingGuest(FastGuest):
         )
         for queue in found:
             if queue.owner not in (None, self.owner):
-                raise Refused(
+                raise FastRefused(
                     ReplyCode.ACCESS_REFUSED, f"only its owner may consume the temporary queue {queue.name!r}"
                 )
         self.machine.reply(handle.number, command.tag)
@@ -235,17 +235,19 @@ class ActingGuest(FastGuest):
         name = handle.name + command.dest_name
         key = (self.client_name, command.identifier) if command.identifier else None
         if key is not None and not self.client_name:
-            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name")
+            raise FastRefused(
+                ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name"
+            )
         user = self.sender.user
         prefix = host.is_prefix(name, whole=not command.dest_name, slashes=self.ingress.slashes, maker=user)
         topic = None if prefix else host.topics[name]
         if topic is not None and topic.owner is not None:
             if key is not None:
                 text = "a temporary topic has no durable subscriptions"
-                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+                raise FastRefused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
             if topic.owner != self.owner:
                 text = f"only its owner may consume the temporary topic {name!r}"
-                raise Refused(ReplyCode.ACCESS_REFUSED, text)
+                raise FastRefused(ReplyCode.ACCESS_REFUSED, text)
         interest = Interest(
             name,
             prefix=prefix,
@@ -281,20 +283,20 @@ class ActingGuest(FastGuest):
     def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
         """End a durable subscription. The reply waits until that is on disk."""
         if not command.identifier:
-            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
+            raise FastRefused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
         host = self.host
         key, limited = (self.client_name, command.identifier), not self.rights.unlimited
         found = host.find_durable(key, self.sender.user if limited else None)
         if found is None:
             text = f"there is no durable subscription {command.identifier!r}"
-            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
+            raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, text)
         interest, name = found.interest, handle.name + command.dest_name
         if interest.name or interest.prefix:  # unknown for a subscription in the cluster
             if limited:
                 self.check("read", "topic", interest.name, whole=interest.prefix)
             if interest.name != name:
                 text = f"the durable subscription {command.identifier!r} is not one to {name!r}"
-                raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
+                raise FastRefused(ReplyCode.DESTINATION_NOT_FOUND, text)
         for one in self.handles.values():
             if found in one.subscriptions:
                 one.subscriptions.remove(found)
@@ -318,7 +320,7 @@ class ActingGuest(FastGuest):
     def _handle_unget(self, handle: FastHandle, command: m.HandleUnget) -> None:
         if not handle.channel.unget(handle, command.message_number):
             text = f"message {command.message_number} is not outstanding here"
-            raise Refused(ReplyCode.MESSAGE_NOT_FOUND, text)
+            raise FastRefused(ReplyCode.MESSAGE_NOT_FOUND, text)
         self.machine.reply(handle.number, command.tag)
 
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
@@ -340,7 +342,7 @@ class ActingGuest(FastGuest):
         handle.scan = None
         anew = self.ingress.replies_first
         if anew:
-            handle.index = Index(0)
+            handle.index = ListedIdentifiers(0)
         index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
         numbers, more = index.enter(scan.found, above)
@@ -423,32 +425,32 @@ class ActingGuest(FastGuest):
                 number, False, name_bytes(address), sound_head(message), message.body
             )
         except LocalProtocolError as error:  # an outgoing stream is in progress on the channel
-            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+            raise FastRefused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         if not sent:
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
         self.delivered(handle.channel, 1, message.byte_count - MESSAGE_BYTES)
         if not first:
             machine.reply(handle.number, command.tag)
 
 
 CONNECTION_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[ActingGuest, Any], None]]",
+    "dict[type[m.Command], Callable[[FastActions, Any], None]]",
     {
-        m.ChannelOpen: ActingGuest._channel_open,
-        m.ChannelCommit: ActingGuest._channel_commit,
-        m.ChannelRollback: ActingGuest._channel_rollback,
-        m.HandleOpen: ActingGuest._handle_open,
+        m.ChannelOpen: FastActions._channel_open,
+        m.ChannelCommit: FastActions._channel_commit,
+        m.ChannelRollback: FastActions._channel_rollback,
+        m.HandleOpen: FastActions._handle_open,
     },
 )
 """Commands that belong to no open handle."""
 HANDLE_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[ActingGuest, FastHandle, Any], None]]",
+    "dict[type[m.Command], Callable[[FastActions, FastHandle, Any], None]]",
     {
-        m.HandleConsume: ActingGuest._handle_consume,
-        m.HandleCancel: ActingGuest._handle_cancel,
-        m.HandleFlow: ActingGuest._handle_flow,
-        m.HandleUnget: ActingGuest._handle_unget,
-        m.HandleQuery: ActingGuest._handle_query,
-        m.HandleBrowse: ActingGuest._handle_browse,
+        m.HandleConsume: FastActions._handle_consume,
+        m.HandleCancel: FastActions._handle_cancel,
+        m.HandleFlow: FastActions._handle_flow,
+        m.HandleUnget: FastActions._handle_unget,
+        m.HandleQuery: FastActions._handle_query,
+        m.HandleBrowse: FastActions._handle_browse,
     },
 )

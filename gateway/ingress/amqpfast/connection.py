@@ -1,7 +1,7 @@
 """Connection of one AMQP/Fast client: negotiation, admission, events, closing of channels and handles.
 
 `FastConnection` receives events from the protocol machine. It authenticates the client and opens the virtual
-host, passes SENDs to its `Publisher` and commands to the tables of the module `commands`, and applies
+host, passes SENDs to its `FastPublisher` and commands to the tables of the module `commands`, and applies
 acknowledgements. While a full queue holds a channel, later events of the channel wait here in order. Closed
 channels and handles are remembered until their numbers are reused, because replies may still be due.
 """
@@ -19,25 +19,25 @@ from gateway.access.backends import Denial
 from gateway.access.principal import Principal
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
-from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import Holder
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import DELIVERY_OVERHEAD, FastChannel, FastHandle, Receipt
-from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, ActingGuest
+from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, FastActions
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.publishing import Publisher
-from gateway.ingress.guest import Farewell, InFlight
-from gateway.ingress.outstanding import Outstanding
+from gateway.ingress.amqpfast.publisher import FastPublisher
+from gateway.ingress.client import CloseReason, InFlight
+from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.waiting_publishes import LOST_WAITING, WaitingPublishes, finish
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
 from gateway.model.pending import Pending
 from gateway.model.shares import Holding
-from gateway.model.spooled import Piece
+from gateway.model.spooled_bodies import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_credentials
 from gateway.protocols.amqpfast.events import (
@@ -78,12 +78,12 @@ DENIALS: Final = {
 
 
 FAREWELLS: Final = {
-    Farewell.STOPPING: ReplyCode.SUCCESS,
-    Farewell.DISMISSED: ReplyCode.TEMPORARILY_FORBIDDEN,
-    Farewell.EXPIRED: ReplyCode.ACCESS_REFUSED,
-    Farewell.REVOKED: ReplyCode.ACCESS_REFUSED,
-    Farewell.UNSERVED: ReplyCode.TEMPORARILY_FORBIDDEN,
-    Farewell.RULES_CHANGED: ReplyCode.ACCESS_REFUSED,
+    CloseReason.STOPPING: ReplyCode.SUCCESS,
+    CloseReason.DISMISSED: ReplyCode.TEMPORARILY_FORBIDDEN,
+    CloseReason.EXPIRED: ReplyCode.ACCESS_REFUSED,
+    CloseReason.REVOKED: ReplyCode.ACCESS_REFUSED,
+    CloseReason.UNSERVED: ReplyCode.TEMPORARILY_FORBIDDEN,
+    CloseReason.RULES_CHANGED: ReplyCode.ACCESS_REFUSED,
 }
 
 
@@ -120,7 +120,7 @@ def _handle_of(event: Event) -> int | None:
     return None
 
 
-class FastConnection(ActingGuest):
+class FastConnection(FastActions):
     """Connection of one AMQP/Fast client, and the owner of its stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
@@ -142,7 +142,7 @@ class FastConnection(ActingGuest):
             all_browse=ingress.replies_first,
         )
         self.waiting = WaitingPublishes(stream)
-        self.publisher = Publisher(self, ingress)
+        self.publisher = FastPublisher(self, ingress)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.channels = {}
         self.handles = {}
@@ -176,7 +176,7 @@ class FastConnection(ActingGuest):
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
         """Check a right on a destination, or (`whole`) on all whose names begin with `name`.
 
-        Raises Refused 403.
+        Raises FastRefused 403.
         """
         rights = self.rights
         if not rights.unlimited:
@@ -185,7 +185,8 @@ class FastConnection(ActingGuest):
     def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
         """Check a right on what a command names, and the right to create it if it does not exist.
 
-        With `whole`, a name that no destination has stands for all that begin with it. Raises Refused 403.
+        With `whole`, a name that no destination has stands for all that begin with it. Raises FastRefused
+        403.
         """
         if self.rights.unlimited:
             return
@@ -195,13 +196,13 @@ class FastConnection(ActingGuest):
             self.check("create", service, name)
 
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
-        """Log a negative decision and raise Refused 403."""
+        """Log a negative decision and raise FastRefused 403."""
         if not decision.allowed:
             self._ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
-            raise Refused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
 
     def check_folder(self, path: Path) -> None:
-        """Check the right to use a shared folder for out-of-band transfers. Raises Refused 403."""
+        """Check the right to use a shared folder for out-of-band transfers. Raises FastRefused 403."""
         rights = self.rights
         if not rights.unlimited:
             decision = rights.fast_out_of_band(self.host.name, self._ingress.folder_name(path))
@@ -229,7 +230,7 @@ class FastConnection(ActingGuest):
                 self._check_reading(handle)
                 for peer in handle.peer_sessions:
                     self.check("talk", "peer", peer)
-            except Refused as error:
+            except FastRefused as error:
                 self.refuse(handle, error.code, str(error))
         for channel in list(self.channels.values()):
             try:
@@ -239,11 +240,11 @@ class FastConnection(ActingGuest):
                     self.check("talk", "peer", call.peer)
                 if channel.folder is not None:
                     self.check_folder(channel.folder.path)
-            except Refused as error:
+            except FastRefused as error:
                 self.close_channel(channel, error.code, str(error))
 
     def _check_reading(self, handle: FastHandle) -> None:
-        """Check that the handle may still read what it consumes. Raises Refused 403."""
+        """Check that the handle may still read what it consumes. Raises FastRefused 403."""
         for consumer in handle.consumers:
             for queue in consumer.queues:
                 if isinstance(queue, FastQueue) and queue.owner != self.owner:
@@ -435,7 +436,7 @@ class FastConnection(ActingGuest):
         self.stream.end(text)
         self.stream.mark()
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         """Close the connection with 200, 403 or 507, depending on the reason."""
         self.machine.close(FAREWELLS[farewell], farewell.value)
         self.stream.end(farewell.value)
@@ -631,7 +632,7 @@ class FastConnection(ActingGuest):
             return  # closed by an earlier event
         try:
             HANDLE_COMMANDS[type(command)](self, handle, command)
-        except Refused as error:
+        except FastRefused as error:
             self.refuse(handle, error.code, str(error))
 
     def _acks(self, rows: list[tuple[int, int, int]]) -> None:

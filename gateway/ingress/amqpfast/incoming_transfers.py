@@ -18,12 +18,12 @@ from typing import Final, TypeVar
 import trio
 
 from gateway.broker.amqpfast.partials import Partial
-from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.broker.spool import PIECE_BYTES, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.publishing import Publisher
+from gateway.ingress.amqpfast.publisher import FastPublisher
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast.codec import (
     BODY_SIZE,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 HEAD_BYTES_MAX: Final = 131_072  # bytes of a file searched for a head: texts, and a table of 65 535 bytes
 
 
-class Fault(GatewayError):
+class TransferFault(GatewayError):
     """Error of a message that closes its handle or, for lack of resources or excessive size, its channel."""
 
     def __init__(self, code: ReplyCode, text: str) -> None:
@@ -128,7 +128,7 @@ class IncomingTransfer:
 class IncomingTransfers:
     """Transfers of one connection."""
 
-    def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: Publisher) -> None:
+    def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: FastPublisher) -> None:
         self._connection = connection
         self._ingress = ingress
         self._publisher = publisher
@@ -220,7 +220,7 @@ class IncomingTransfers:
         except SpoolFull as error:
             connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             return
-        except (Fault, Refused) as error:
+        except (TransferFault, FastRefused) as error:
             connection.refuse(handle, error.code, str(error))
             return
 
@@ -237,7 +237,7 @@ class IncomingTransfers:
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
         """Claim the announced transfer. Return the number of bytes already received.
 
-        Raises Refused 403, Fault for a malformed head or hash, and SpoolFull.
+        Raises FastRefused 403, TransferFault for a malformed head or hash, and SpoolFull.
         """
         connection = self._connection
         ingress = self._ingress
@@ -246,11 +246,11 @@ class IncomingTransfers:
             connection.demand(decision, "write", handle.service, handle.name)
         digest = read_content_hash(event.content_hash)
         if digest is None:
-            raise Fault(ReplyCode.BAD_FIELD_VALUE, "content-hash is no SHA-1")
+            raise TransferFault(ReplyCode.BAD_FIELD_VALUE, "content-hash is no SHA-1")
         try:
             decode_head_properties(event.head)
         except RemoteProtocolError as error:
-            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
+            raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
         if before := self._prepared.pop(handle, None):
             ingress.partials.release(before[0])
         transfer = ingress.partials.claim(
@@ -285,7 +285,7 @@ class IncomingTransfers:
             self._sealed(incoming, event, True)
 
     def _sealed(self, incoming: IncomingTransfer, event: Fragment, whole: bool) -> None:
-        """Publish a message whose file is sealed. Raises Fault if its hash is wrong (`whole` False)."""
+        """Publish a message whose file is sealed. Raises TransferFault if `whole` is False: a wrong hash."""
         connection = self._connection
         handle, transfer = incoming.handle, incoming.partial
         partials = self._ingress.partials
@@ -293,7 +293,7 @@ class IncomingTransfers:
             assert transfer is not None
             partials.drop(transfer)
             text = "the body does not have the content-hash that was announced"
-            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+            raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
         if handle.silent or (connection.gone and handle.channel.transacted):
             if transfer is not None:
                 partials.release(transfer)
@@ -323,7 +323,7 @@ class IncomingTransfers:
         async def task() -> None:
             try:
                 then(await trio.to_thread.run_sync(work))
-            except Fault as error:
+            except TransferFault as error:
                 connection.refuse(handle, error.code, str(error))
             except (OSError, SpoolFull) as error:
                 failed()
@@ -352,7 +352,7 @@ class IncomingTransfers:
                 with folder.reading(name, event.size) as descriptor:
                     return self._read(handle, event, descriptor)
             except OSError as error:
-                raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, f"out of band: {error}") from None
+                raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, f"out of band: {error}") from None
 
         def then(incoming: IncomingTransfer) -> None:
             if self._connection.handles.get(handle.number) is not handle:
@@ -362,7 +362,7 @@ class IncomingTransfers:
             if event.last:
                 if incoming.size != incoming.body_size:
                     text = f"{incoming.size} bytes of a body of {incoming.body_size}"
-                    raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+                    raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
                 self._complete(incoming, event)
 
         self._beside(handle, work, then)
@@ -370,7 +370,7 @@ class IncomingTransfers:
     def _read(self, handle: FastHandle, event: Fragment, descriptor: int) -> IncomingTransfer:
         """Return the transfer after reading a fragment from an open file.
 
-        Raises Fault, OSError or SpoolFull.
+        Raises TransferFault, OSError or SpoolFull.
         """
         incoming = handle.channel.incoming
         at = 0
@@ -379,7 +379,7 @@ class IncomingTransfers:
         try:
             if incoming.size + event.size - at > incoming.body_size:
                 text = f"more than the {incoming.body_size} bytes of the body"
-                raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+                raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
             while at < event.size:
                 data = os.pread(descriptor, PIECE_BYTES, at)
                 if not data:
@@ -396,18 +396,18 @@ class IncomingTransfers:
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
         """Read the head from an open file. Return a new transfer and the offset of the body in bytes.
 
-        Raises Fault for a malformed head or a message that is too large.
+        Raises TransferFault for a malformed head or a message that is too large.
         """
         ingress = self._ingress
         begin = os.pread(descriptor, HEAD_BYTES_MAX, 0)
         try:
             end = find_head_end(begin, 0, len(begin))
         except RemoteProtocolError as error:
-            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
+            raise TransferFault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
         (body_size,) = BODY_SIZE.unpack_from(begin)
         most = ingress.limits.fast_message_bytes_max
         if body_size > most:
-            raise Fault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} bytes exceeds {most}")
+            raise TransferFault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} bytes exceeds {most}")
         head, user = begin[BODY_SIZE.size : end], self._connection.sender.user
         return IncomingTransfer(ingress.spool, handle, head, body_size, user=user), end
 

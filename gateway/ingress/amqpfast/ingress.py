@@ -13,13 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
 from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed, name_in
-from gateway.ingress.guests import Guests
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.services import Services
 from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
@@ -37,7 +37,7 @@ log = structlog.get_logger(limited=True)
 class FastIngress(FastSource):
     """AMQP/Fast side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
         options = services.settings.listeners[name]
         assert isinstance(options, FastListener)
@@ -177,13 +177,13 @@ class FastIngress(FastSource):
     def find_folder(self, text: str) -> Path:
         """Return the path of the folder that a channel's out-of-band string names.
 
-        Raises Refused 540 if the string is not accepted.
+        Raises FastRefused 540 if the string is not accepted.
         """
         given = self.options.out_of_band
         path = None if given is None else agreed(text, given.folder)
         if path is None:
             text = f"out-of-band transfer by {text!r} is not available"
-            raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
+            raise FastRefused(ReplyCode.NOT_IMPLEMENTED, text)
         return path
 
     def folder_name(self, path: Path) -> str:
@@ -194,15 +194,15 @@ class FastIngress(FastSource):
     def share_folder(self, path: Path) -> SharedFolder:
         """Return the folder at `path` for one channel.
 
-        Raises Refused 506 if another channel uses the folder or it is unusable.
+        Raises FastRefused 506 if another channel uses the folder or it is unusable.
         """
         if path in self.folders:
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
         try:
             folder = SharedFolder(path)
         except OSError as error:
             text = f"{path} cannot be used: {error.strerror}"
-            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text) from None
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, text) from None
         self.folders.add(path)
         return folder
 

@@ -20,8 +20,8 @@ import trio
 
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
-from gateway.model.spooled import Piece, Spooled
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.model.spooled_bodies import Piece, Spooled
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
 from gateway.transport.stream import Stream

@@ -13,12 +13,12 @@ from typing import Final
 
 import trio
 
-from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, notifier_of
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
 from gateway.protocols.amqpfast.events import Fragment
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
 from gateway.protocols.amqpfast.translate import fit_priority
 from gateway.settings.amqpfast import PeerService
@@ -34,11 +34,11 @@ def begin_session(peer: PeerService, handle: FastHandle, name: str) -> PeerSessi
     return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
 
 
-class Returning:
+class PeerReplyStream:
     """Outgoing stream on a handle."""
 
     def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
-        """Begin the stream with its head. Raises Refused if something else is in progress on the channel."""
+        """Begin the stream with its head. Raises FastRefused if the channel is busy with something else."""
         channel = handle.channel
         try:
             self._transfer = Transfer(
@@ -52,7 +52,7 @@ class Returning:
                 streaming=True,
             )
         except LocalProtocolError as error:
-            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+            raise FastRefused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         channel.streamed = True
         self._channel = channel
         self._connection = channel.connection
@@ -99,12 +99,12 @@ class Echo:
         self._handle = handle
         self._name = name
         self._notifier = notifier_of(handle)
-        self._stream: Returning | None = None
+        self._stream: PeerReplyStream | None = None
 
     def message(self, head: bytes, body: bytes) -> None:
         """Send a whole message back to the client.
 
-        Raises Refused if an outgoing stream blocks the channel.
+        Raises FastRefused if an outgoing stream blocks the channel.
         """
         if self._notifier is None:
             return  # the handle is closed
@@ -112,7 +112,7 @@ class Echo:
             if not self._notifier.usable:
                 return
         except LocalProtocolError as error:
-            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+            raise FastRefused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
         head = fit_priority(head)
         channel = self._handle.channel
         waits = self._notifier.owes  # includes the reply to this message
@@ -127,7 +127,7 @@ class Echo:
     def fragment(self, fragment: Fragment) -> None:
         """Send a fragment of a stream back to the client."""
         if self._stream is None:
-            self._stream = Returning(self._handle, self._name, fit_priority(fragment.head))
+            self._stream = PeerReplyStream(self._handle, self._name, fit_priority(fragment.head))
         self._stream.write(fragment.data)
 
     def end(self) -> None:
@@ -141,7 +141,7 @@ class Tunnel:
         self._peer = peer
         self._handle = handle
         self._name = name
-        self._returning: Returning | None = None
+        self._returning: PeerReplyStream | None = None
         self._unsent: deque[bytes | memoryview] = deque()
         self._byte_count = 0
         self._release: Callable[[], None] | None = None
@@ -150,8 +150,8 @@ class Tunnel:
         self._ended = False
 
     def message(self, head: bytes, body: bytes) -> None:
-        """Raise Refused: a tunnel accepts streams only."""
-        raise Refused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} takes streams only")
+        """Raise FastRefused: a tunnel accepts streams only."""
+        raise FastRefused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} takes streams only")
 
     def fragment(self, fragment: Fragment) -> None:
         """Queue bytes for the address, and connect on the first fragment.
@@ -159,7 +159,7 @@ class Tunnel:
         The client is not read while too many bytes wait.
         """
         if self._returning is None:
-            self._returning = Returning(self._handle, self._name, fragment.head)
+            self._returning = PeerReplyStream(self._handle, self._name, fragment.head)
             self._returning.write(b"")  # the head: from now on the handle streams both ways
             self._handle.channel.connection.ingress.start(self._run)
         if not fragment.data:

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.model.spooled import Spooled
+from gateway.model.spooled_bodies import Spooled
 
 SCHEME: Final = "file:"
 OWN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")

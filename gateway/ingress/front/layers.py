@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.protocols import DIALECTS
-from gateway.settings import Listener
+from gateway.settings import ListenerSettings
 from gateway.settings.endpoints import WebListener
 from gateway.transport.certificates import server_context
 from gateway.transport.filter import Filter
@@ -63,7 +63,7 @@ class Front(NamedTuple):
         )
 
 
-def front_of(name: str, given: Listener) -> Front:
+def front_of(name: str, given: ListenerSettings) -> Front:
     """Return the configured layers of the listener `name`.
 
     Raises ConfigurationError for unusable certificates.

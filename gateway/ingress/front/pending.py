@@ -11,21 +11,21 @@ from typing import Any, Self
 
 import structlog
 
-from gateway.ingress.guest import Farewell, Guest, InFlight
-from gateway.ingress.guests import Guests
+from gateway.ingress.client import CloseReason, InFlight, IngressClient
+from gateway.ingress.clients import IngressClients
 from gateway.model.message import Sender
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
 
-class PendingConnection(Guest):
+class PendingConnection(IngressClient):
     """First owner of a stream, which collects received bytes in `data` for the method `look`.
 
     The bytes of the connection count for this listener only if no other owner takes the stream over.
     """
 
-    def __init__(self, guests: Guests, stream: Stream, since: float) -> None:
+    def __init__(self, guests: IngressClients, stream: Stream, since: float) -> None:
         """Create the owner of a stream that was accepted at `since`, in loop-clock seconds."""
         self.stream = stream
         self.sender = Sender(guests.name)
@@ -117,6 +117,6 @@ class PendingConnection(Guest):
     def rules_changed(self) -> None:
         """Do nothing: the client has no rights yet."""
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         """Close the stream without a message, as no protocol has begun."""
         self.stream.end(farewell.value)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from gateway.access.places import is_loopback
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.front.layers import Networks
 from gateway.ingress.front.pending import PendingConnection
-from gateway.ingress.guests import Guests
 from gateway.transport.proxy_protocol import parse_header
 from gateway.transport.stream import Stream
 
@@ -25,7 +25,7 @@ Begin = Callable[[Stream, float, bytes, float], None]
 class AwaitingProxyHeader(PendingConnection):
     """Connection that waits for the PROXY protocol header, ahead of TLS; then calls `begin`."""
 
-    def __init__(self, guests: Guests, stream: Stream, since: float, begin: Begin) -> None:
+    def __init__(self, guests: IngressClients, stream: Stream, since: float, begin: Begin) -> None:
         super().__init__(guests, stream, since)
         self._begin = begin
 

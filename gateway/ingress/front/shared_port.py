@@ -12,10 +12,10 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from gateway.ingress.client import IngressClient
+from gateway.ingress.clients import Entrance, IngressClients
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.pending import PendingConnection
-from gateway.ingress.guest import Guest
-from gateway.ingress.guests import Entrance, Guests
 from gateway.ingress.listener import Listener
 from gateway.settings import Settings, SharedListener
 from gateway.telemetry.metrics import Metrics
@@ -41,7 +41,7 @@ def shared_listeners(
         if not isinstance(given, SharedListener):
             continue
         front = front_of(name, given)
-        guests = Guests(settings.limits_of(name), metrics.listener(name, given.protocol), writes)
+        guests = IngressClients(settings.limits_of(name), metrics.listener(name, given.protocol), writes)
         port = SharedPort(
             [(settings.listeners[one].protocol, listeners[one]) for one in given.shares],
             guests,
@@ -67,7 +67,7 @@ class SharedPort:
     def __init__(
         self,
         shares: Iterable[tuple[str, Listener]],
-        guests: Guests,
+        guests: IngressClients,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
@@ -82,11 +82,11 @@ class SharedPort:
             else:
                 self.by_protocol[protocol] = listener
 
-    def connect(self, stream: Stream, now: float) -> Undecided:
+    def connect(self, stream: Stream, now: float) -> UndecidedConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""
-        return Undecided(self, self._guests, stream, now)
+        return UndecidedConnection(self, self._guests, stream, now)
 
-    def entrance(self, connection: Guest) -> Entrance | None:
+    def entrance(self, connection: IngressClient) -> Entrance | None:
         """Return None: clients are admitted by other listeners."""
 
     def forget_entries(self) -> None:
@@ -101,10 +101,10 @@ class SharedPort:
         """Do nothing: only connections have timeouts."""
 
 
-class Undecided(PendingConnection):
+class UndecidedConnection(PendingConnection):
     """Connection to a shared port whose protocol is not known yet."""
 
-    def __init__(self, port: SharedPort, guests: Guests, stream: Stream, since: float) -> None:
+    def __init__(self, port: SharedPort, guests: IngressClients, stream: Stream, since: float) -> None:
         super().__init__(guests, stream, since)
         self._port = port
         self._secure = False

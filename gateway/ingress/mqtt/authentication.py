@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.access.authentication import Access
-from gateway.access.scram import METHOD, Exchange, ScramError
+from gateway.access.scram import METHOD, ScramError, ScramExchange
 from gateway.protocols.mqtt.data_types import violation
 from gateway.protocols.mqtt.packets import Auth, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode
@@ -30,7 +30,7 @@ class Authentication:
         self.connect = connect
         self.user = ""
         self._access = access
-        self._exchange: Exchange | None = access.exchange()
+        self._exchange: ScramExchange | None = access.exchange()
 
     @property
     def done(self) -> bool:

@@ -24,12 +24,12 @@ from gateway import clock
 from gateway.access.authorization import CurrentRights
 from gateway.access.rights import Rights
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.mqtt.session import Row, Session, SubscriptionOptions
-from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.mqtt.session import OutgoingPublish, Session, SubscriptionOptions
+from gateway.broker.mqtt.shared_subscriptions import shared_pattern
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guest import Farewell, InFlight
+from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
@@ -54,7 +54,7 @@ from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.model.pending import Awaited, Pending, Superseded
 from gateway.model.properties import NO_PROPERTIES, PropertySet
-from gateway.model.spooled import Piece, Withheld
+from gateway.model.spooled_bodies import Piece, Withheld
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.data_types import decode_topic, is_filter
 from gateway.protocols.mqtt.dialect import topic_address
@@ -81,10 +81,10 @@ OPEN: Final = State.OPEN
 log = structlog.get_logger(limited=True)
 FILTER_BYTES: Final = 128  # memory of a waiting topic filter besides its text
 FAREWELLS: Final = {
-    Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
-    Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
-    Farewell.UNSERVED: ReasonCode.SERVER_BUSY,
-    Farewell.RULES_CHANGED: ReasonCode.NOT_AUTHORIZED,
+    CloseReason.EXPIRED: ReasonCode.NOT_AUTHORIZED,
+    CloseReason.REVOKED: ReasonCode.NOT_AUTHORIZED,
+    CloseReason.UNSERVED: ReasonCode.SERVER_BUSY,
+    CloseReason.RULES_CHANGED: ReasonCode.NOT_AUTHORIZED,
 }
 
 
@@ -372,13 +372,13 @@ class MqttConnection(AdmittedGuest):
         if self._answers is not None:
             self._answers.tick()
 
-    def shut_down(self, farewell: Farewell) -> None:
+    def shut_down(self, farewell: CloseReason) -> None:
         """Disconnect the client; MQTT 5 gets 0x87, 0x89, 0x8B, 0x98, 0x9C or 0x9D.
 
         The will is published, unless the client is referred to another server, where it continues.
         """
         reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
-        if farewell is Farewell.STOPPING:
+        if farewell is CloseReason.STOPPING:
             self._yields = False
             if self.machine.version is Version.V5:
                 reference = self._ingress.options.server_reference or ""
@@ -398,7 +398,7 @@ class MqttConnection(AdmittedGuest):
         """True if the client does not read fast enough, or the connection is closing."""
         return self.machine.state is not State.OPEN or self.stream.congested
 
-    def send(self, rows: list[Row]) -> list[Row]:
+    def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
         """Encode deliveries. Return those that cannot be sent.
 
         These exceed the client's Maximum Packet Size, or have properties that cannot be encoded.
@@ -406,7 +406,7 @@ class MqttConnection(AdmittedGuest):
         five = self.machine.version is Version.V5
         utc = clock.utc() if five else 0.0
         raw = b""
-        like: Row | None = None  # the row that `raw` was encoded for
+        like: OutgoingPublish | None = None  # the row that `raw` was encoded for
         byte_count = 0
         given = []
         for row in rows:
@@ -437,7 +437,7 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
         return too_large
 
-    def _send_singly(self, rows: list[Row], error: Exception) -> list[Row]:
+    def _send_singly(self, rows: list[OutgoingPublish], error: Exception) -> list[OutgoingPublish]:
         """Encode one by one after an encoding error; turn the single row that fails into a dead letter.
 
         Return the rows that cannot be sent.

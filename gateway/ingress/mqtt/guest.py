@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from gateway.broker.routing import RoutingEntry
-from gateway.ingress.guest import Guest
+from gateway.ingress.client import IngressClient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-class MqttGuest(Guest):
+class MqttGuest(IngressClient):
     """MQTT client connection, the owner of its stream."""
 
     __slots__ = ("machine", "sender", "stream")

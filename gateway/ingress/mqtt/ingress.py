@@ -26,7 +26,7 @@ from gateway.broker.mqtt.session import Session
 from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guests import Guests
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.mqtt.guest import MqttGuest, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
@@ -59,7 +59,7 @@ UNREAD_SECS: Final = 0.05  # between two checks if clients have read the retaine
 class MqttIngress(ListenerSource):
     """MQTT side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+    def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
         limits = self.limits
         self._namespace = services.mqtt

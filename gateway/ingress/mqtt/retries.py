@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.broker.pressure import Held
+from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import RoutingEntry
 from gateway.model.outcome import Outcome, Reason
 
@@ -25,13 +25,13 @@ class Retries:
     __slots__ = ("_undone", "_waiting", "attempts", "held")
 
     def __init__(self, disk_healthy: Callable[[], bool]) -> None:
-        self.held: Held[Any] = Held(disk_healthy)
+        self.held: HeldReceipts[Any] = HeldReceipts(disk_healthy)
         self._waiting: list[tuple[float, Any]] = []
         self.attempts: dict[int, int] = {}  # by packet identifier; removed on acceptance
         self._undone: dict[int, frozenset[str]] = {}  # names of routes, by packet id
 
     @property
-    def waiting(self) -> Held[Any] | None:
+    def waiting(self) -> HeldReceipts[Any] | None:
         """Messages held until the disk recovers; None if there are none.
 
         Later messages must queue behind them.

@@ -30,7 +30,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, since
 from gateway.pipeline.journal.options import Offsets
-from gateway.pipeline.stores import Place, not_there
+from gateway.pipeline.stores import StoreFolder, not_there
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/{DRAFTS}"
@@ -56,7 +56,7 @@ class Filed:
 
 
 @dataclass(frozen=True)
-class Left:
+class RemovedFile:
     """File that was removed from the archive at the time `since` (seconds UTC)."""
 
     path: str
@@ -74,7 +74,7 @@ class Manifest:
     number: int = 0
     offsets: Offsets = field(default_factory=dict)
     files: tuple[Filed, ...] = ()
-    left: tuple[Left, ...] = ()
+    left: tuple[RemovedFile, ...] = ()
 
     def changed(
         self,
@@ -95,10 +95,10 @@ class Manifest:
             number=self.number + 1,
             offsets=self.offsets | (offsets or {}),
             files=tuple(file for file in (*self.files, *gained) if file not in gone),
-            left=(*self.left, *(Left(file.path, now) for file in lost)),
+            left=(*self.left, *(RemovedFile(file.path, now) for file in lost)),
         )
 
-    def without(self, left: Collection[Left]) -> Manifest:
+    def without(self, left: Collection[RemovedFile]) -> Manifest:
         """Return the next manifest after the removed files `left` were deleted."""
         kept = tuple(one for one in self.left if one not in left)
         return replace(self, number=self.number + 1, left=kept)
@@ -111,7 +111,7 @@ class OvertakenError(PipelineError):
 class Archive:
     """Archive folder on this machine or in a store, as one run uses it; `run` is the id of the run."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreFolder) -> None:
         self.place = place
         self.uri = place.uri
         self.run = uuid4().hex[:12]
@@ -137,7 +137,7 @@ class Archive:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
             given = json.loads(stream.read())
-        left = tuple(Left(**one) for one in given["left"])
+        left = tuple(RemovedFile(**one) for one in given["left"])
         files = tuple(Filed(**file) for file in given["files"])
         return Manifest(given["number"], given["offsets"], files, left)
 
@@ -202,7 +202,7 @@ class Archive:
             self._delete(path)
         return len(left)
 
-    def delete(self, files: Iterable[Left | Filed]) -> None:
+    def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
         """Delete files. Files that an interrupted run has already deleted are ignored."""
         for file in files:
             self._delete(file.path)

@@ -28,10 +28,10 @@ from pyspark.sql import functions as F
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, options_of
-from gateway.pipeline.journal.planning import bounded, next_of, reader_of
+from gateway.pipeline.journal.planner import bounded, next_of, reader_of
 from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
-from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches, spark_writes
+from gateway.pipeline.stores import StoreFolder, hadoop_of, place_of, spark_reaches, spark_writes
 
 POSITION: Final = "gateway.offsets"
 RUN: Final = "gateway.run"
@@ -59,7 +59,7 @@ class Appended(NamedTuple):
     total_rows: int
 
 
-class Position(NamedTuple):
+class JournalPosition(NamedTuple):
     """Position of a table in the journal.
 
     `offsets` is the next row of each shard that is not in the table; `at_us` is when that was committed
@@ -92,7 +92,7 @@ class TableFormat(Protocol):
     def packages(self, spark: str) -> str:
         """Return the Maven package for a release of Spark. Raises PipelineError if there is none."""
 
-    def table(self, spark: SparkSession, place: Place) -> str:
+    def table(self, spark: SparkSession, place: StoreFolder) -> str:
         """Return the SQL name of the table in a folder."""
 
     def kept(self, kind: str) -> str:
@@ -108,7 +108,7 @@ class TableFormat(Protocol):
     def newest(self, spark: SparkSession, table: str) -> int:
         """Return the newest version of the table."""
 
-    def position(self, spark: SparkSession, table: str) -> Position | None:
+    def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
         """Return the newest position in the table's commits, or None."""
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
@@ -138,7 +138,7 @@ class Delta:
             raise PipelineError(f"there is no Delta Lake for Spark {spark}; pyspark 4.2 has one")
         return f"io.delta:delta-spark_{release}_2.13:4.4.0"
 
-    def table(self, spark: SparkSession, place: Place) -> str:
+    def table(self, spark: SparkSession, place: StoreFolder) -> str:
         """Return the SQL name of the table in a folder, which contains the folder's path."""
         return f"delta.`{spark_reaches(spark, place)}`"
 
@@ -169,13 +169,13 @@ class Delta:
             raise another_run(table)
         return int(found["operationMetrics"]["numOutputRows"])
 
-    def position(self, spark: SparkSession, table: str) -> Position | None:
+    def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
         """Return the newest position in the metadata of the table's commits, or None."""
         row = self._found(spark, table, POSITION)
         if row is None:
             return None
         offsets = _offsets(json.loads(row["userMetadata"])[POSITION])
-        return Position(offsets, row["at_us"], row["version"])
+        return JournalPosition(offsets, row["at_us"], row["version"])
 
     def newest(self, spark: SparkSession, table: str) -> int:
         """Return the newest version in the table's history."""
@@ -236,7 +236,7 @@ class Iceberg:
             )
         return "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
-    def table(self, spark: SparkSession, place: Place) -> str:
+    def table(self, spark: SparkSession, place: StoreFolder) -> str:
         """Return the SQL name of the table in a folder.
 
         The session gets a Hadoop catalog for the parent folder.
@@ -289,11 +289,11 @@ class Iceberg:
         row = next(self._history(spark, table), None)
         return 0 if row is None else int(row["snapshot_id"])
 
-    def position(self, spark: SparkSession, table: str) -> Position | None:
+    def position(self, spark: SparkSession, table: str) -> JournalPosition | None:
         """Return the newest position in the properties of the table's snapshots, or None."""
         for row in self._history(spark, table):
             if row["offsets"] is not None:
-                return Position(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
+                return JournalPosition(_offsets(json.loads(row["offsets"])), row["at_us"], row["snapshot_id"])
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
@@ -339,7 +339,7 @@ def is_table_name(text: str) -> bool:
     return "/" not in text and "." in text.strip(".")
 
 
-def format_at(place: Place) -> TableFormat | None:
+def format_at(place: StoreFolder) -> TableFormat | None:
     """Return the format of the table in a folder, or None.
 
     Raises PipelineError if the store is unreachable.
@@ -519,27 +519,27 @@ def _offsets(given: Any) -> Offsets:
     return {str(shard): int(number) for shard, number in given.items()}
 
 
-class Named(NamedTuple):
+class TableName(NamedTuple):
     """SQL name of a table, and its format; None for a format that the pipeline does not know."""
 
     name: str
     form: TableFormat | None
 
 
-def table_at(spark: SparkSession, path: str) -> Named | None:
+def table_at(spark: SparkSession, path: str) -> TableName | None:
     """Return the table with this name or in this folder, or None if the folder has none.
 
     Raises PipelineError if the store is unreachable.
     """
     if is_table_name(path):
         told = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
-        return Named(path, None if told is None else FORMATS.get(told["data_type"].lower()))
+        return TableName(path, None if told is None else FORMATS.get(told["data_type"].lower()))
     place = place_of(path, hadoop_of(spark))
     form = format_at(place)
-    return None if form is None else Named(form.table(spark, place), form)
+    return None if form is None else TableName(form.table(spark, place), form)
 
 
-def snapshot(spark: SparkSession, table: Named) -> tuple[DataFrame, Offsets]:
+def snapshot(spark: SparkSession, table: TableName) -> tuple[DataFrame, Offsets]:
     """Return the rows of a table, and the next row of each shard that is not in it.
 
     Raises PipelineError for a table without a position.

@@ -21,14 +21,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
 from gateway.errors import PipelineError
-from gateway.pipeline.archive.compacting import merge, merges_of
+from gateway.pipeline.archive.compaction import merge, merges_of
 from gateway.pipeline.archive.manifest import Archive, Filed, Manifest, OvertakenError
 from gateway.pipeline.archive.tables import between, is_table_name, since, snapshot, table_at, utc_date
-from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.archive.writer import NAMES, write
 from gateway.pipeline.columns import spark_schema
-from gateway.pipeline.exclusive import Lease
-from gateway.pipeline.journal.options import Offsets, Options, options_of
-from gateway.pipeline.journal.planning import JournalPartition, next_of, reader_of
+from gateway.pipeline.exclusive import FolderLease
+from gateway.pipeline.journal.options import LoadOptions, Offsets, options_of
+from gateway.pipeline.journal.planner import JournalPartition, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
@@ -179,7 +179,7 @@ def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Seque
         yield parts[first : first + each]
 
 
-def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> Options:
+def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> LoadOptions:
     hadoop = hadoop_of(spark)
     given = {
         "path": journal,
@@ -340,7 +340,7 @@ def run_stream(
         .trigger(availableNow=True)
     )
     try:
-        with Lease([place_of(kept, hadoop_of(spark))]):
+        with FolderLease([place_of(kept, hadoop_of(spark))]):
             query = sink.toTable(to) if is_table else sink.start(to)
             query.awaitTermination()
     except (AnalysisException, Py4JJavaError) as error:

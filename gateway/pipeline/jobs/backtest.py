@@ -1,9 +1,9 @@
 """Job `backtest`: a candidate mapping applied to recorded traffic.
 
 Its results are compared with the record or with another mapping. The gateway's own mapping code
-(`gateway.mapping`) routes the messages in Python workers; `gateway/pipeline/traffic/counting.py` explains how
-this is fast. Targets and guarantees are compared, headers are not: a journal has headers only as they were
-received.
+(`gateway.mapping`) routes the messages in Python workers; `gateway/pipeline/traffic/fate_counts.py` explains
+how this is fast. Targets and guarantees are compared, headers are not: a journal has headers only as they
+were received.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.pipeline.traffic.counting import (
+from gateway.pipeline.traffic.fate_counts import (
     FIRST_SQL,
     SECOND_SQL,
     FirstPass,
@@ -21,12 +21,12 @@ from gateway.pipeline.traffic.counting import (
     number_of,
     second_pass,
 )
-from gateway.pipeline.traffic.fates import Candidate, Fate, decode_fates, show_fate
-from gateway.pipeline.traffic.loading import Recording
-from gateway.pipeline.traffic.verdicts import Change, Verdict, compare
+from gateway.pipeline.traffic.fates import CandidateMapping, Fate, decode_fates, show_fate
+from gateway.pipeline.traffic.loader import Recording
+from gateway.pipeline.traffic.verdicts import DeliveryChange, DeliveryVerdict, compare
 
 EXAMPLES: Final = 3
-FINE: Final = frozenset((Verdict.SAME,))
+FINE: Final = frozenset((DeliveryVerdict.SAME,))
 Place = tuple[str, int]
 
 
@@ -40,10 +40,10 @@ class Example(NamedTuple):
 
 
 @dataclass
-class Finding:
+class BacktestFinding:
     """Deliveries between the same two routes with the same verdict."""
 
-    verdict: Verdict
+    verdict: DeliveryVerdict
     route_before: str
     route_after: str
     deliveries: int = 0
@@ -56,24 +56,24 @@ class Report:
 
     messages: int = 0
     changed: int = 0
-    findings: dict[tuple[Verdict, str, str], Finding] = field(default_factory=dict)
+    findings: dict[tuple[DeliveryVerdict, str, str], BacktestFinding] = field(default_factory=dict)
     samples: dict[tuple[str, ...], list[Place]] = field(default_factory=dict)
 
-    def counts(self) -> Counter[Verdict]:
+    def counts(self) -> Counter[DeliveryVerdict]:
         """Return the number of deliveries by verdict."""
-        found: Counter[Verdict] = Counter()
+        found: Counter[DeliveryVerdict] = Counter()
         for finding in self.findings.values():
             found[finding.verdict] += finding.deliveries
         return found
 
-    def unexpected(self, allowed: Sequence[Verdict] = ()) -> list[Finding]:
+    def unexpected(self, allowed: Sequence[DeliveryVerdict] = ()) -> list[BacktestFinding]:
         """Return the findings that are neither unchanged nor allowed."""
         fine = FINE | set(allowed)
         return [finding for finding in self.sorted() if finding.verdict not in fine]
 
-    def sorted(self) -> list[Finding]:
+    def sorted(self) -> list[BacktestFinding]:
         """Return the findings, the most serious first."""
-        order = list(Verdict)
+        order = list(DeliveryVerdict)
         return sorted(
             self.findings.values(),
             key=lambda one: (-order.index(one.verdict), one.route_before, one.route_after),
@@ -107,8 +107,8 @@ class Report:
 
 def backtest(
     recording: Recording,
-    candidate: Candidate,
-    against: Candidate | None = None,
+    candidate: CandidateMapping,
+    against: CandidateMapping | None = None,
     *,
     samples: int = 0,
 ) -> Report:
@@ -148,20 +148,20 @@ def _reported(groups: Sequence[Any], texts: dict[int, str], samples: int) -> Rep
     return report
 
 
-def _note(report: Report, change: Change, messages: int, place: Place) -> None:
+def _note(report: Report, change: DeliveryChange, messages: int, place: Place) -> None:
     names = ["" if fate is None else fate.route for fate in (change.before, change.after)]
     key = (change.verdict, names[0], names[1])
-    finding = report.findings.setdefault(key, Finding(*key))
+    finding = report.findings.setdefault(key, BacktestFinding(*key))
     finding.deliveries += messages
     if len(finding.examples) < EXAMPLES:
         finding.examples.append(Example(*place, change.before, change.after))
 
 
-def show(finding: Finding) -> list[str]:
+def show(finding: BacktestFinding) -> list[str]:
     """Return a finding with its examples as lines of text."""
     way = f"{finding.route_before or '-'} -> {finding.route_after or '-'}"
     lines = [f"{finding.verdict.value:<10} {finding.deliveries:>10}  {way}"]
-    if finding.verdict is not Verdict.SAME:
+    if finding.verdict is not DeliveryVerdict.SAME:
         for shard, sequence, before, after in finding.examples:
             was = "nowhere" if before is None else show_fate(before)
             now = "nowhere" if after is None else show_fate(after)

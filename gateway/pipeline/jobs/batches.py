@@ -9,22 +9,22 @@ from __future__ import annotations
 from pyarrow import fs
 
 from gateway.errors import PipelineError
-from gateway.pipeline.stores import Place
+from gateway.pipeline.stores import StoreFolder
 
 
-def belong(to: Place, kept: Place) -> None:
+def belong(to: StoreFolder, kept: StoreFolder) -> None:
     """Raise PipelineError if the micro-batches in the folder `to` are of another checkpoint.
 
     They are if `to` has micro-batches, but `kept`, the folder of the checkpoint, has no offsets.
     """
-    if _has(to, "batch=") and not _has(Place(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
+    if _has(to, "batch=") and not _has(StoreFolder(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
         raise PipelineError(
             f"{to.uri} has what a stream has written whose position is not in {kept.uri}, and it would be"
             " written over: say the --checkpoint of before, or another folder"
         )
 
 
-def _has(place: Place, prefix: str) -> bool:
+def _has(place: StoreFolder, prefix: str) -> bool:
     system, path = place.arrow()
     found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return any(info.base_name.startswith(prefix) for info in found)

@@ -47,7 +47,7 @@ from pyspark.sql.types import (
 
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs.schema import from_json_schema, route_of
-from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.rows import address_of
 
 VERSION_DIGITS: Final = 12  # Digits of the digest of a schema without `$id`.
@@ -269,7 +269,12 @@ class Fitted:
     """Function for `mapInArrow` that appends captures and the result of validation to the rows of a route."""
 
     def __init__(
-        self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str, kind: StructType
+        self,
+        candidate: CandidateMapping,
+        route: str,
+        captures: tuple[str, ...],
+        schema: str,
+        kind: StructType,
     ) -> None:
         """Prepare the validation of bodies; `kind` is the type of a body in the table.
 
@@ -323,7 +328,7 @@ def captured_as(capture: str) -> str:
     return f"capture {capture}"
 
 
-class Told(NamedTuple):
+class BodyVerdict(NamedTuple):
     """Result of validation of one body.
 
     `body` has no envelope; `registry_id` is the envelope's schema number; `fault` is None if the body fits,
@@ -338,10 +343,10 @@ class Told(NamedTuple):
     rescued: str | None = None
 
 
-def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
+def told_of(body: bytes | None, asked: Any, kind: DataType) -> BodyVerdict:
     """Validate a body. `asked` is the validator of its schema, `kind` its Spark type."""
     if body is None:
-        return Told(None, fault="the body was not recorded")
+        return BodyVerdict(None, fault="the body was not recorded")
     number = None
     if body[:1] == b"\0" and len(body) > ENVELOPE.size:
         _, number = ENVELOPE.unpack_from(body)
@@ -349,7 +354,7 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        return Told(body, number, f"no JSON: {_first_line(str(error))}")
+        return BodyVerdict(body, number, f"no JSON: {_first_line(str(error))}")
     if asked.is_valid(found):
         exact = LONG.search(body) is not None
         placing = Placing(exact=exact)
@@ -357,11 +362,11 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> Told:
             found = exactly(body) if exact else found
             placed = placing.placed(found, kind)
         except NoPlaceError as error:
-            return Told(body, number, _first_line(str(error)), "/".join(error.path))
+            return BodyVerdict(body, number, _first_line(str(error)), "/".join(error.path))
         rescued = _dumped(placing.rescued).decode() if placing.rescued else None
-        return Told(body if placed is found else _dumped(placed), number, rescued=rescued)
+        return BodyVerdict(body if placed is found else _dumped(placed), number, rescued=rescued)
     first = next(iter(asked.iter_errors(found)))
-    return Told(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
+    return BodyVerdict(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
 
 
 def parsed(kind: StructType) -> Column:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from gateway.pipeline.stores import Place
+from gateway.pipeline.stores import StoreFolder
 from gateway.store.journal.mappings import folders_of, versions
 from gateway.store.journal.reader import JournalReader
 
 VERSIONS = "version string, file string, text string"
 
 
-def mappings(spark: SparkSession, journal: Place) -> DataFrame:
+def mappings(spark: SparkSession, journal: StoreFolder) -> DataFrame:
     """Return the stored mapping files with version, file name and text.
 
     The `mapping_version` of a row joins `version`.

@@ -24,18 +24,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
-from gateway.pipeline.exclusive import LEASES, Lease
+from gateway.pipeline.exclusive import LEASES, FolderLease
 from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.jobs.batches import belong
-from gateway.pipeline.journal.filters import Range, Wanted, options_for
+from gateway.pipeline.journal.filters import Range, SelectedRows, options_for
 from gateway.pipeline.journal.options import Offsets, options_of
-from gateway.pipeline.journal.planning import reader_of
+from gateway.pipeline.journal.planner import reader_of
 from gateway.pipeline.journal.table import read_journal
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.database import is_database, put
-from gateway.pipeline.report.page import Rate, page
-from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_writes
+from gateway.pipeline.report.page import WindowRate, page
+from gateway.pipeline.stores import StoreFolder, hadoop_of, place_of, spark_writes
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
@@ -281,7 +281,7 @@ def follow(
     trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
     ready = writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint")
     folders = [kept] if database or format_ in FORMATS else [kept, to]
-    lease = Lease(place_of(folder, hadoop_of(spark)) for folder in folders)
+    lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
     return lease.started(ready.start)
 
 
@@ -321,12 +321,12 @@ def _fresh(spark: SparkSession, to: str) -> Iterator[str]:
     place = place_of(to, hadoop_of(spark)).reached()
     _check_new(place)
     name = spark_writes(spark, place)
-    with Lease([place]):
+    with FolderLease([place]):
         _check_new(place)  # Another run may just have ended.
         yield name
 
 
-def _check_new(place: Place) -> None:
+def _check_new(place: StoreFolder) -> None:
     """Raise PipelineError if a file or folder is there, unless the folder has a lease and nothing else."""
     system, path = place.arrow()
     found = system.get_file_info(path).type
@@ -417,7 +417,7 @@ def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tupl
 
 def _between(begin: int, end: int) -> dict[str, str]:
     """Return the load options for rows received from `begin` to before `end`, in microseconds UTC."""
-    return options_for(Wanted(Range(begin, end)))
+    return options_for(SelectedRows(Range(begin, end)))
 
 
 def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
@@ -430,11 +430,11 @@ def _report(found: DataFrame, source: str, path: Path) -> None:
     path.write_text(page(_rates(newest), source), encoding="utf-8")
 
 
-def _rates(rows: Iterable[Row]) -> list[Rate]:
+def _rates(rows: Iterable[Row]) -> list[WindowRate]:
     made = []
     for row in rows:
         given: dict[str, Any] = row.asDict()
         begin, end = given.pop("begin").timestamp(), given.pop("end").timestamp()
         given.pop("batch", None)
-        made.append(Rate(begin=begin, end=end, client=given.pop("client", ""), **given))
+        made.append(WindowRate(begin=begin, end=end, client=given.pop("client", ""), **given))
     return made

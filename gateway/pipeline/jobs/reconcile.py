@@ -45,7 +45,7 @@ COLUMNS: Final = (
 )
 
 
-class Named(NamedTuple):
+class FaultyMessage(NamedTuple):
     """Message with a fault. `times` is the number of missing or extra copies."""
 
     what: str
@@ -62,7 +62,7 @@ class Account:
     """Result of a reconciliation. `phases` has the number of rows by route and phase."""
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
-    named: list[Named] = field(default_factory=list)
+    named: list[FaultyMessage] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -287,7 +287,7 @@ def _consumer(
         if not row["accepted"]:
             account.totals[UNKNOWN] = account.totals.get(UNKNOWN, 0) + row["got"]
             if len(account.named) < NAMED_MAX:
-                account.named.append(Named(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
+                account.named.append(FaultyMessage(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
         elif missing > 0:
             missing = max(0, missing - row["later"])  # The newest ones, which are not judged.
             waits = min(left, missing)
@@ -304,7 +304,7 @@ def _name(account: Account, what: str, row: Any, times: int) -> None:
     account.totals[what] = account.totals.get(what, 0) + times
     if len(account.named) < NAMED_MAX:
         account.named.append(
-            Named(
+            FaultyMessage(
                 *(what, row["route"], row["target_address"] or "", row["shard"], row["sequence"]),
                 *(row["message_id"], times),
             )

@@ -40,7 +40,7 @@ COLUMNS: Final = (
 )
 
 
-class Pace(NamedTuple):
+class ReplaySpeed(NamedTuple):
     """Speed of a replay.
 
     `speed` is a factor of the recorded speed, `rate` messages per second; without either it is unlimited.
@@ -69,7 +69,9 @@ class Replayed:
     """Rows whose body or properties are not in the journal; they are not sent."""
 
 
-def selected(traffic: DataFrame, *, where: str | None = None, after: Position | None = None) -> DataFrame:
+def selected(
+    traffic: DataFrame, *, where: str | None = None, after: ReplayPosition | None = None
+) -> DataFrame:
     """Return the rows to send, sorted, one for each target of a message.
 
     `where` is an SQL condition on the columns; rows up to the position `after` are left out.
@@ -87,7 +89,7 @@ def selected(traffic: DataFrame, *, where: str | None = None, after: Position | 
     return rows.select(*COLUMNS, *micros).drop("expires").orderBy(*ORDER, "sequence")
 
 
-class Position(NamedTuple):
+class ReplayPosition(NamedTuple):
     """Place of a message in the order: receipt in microseconds UTC, shard, endpoint and slot."""
 
     us: int
@@ -102,7 +104,7 @@ class Progress:
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
-    def read(self) -> Position | None:
+    def read(self) -> ReplayPosition | None:
         """Return the position after which to continue, or None to start at the beginning.
 
         Raises PipelineError for an invalid file.
@@ -111,11 +113,11 @@ class Progress:
             return None
         try:
             given = json.loads(self._file.read_text())
-            return Position(**given)
+            return ReplayPosition(**given)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
-    def write(self, position: Position) -> None:
+    def write(self, position: ReplayPosition) -> None:
         """Store the position up to which all messages are confirmed."""
         if self._file is None:
             return
@@ -138,7 +140,7 @@ class Replay:
     def __init__(
         self,
         client: Client,
-        pace: Pace,
+        pace: ReplaySpeed,
         progress: Progress,
         *,
         to: Address | None = None,
@@ -165,8 +167,10 @@ class Replay:
         begun = self._clock()
         first: int | None = None
         run: list[Message] = []
-        last: Position | None = None
-        whole: Position | None = None  # Last message of which all targets are in this run or earlier ones.
+        last: ReplayPosition | None = None
+        whole: ReplayPosition | None = (
+            None  # Last message of which all targets are in this run or earlier ones.
+        )
         for number, row in enumerate(self._messages(rows)):
             first = row["received_us"] if first is None else first
             whole = whole if _position(row) == last else last
@@ -226,7 +230,7 @@ class Replay:
             expires,
         )
 
-    def _flush(self, run: list[Message], last: Position | None) -> None:
+    def _flush(self, run: list[Message], last: ReplayPosition | None) -> None:
         if run:
             refused = self._client.publish_many(run, in_flight=self._in_flight)
             self.done.sent += len(run) - len(refused)
@@ -241,5 +245,5 @@ class Replay:
                 self._tell(f"{self.done.sent} messages sent, up to {moment}")
 
 
-def _position(row: Any) -> Position:
-    return Position(row["received_us"], row["shard"], row["source_endpoint"], row["slot"])
+def _position(row: Any) -> ReplayPosition:
+    return ReplayPosition(row["received_us"], row["shard"], row["source_endpoint"], row["slot"])

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 
 from gateway.errors import PipelineError
 from gateway.mapping.routes import Route
-from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.rows import ASIDE, address_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 class Captures:
     """Function for `mapInArrow` that appends a route's captures to its rows."""
 
-    def __init__(self, candidate: Candidate, route: str, names: tuple[str, ...]) -> None:
+    def __init__(self, candidate: CandidateMapping, route: str, names: tuple[str, ...]) -> None:
         self._candidate = candidate
         self._route = route
         self._names = names
@@ -86,7 +86,7 @@ class Captures:
             yield pa.RecordBatch.from_arrays([*kept.columns, *columns], names=names)
 
 
-def route_of(candidate: Candidate, name: str) -> Route:
+def route_of(candidate: CandidateMapping, name: str) -> Route:
     """Return a route by its name. Raises PipelineError if there is none."""
     for route in candidate.router.routes:
         if route.name == name:
@@ -101,7 +101,7 @@ def column_of(capture: str) -> str:
     return f"{found}_" if found in (*OWN, BODY) else found
 
 
-def table(traffic: DataFrame, candidate: Candidate, name: str, body: DataType | None) -> DataFrame:
+def table(traffic: DataFrame, candidate: CandidateMapping, name: str, body: DataType | None) -> DataFrame:
     """Return the messages whose address matches route `name`, one row each.
 
     Columns: received, address, client, message_id, the captures, and the body as type `body` (None: as

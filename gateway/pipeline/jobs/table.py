@@ -28,7 +28,7 @@ from gateway.pipeline.archive.tables import (
     read_table,
     utc_date,
 )
-from gateway.pipeline.exclusive import Lease
+from gateway.pipeline.exclusive import FolderLease
 from gateway.pipeline.jobs.archive import PARQUET
 from gateway.pipeline.jobs.batches import belong
 from gateway.pipeline.jobs.bodies import (
@@ -45,7 +45,7 @@ from gateway.pipeline.jobs.bodies import (
 from gateway.pipeline.jobs.schema import NAME, route_of
 from gateway.pipeline.progress import Tell
 from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
-from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.rows import ASIDE
 
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
@@ -79,7 +79,7 @@ class Counted(NamedTuple):
 def follow(
     spark: SparkSession,
     journal: str,
-    candidate: Candidate,
+    candidate: CandidateMapping,
     name: str,
     schema: BodySchema,
     *,
@@ -150,7 +150,7 @@ def follow(
     writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
     ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
     folders = [kept, *targets] if format_ == PARQUET else [kept]
-    lease = Lease(place_of(folder, hadoop_of(spark)) for folder in folders)
+    lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
     return lease.started(ready.start)
 
 
@@ -173,7 +173,7 @@ class _Shaped:
 
     def __init__(
         self,
-        candidate: Candidate,
+        candidate: CandidateMapping,
         name: str,
         captures: tuple[str, ...],
         schema: BodySchema,

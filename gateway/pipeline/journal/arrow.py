@@ -19,18 +19,18 @@ import pyarrow.compute as pc
 
 from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
 from gateway.store.journal.columns import COLUMNS
-from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
+from gateway.store.journal.format import ALIGNMENT, Column, ColumnKind, decode_runs
 from gateway.store.journal.reader import Block, ParquetBlock
 
 FIXED: Final = {
-    Kind.INT64: pa.int64(),
-    Kind.UINT32: pa.uint32(),
-    Kind.UINT8: pa.uint8(),
-    Kind.TIME: pa.timestamp("us", tz="UTC"),
-    Kind.BOOLEAN: pa.uint8(),
+    ColumnKind.INT64: pa.int64(),
+    ColumnKind.UINT32: pa.uint32(),
+    ColumnKind.UINT8: pa.uint8(),
+    ColumnKind.TIME: pa.timestamp("us", tz="UTC"),
+    ColumnKind.BOOLEAN: pa.uint8(),
 }
 CODED: Final = pa.dictionary(pa.int32(), pa.string())
-DICTIONARIES: Final = frozenset(("shard", *(one.name for one in COLUMNS if one.kind is Kind.CODED)))
+DICTIONARIES: Final = frozenset(("shard", *(one.name for one in COLUMNS if one.kind is ColumnKind.CODED)))
 """Columns that may be dictionary-encoded."""
 
 HEADERS_ARROW: Final = BY_NAME["headers"].arrow
@@ -111,7 +111,7 @@ def _coded(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
     if name == "shard":
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([block.shard]))
     column = block.columns.get(name)
-    if column is None or column.kind is not Kind.CODED:
+    if column is None or column.kind is not ColumnKind.CODED:
         return _array(block, name, made).dictionary_encode().cast(CODED)
     key = (*column.buffers, CODED)
     if key not in made:
@@ -169,7 +169,7 @@ def _low_water(block: Block, wanted: Arrow) -> Arrow:
 def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:
     buffers = block.buffers(column.name)
     rows = block.header.rows
-    if column.kind is Kind.CODED:
+    if column.kind is ColumnKind.CODED:
         indices, *rest = buffers
         if not indices:
             return pa.nulls(rows, wanted)
@@ -181,7 +181,7 @@ def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:
         return _taken(texts, pa.Array.from_buffers(pa.uint32(), rows, [None, pa.py_buffer(indices)]))
     if not buffers[1]:
         return pa.nulls(rows, wanted)
-    if column.kind in (Kind.TEXT, Kind.BINARY):
+    if column.kind in (ColumnKind.TEXT, ColumnKind.BINARY):
         return pa.Array.from_buffers(wanted, rows, _arrow_buffers(*buffers))
     lies = FIXED[column.kind]
     found = pa.Array.from_buffers(lies, rows, _arrow_buffers(*buffers))
@@ -235,7 +235,7 @@ def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
         is_among = pc.is_in(coded.dictionary, value_set=value_set)
         return pc.fill_null(is_among.take(coded.indices), False)
     column = block.columns.get(name)
-    if column is None or column.kind is not Kind.CODED:
+    if column is None or column.kind is not ColumnKind.CODED:
         return None
     indices, valid, offsets, data = block.buffers(name)
     if not indices:

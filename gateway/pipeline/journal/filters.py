@@ -22,7 +22,7 @@ from pyspark import __version__
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import batch_of, matching
-from gateway.pipeline.journal.options import CODED, Options, microseconds_of
+from gateway.pipeline.journal.options import CODED, LoadOptions, microseconds_of
 from gateway.store.journal.reader import Block
 
 try:
@@ -72,7 +72,7 @@ ANY: Final = Range()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SelectedRows:
     """Selected rows, by time of receipt, sequence number, shard and coded columns.
 
     Times are in microseconds UTC; `shards` None means all. `only` has, for coded columns, the texts of which
@@ -101,16 +101,16 @@ class Wanted:
         return found
 
 
-def wanted_of(options: Options) -> Wanted:
+def wanted_of(options: LoadOptions) -> SelectedRows:
     """Return the selection that the options of the source describe."""
     only = dict(options.only)
     for name, texts in (("route", options.routes), ("source_protocol", options.protocols)):
         if texts is not None:
             only[name] = only.get(name, texts) & texts
-    return Wanted(Range(*options.received), shards=options.shards, only=only)
+    return SelectedRows(Range(*options.received), shards=options.shards, only=only)
 
 
-def options_for(wanted: Wanted) -> dict[str, str]:
+def options_for(wanted: SelectedRows) -> dict[str, str]:
     """Return load options that select at least these rows; sequence numbers have no option."""
     found = {}
     for name, at_us in (("receivedFrom", wanted.received.first), ("receivedBefore", wanted.received.until)):
@@ -123,7 +123,7 @@ def options_for(wanted: Wanted) -> dict[str, str]:
     return found
 
 
-def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
+def narrowed(wanted: SelectedRows, filters: Iterable[Filter]) -> SelectedRows:
     """Return `wanted` narrowed by the filters that are understood."""
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))

@@ -29,11 +29,11 @@ from difflib import get_close_matches
 from typing import Final
 
 from gateway.errors import PipelineError
-from gateway.pipeline.stores import Hadoop, Place, place_of
+from gateway.pipeline.stores import Hadoop, StoreFolder, place_of
 from gateway.store.journal.columns import COLUMNS
-from gateway.store.journal.format import Kind
+from gateway.store.journal.format import ColumnKind
 
-CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
+CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is ColumnKind.CODED)
 """Columns whose texts repeat, so that whole blocks can be skipped by them."""
 
 EARLIEST: Final = -2
@@ -75,10 +75,10 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LoadOptions:
     """Options of one load."""
 
-    folder: Place
+    folder: StoreFolder
     routes: frozenset[str] | None
     protocols: frozenset[str] | None
     shards: frozenset[str] | None
@@ -94,7 +94,7 @@ class Options:
     """Permitted texts by column."""
 
 
-def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> Options:
+def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> LoadOptions:
     """Parse Spark's options, whose names are case-insensitive; `hadoop` has the options for stores.
 
     Raises PipelineError with the faulty option and the reason.
@@ -111,7 +111,7 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
         raise PipelineError("gateway_journal needs the journal's folder: load(folder) or option path")
     if stream and ("endingoffsets" in stated or "endingtimestamp" in stated):
         raise PipelineError("a stream has no end: endingOffsets and endingTimestamp are for batches")
-    return Options(
+    return LoadOptions(
         folder=place_of(path, hadoop),
         routes=_set(stated.get("routes")),
         protocols=_set(stated.get("protocols")),

@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
 from gateway.pipeline.journal.filters import narrowed, wanted_of
-from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
-from gateway.pipeline.journal.planning import Shard, bounded, know, parts_of, reader_of, settled_later
-from gateway.pipeline.journal.reading import coded, read_part
+from gateway.pipeline.journal.options import LoadOptions, Offsets, columns_of, options_of
+from gateway.pipeline.journal.partition_reader import coded, read_part
+from gateway.pipeline.journal.planner import Shard, bounded, know, parts_of, reader_of, settled_later
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import JournalReader
@@ -82,7 +82,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
 class JournalTable(DataSourceReader):
     """Rows between two bounds, as of the planning of the query."""
 
-    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
         self._wanted = wanted_of(options)

@@ -9,8 +9,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.filters import wanted_of
-from gateway.pipeline.journal.options import Offsets, Options
-from gateway.pipeline.journal.planning import (
+from gateway.pipeline.journal.options import LoadOptions, Offsets
+from gateway.pipeline.journal.partition_reader import read_part
+from gateway.pipeline.journal.planner import (
     Shard,
     bounded,
     first_of,
@@ -20,7 +21,6 @@ from gateway.pipeline.journal.planning import (
     reader_of,
     shared_out,
 )
-from gateway.pipeline.journal.reading import read_part
 from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 
@@ -30,7 +30,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     A shard that appears later is read from its first row.
     """
 
-    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
         self._wanted = wanted_of(options)

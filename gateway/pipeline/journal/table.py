@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import functions as F
 
 from gateway.pipeline.columns import spark_schema
-from gateway.pipeline.journal.filters import Wanted, wanted_of
-from gateway.pipeline.journal.options import LATEST, Bound, Offsets, Options, columns_of, options_of
-from gateway.pipeline.journal.planning import bounded, reader_of
+from gateway.pipeline.journal.filters import SelectedRows, wanted_of
+from gateway.pipeline.journal.options import LATEST, Bound, LoadOptions, Offsets, columns_of, options_of
+from gateway.pipeline.journal.planner import bounded, reader_of
 from gateway.pipeline.stores import hadoop_of, spark_reaches
 from gateway.store.journal.reader import JournalReader
 
@@ -70,7 +70,7 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
     return rest
 
 
-def _closed(reader: JournalReader, options: Options) -> tuple[list[_Closed], Offsets]:
+def _closed(reader: JournalReader, options: LoadOptions) -> tuple[list[_Closed], Offsets]:
     """Return the segments in Parquet to read, and for each shard the number from which the source reads."""
     found: list[_Closed] = []
     only = options.shards
@@ -110,7 +110,7 @@ def _of_shard(reader: JournalReader, shard: str, first: int, end: int | None) ->
 
 
 def _table(
-    spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: Options
+    spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
     """Return the rows of segments in Parquet. The shard's name is that below the folder that is read."""
     wanted = wanted_of(options)
@@ -128,7 +128,7 @@ def _table(
     return table.select(*(shard if name == "shard" else F.col(name) for name in names))
 
 
-def _conditions(wanted: Wanted) -> list[Column]:
+def _conditions(wanted: SelectedRows) -> list[Column]:
     """Return the selection of the options as conditions of Spark's."""
     found = [F.col(name).isin(*sorted(texts)) for name, texts in wanted.only.items()]
     first, until = wanted.received.first, wanted.received.until

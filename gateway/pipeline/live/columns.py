@@ -10,7 +10,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from gateway.model.message import Message
 from gateway.pipeline.columns import arrow_schema, spark_schema
-from gateway.store.journal.encoding import LATEST
+from gateway.store.journal.encoder import LATEST
 from gateway.store.journal.wall import SECOND
 from gateway.store.journal.wires import recorded, words_of
 

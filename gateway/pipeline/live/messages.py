@@ -48,7 +48,7 @@ COLUMNS: Final = frozenset(
 ADDRESSES_MAX: Final = 65_536  # Maximum number that one task caches.
 
 
-class Shape:
+class RowConversion:
     """Conversion from rows of a schema to messages of a protocol; created in the driver, used in the tasks.
 
     `fixed` has words of the address, and `assurance`, that are the same for all rows. `prefix` is prepended

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.errors import PipelineError
 from gateway.protocols import DIALECTS, OWN
 from gateway.settings import parse_url
@@ -27,7 +27,7 @@ SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """Options that Spark itself adds."""
 
 
-class Options:
+class QueryOptions:
     """Options of one query. Names are case-insensitive, as Spark's are."""
 
     def __init__(self, format_: str, given: Mapping[str, str], known: Iterable[str]) -> None:
@@ -110,7 +110,7 @@ class Options:
             raise PipelineError(f"option {name} is one of {', '.join(choices)}, not {found!r}")
         return found
 
-    def access(self, protocol: str | None = None) -> Access:
+    def access(self, protocol: str | None = None) -> ConnectionOptions:
         """Return address and credentials of the broker in option `url`; reads the password file.
 
         Raises PipelineError, also if the URL is not of `protocol`.
@@ -134,7 +134,7 @@ class Options:
             except OSError as error:
                 raise PipelineError(f"option passwordFile: {file}: {error.strerror}") from error
         user = self.text("user") or target.username
-        return Access(
+        return ConnectionOptions(
             target._replace(username=user, password=password),
             self.number("timeoutSecs", 30.0, least=0.1),
             self.text("caFile"),

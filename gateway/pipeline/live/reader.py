@@ -19,8 +19,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from gateway.clients.wire import Client
 from gateway.pipeline.limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from gateway.pipeline.live.columns import batch_of, live_arrow
-from gateway.pipeline.live.options import Options
-from gateway.pipeline.live.receiving import Limits, Receiver
+from gateway.pipeline.live.options import QueryOptions
+from gateway.pipeline.live.receiver import BufferLimits, Receiver
 
 PARTITION_ROWS: Final = 10_000
 MEBIBYTE: Final = 1_048_576
@@ -41,7 +41,7 @@ class Carried(InputPartition):
 class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader of one query. The connection is not pickled for the workers."""
 
-    def __init__(self, chosen: Options, window: int, connect: Callable[[], Client]) -> None:
+    def __init__(self, chosen: QueryOptions, window: int, connect: Callable[[], Client]) -> None:
         """Create a reader, which connects on first use.
 
         `window` is the maximum of unacknowledged messages; `connect` returns a connection that consumes.
@@ -64,7 +64,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._receiver is None:
             given = self._chosen
-            limits = Limits(
+            limits = BufferLimits(
                 self._window,
                 given.whole("bufferBytes", 64 * MEBIBYTE),
                 given.number("awaySecs", 60.0),

@@ -25,11 +25,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gateway.clients.wire import IN_FLIGHT, Access, Client, Refusal
+from gateway.clients.wire import IN_FLIGHT, BrokerRefusal, Client, ConnectionOptions
 from gateway.errors import PipelineError
 from gateway.model.message import Message
-from gateway.pipeline.live.messages import WORDS, Shape
-from gateway.pipeline.live.options import CONNECTION, Options
+from gateway.pipeline.live.messages import WORDS, RowConversion
+from gateway.pipeline.live.options import CONNECTION, QueryOptions
 from gateway.protocols import DIALECTS
 
 PUBLISHING: Final = ("inFlight", "attempts", "onReject", "idPrefix", "qos")
@@ -40,7 +40,7 @@ EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True)
-class Published(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """Result of one task: rows published and rows refused."""
 
     rows: int
@@ -53,7 +53,7 @@ class PublishSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         words = tuple(word for some in WORDS.values() for word in some)
-        self.chosen = Options(self.name(), options, (*CONNECTION, *PUBLISHING, *words))
+        self.chosen = QueryOptions(self.name(), options, (*CONNECTION, *PUBLISHING, *words))
 
     def __repr__(self) -> str:
         return "PublishSource()"
@@ -66,22 +66,22 @@ class PublishSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchPublisher:
         """Return the writer of a batch. Raises PipelineError."""
         self._append_only(overwrite)
-        return BatchPublisher(Publication(self.chosen, schema, secrets.token_hex(8)))
+        return BatchPublisher(SinkSettings(self.chosen, schema, secrets.token_hex(8)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamPublisher:
         """Return the writer of a stream. Raises PipelineError."""
         self._append_only(overwrite)
-        return StreamPublisher(Publication(self.chosen, schema, ""))
+        return StreamPublisher(SinkSettings(self.chosen, schema, ""))
 
     def _append_only(self, overwrite: bool) -> None:
         if overwrite:
             raise PipelineError("published messages cannot be overwritten; use mode('append')")
 
 
-class Publication:
+class SinkSettings:
     """Settings of one query, sent to every task. `run` is part of the ids of rows without one."""
 
-    def __init__(self, given: Options, schema: StructType, run: str) -> None:
+    def __init__(self, given: QueryOptions, schema: StructType, run: str) -> None:
         """Check the options of a query and the columns of its rows.
 
         Raises PipelineError for unusable options and columns.
@@ -91,7 +91,7 @@ class Publication:
         fixed["assurance"] = str(given.whole("qos", 1, least=0, most=2))
         self._given = given
         self._run = run
-        self._shape = Shape(protocol, schema, fixed, given.text("idPrefix") or "")
+        self._shape = RowConversion(protocol, schema, fixed, given.text("idPrefix") or "")
         self._in_flight = given.whole("inFlight", IN_FLIGHT, most=65_000)
         self._attempts = given.whole("attempts", 5)
         self._skips = given.one_of("onReject", "fail", ("fail", "skip")) == "skip"
@@ -100,7 +100,7 @@ class Publication:
         """Connect and disconnect, to check the options. Raises LinkError."""
         client_of(self._given.access()).close()
 
-    def publish(self, batches: Iterator[Any]) -> Published:
+    def publish(self, batches: Iterator[Any]) -> PublishedRows:
         """Publish all rows, and return when all are confirmed. Raises LinkError or PipelineError."""
         context = TaskContext.get()
         assert context is not None
@@ -123,12 +123,12 @@ class Publication:
             raise
         if client is not None:
             client.close()
-        return Published(rows, refused)
+        return PublishedRows(rows, refused)
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
         """Publish some messages. Return how many were refused finally."""
         left = dict(enumerate(messages))
-        final: dict[int, Refusal] = {}
+        final: dict[int, BrokerRefusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
         for attempt in range(self._attempts):
             positions = list(left)
@@ -156,10 +156,10 @@ class Publication:
 class BatchPublisher(DataSourceArrowWriter):
     """Writer of `df.write.format("gateway_publish")`."""
 
-    def __init__(self, publication: Publication) -> None:
+    def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication
 
-    def write(self, iterator: Iterator[Any]) -> Published:
+    def write(self, iterator: Iterator[Any]) -> PublishedRows:
         """Publish the rows of one task."""
         return self._publication.publish(iterator)
 
@@ -168,22 +168,22 @@ class BatchPublisher(DataSourceArrowWriter):
 
         If there were no rows, connect once, so that an unreachable broker raises LinkError.
         """
-        if not any(isinstance(one, Published) and one.rows for one in messages):
+        if not any(isinstance(one, PublishedRows) and one.rows for one in messages):
             self._publication.connect()
 
 
 class StreamPublisher(DataSourceStreamArrowWriter):
     """Writer of `df.writeStream.format("gateway_publish")`."""
 
-    def __init__(self, publication: Publication) -> None:
+    def __init__(self, publication: SinkSettings) -> None:
         self._publication = publication
 
-    def write(self, iterator: Iterator[Any]) -> Published:
+    def write(self, iterator: Iterator[Any]) -> PublishedRows:
         """Publish the rows of one task of a micro-batch."""
         return self._publication.publish(iterator)
 
 
-def client_of(access: Access) -> Client:
+def client_of(access: ConnectionOptions) -> Client:
     """Return a connection to publish on. Raises LinkError."""
     made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
     return made

@@ -17,7 +17,7 @@ from gateway.clients.mqtt import MqttClient
 from gateway.clients.wire import Client
 from gateway.errors import PipelineError
 from gateway.pipeline.live.columns import live_schema
-from gateway.pipeline.live.options import CONNECTION, Options
+from gateway.pipeline.live.options import CONNECTION, QueryOptions
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST, SERVICES
 from gateway.protocols.mqtt.dialect import MQTT
@@ -33,7 +33,7 @@ class LiveSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.chosen = Options(self.name(), options, (*CONNECTION, *BUFFER, *self.own))
+        self.chosen = QueryOptions(self.name(), options, (*CONNECTION, *BUFFER, *self.own))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -98,7 +98,7 @@ class MqttSource(LiveSource):
         return client
 
 
-class AmqpSource(LiveSource):
+class LiveAmqpSource(LiveSource):
     """Source of AMQP 0-9-1 messages from `queues`.
 
     With `exchange` and `bindingKeys` the one queue is declared durable and bound.
@@ -134,7 +134,7 @@ class AmqpSource(LiveSource):
         return client
 
 
-class FastSource(LiveSource):
+class LiveFastSource(LiveSource):
     """Source of AMQP/Fast messages from `destinations`, each written `service:name`.
 
     A name that ends in a dot stands for all that begin with it. With `clientId` and `subscription`, topic

@@ -41,7 +41,7 @@ th{color:var(--soft);font-weight:500}td:first-child,th:first-child{text-align:le
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class WindowRate:
     """Rates of one window, route and client.
 
     Times are UTC seconds; latencies are milliseconds, None if unknown.
@@ -76,7 +76,7 @@ class Rate:
         return self.released + self.rejected
 
 
-def page(rates: Sequence[Rate], source: str) -> str:
+def page(rates: Sequence[WindowRate], source: str) -> str:
     """Return the page for `rates` of the journal or archive `source`."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>What crossed</title>'
@@ -117,7 +117,7 @@ def page(rates: Sequence[Rate], source: str) -> str:
     return "".join(parts)
 
 
-def _totals(rates: Sequence[Rate], seconds: float) -> str:
+def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
     messages, errors = sum(one.messages for one in rates), sum(one.errors for one in rates)
     body_bytes = sum(one.body_bytes for one in rates)
     shown = (
@@ -135,7 +135,7 @@ def _totals(rates: Sequence[Rate], seconds: float) -> str:
     )
 
 
-def _busiest(rates: Iterable[Rate]) -> list[str]:
+def _busiest(rates: Iterable[WindowRate]) -> list[str]:
     """Return the routes with most messages, and one entry for all others."""
     counts: defaultdict[str, int] = defaultdict(int)
     for rate in rates:
@@ -147,10 +147,10 @@ def _busiest(rates: Iterable[Rate]) -> list[str]:
 def _chart(
     title: str,
     unit: str,
-    rates: Iterable[Rate],
+    rates: Iterable[WindowRate],
     ways: Sequence[str],
     step: float,
-    value: Callable[[Rate], float | None],
+    value: Callable[[WindowRate], float | None],
     *,
     worst: bool = False,
 ) -> str:
@@ -166,15 +166,17 @@ def _chart(
     return f"<h2>{escape(title)}</h2>{chart(series, step, unit)}"
 
 
-def _together(rates: Iterable[Rate], key: Callable[[Rate], str]) -> list[tuple[str, list[Rate]]]:
+def _together(
+    rates: Iterable[WindowRate], key: Callable[[WindowRate], str]
+) -> list[tuple[str, list[WindowRate]]]:
     """Return the rates of each key, those with most messages first."""
-    groups: defaultdict[str, list[Rate]] = defaultdict(list)
+    groups: defaultdict[str, list[WindowRate]] = defaultdict(list)
     for rate in rates:
         groups[key(rate)].append(rate)
     return sorted(groups.items(), key=lambda item: -sum(one.messages for one in item[1]))
 
 
-def _table(name: str, groups: Sequence[tuple[str, list[Rate]]], seconds: float) -> str:
+def _table(name: str, groups: Sequence[tuple[str, list[WindowRate]]], seconds: float) -> str:
     heads = (
         name,
         "messages",
@@ -210,7 +212,7 @@ def _table(name: str, groups: Sequence[tuple[str, list[Rate]]], seconds: float) 
     return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _worst(rates: Iterable[Rate], which: str) -> str:
+def _worst(rates: Iterable[WindowRate], which: str) -> str:
     found = [value for rate in rates if (value := getattr(rate, which)) is not None]
     return _ms(max(found, default=None))
 

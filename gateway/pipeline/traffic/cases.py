@@ -15,12 +15,12 @@ import yaml
 from gateway import documents
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.cases import run_cases
-from gateway.mapping.loading import Mapping, parse
+from gateway.mapping.loader import Mapping, parse
 from gateway.mapping.routes import Route
 from gateway.model.dialect import Dialect
 from gateway.model.message import Message
 from gateway.model.properties import ValueType
-from gateway.pipeline.traffic.fates import Candidate, Fate, fates_of
+from gateway.pipeline.traffic.fates import CandidateMapping, Fate, fates_of
 from gateway.pipeline.traffic.rows import message_of
 from gateway.protocols import dialect_of
 
@@ -43,7 +43,9 @@ class Generated(NamedTuple):
     left_out: int
 
 
-def with_tests(mapping: Mapping, text: str, candidate: Candidate, rows: Sequence[Map[str, Any]]) -> Generated:
+def with_tests(
+    mapping: Mapping, text: str, candidate: CandidateMapping, rows: Sequence[Map[str, Any]]
+) -> Generated:
     """Return `text`, which is that of `mapping`, with a test for each of `rows`. All tests pass."""
     own = {rule.name for rule in mapping.document.routes}
     taken = {case.name for case in mapping.document.tests}
@@ -76,7 +78,7 @@ def _dumped(document: Any) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[str]) -> Case | None:
+def _case(row: Map[str, Any], candidate: CandidateMapping, own: set[str], taken: set[str]) -> Case | None:
     if row["body"] is None and row["body_size"]:
         return None
     message = message_of(row)
@@ -99,7 +101,7 @@ def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[st
     return case | {"refused": refused} if refused else case
 
 
-def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> dict[str, Any]:
+def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping) -> dict[str, Any]:
     """Return the published message of a test.
 
     Raises UnicodeDecodeError for a binary body, RemoteProtocolError for properties that were not recorded.

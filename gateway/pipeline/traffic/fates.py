@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.mapping.cases import endpoints_of
-from gateway.mapping.loading import Mapping, parse
+from gateway.mapping.loader import Mapping, parse
 from gateway.mapping.router import HOPS_MAX, Router
 from gateway.mapping.routes import ConditionalRoute, ResolvedRoute
 from gateway.model.address import Address
@@ -56,7 +56,7 @@ def decode_fates(text: str) -> Fates:
     return tuple(Fate(*one) for one in orjson.loads(text))
 
 
-class Candidate:
+class CandidateMapping:
     """Mapping files as a value that can be sent to tasks. `endpoints` maps names to protocols."""
 
     def __init__(

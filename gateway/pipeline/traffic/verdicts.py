@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gateway.pipeline.traffic.fates import Fate
 
 
-class Verdict(Enum):
+class DeliveryVerdict(Enum):
     """Change of a delivery by the candidate."""
 
     SAME = "same"
@@ -22,16 +22,16 @@ class Verdict(Enum):
     DROPPED = "dropped"
 
 
-class Change(NamedTuple):
+class DeliveryChange(NamedTuple):
     """Delivery before and after; None if there is none."""
 
-    verdict: Verdict
+    verdict: DeliveryVerdict
     before: Fate | None
     after: Fate | None
 
 
-def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[Change]:
-    """Pair recorded and new fates by place, then by route, then by endpoint, and yield a Change for each.
+def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[DeliveryChange]:
+    """Pair recorded and new fates by place, route or endpoint, in this order, and yield the changes.
 
     A fate without a partner is dropped or new. A refusal is no delivery; it is reported only if that route
     did not refuse before.
@@ -47,15 +47,15 @@ def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[Change]:
                 new.remove(partner)
                 pairs.append((fate, partner))
     for was, now in pairs:
-        yield Change(_verdict(was, now), was, now)
+        yield DeliveryChange(_verdict(was, now), was, now)
     for was in old:
-        yield Change(Verdict.DROPPED, was, None)
+        yield DeliveryChange(DeliveryVerdict.DROPPED, was, None)
     refused = {fate.route for fate in before if fate.address is None}
     for now in new:
         if now.address is not None:
-            yield Change(Verdict.NEW, None, now)
+            yield DeliveryChange(DeliveryVerdict.NEW, None, now)
         elif now.route not in refused:
-            yield Change(Verdict.REFUSED, None, now)
+            yield DeliveryChange(DeliveryVerdict.REFUSED, None, now)
 
 
 def _same_place(one: Fate, other: Fate) -> bool:
@@ -70,15 +70,15 @@ def _same_endpoint(one: Fate, other: Fate) -> bool:
     return one.endpoint == other.endpoint and other.address is not None
 
 
-def _verdict(was: Fate, now: Fate) -> Verdict:
+def _verdict(was: Fate, now: Fate) -> DeliveryVerdict:
     if now.address is None:
-        return Verdict.REFUSED
+        return DeliveryVerdict.REFUSED
     if was.place != now.place:
-        return Verdict.ELSEWHERE
+        return DeliveryVerdict.ELSEWHERE
     if now.assurance < was.assurance or (was.durable and not now.durable):
-        return Verdict.WEAKER
+        return DeliveryVerdict.WEAKER
     if now.retain != was.retain:
-        return Verdict.CHANGED
+        return DeliveryVerdict.CHANGED
     if now.assurance > was.assurance or now.durable > was.durable:
-        return Verdict.STRONGER
-    return Verdict.SAME
+        return DeliveryVerdict.STRONGER
+    return DeliveryVerdict.SAME

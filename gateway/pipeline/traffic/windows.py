@@ -39,7 +39,7 @@ class Touched(NamedTuple):
     last_us: int
 
 
-class Due(NamedTuple):
+class DueWindows(NamedTuple):
     """Result of a micro-batch: windows to report.
 
     `windows` are all of them as (begin, end), in order; `again` those that were reported before; `late_rows`
@@ -89,7 +89,7 @@ class Windows:
         found.waiting = sorted(waiting)
         return found
 
-    def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> Due:
+    def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
         """Return the windows to report, and remove them from `waiting`.
 
         `marks` are the low-water marks of the shards, and `late_us` is `late`, in microseconds.
@@ -101,7 +101,7 @@ class Windows:
         told = [window for window in self.waiting if window[1] <= self.horizon]
         self.waiting = [window for window in self.waiting if window[1] > self.horizon]
         late = sum(one.rows for one in rows if one.end <= before)
-        return Due(told, {window for window in told if window[1] <= before}, late)
+        return DueWindows(told, {window for window in told if window[1] <= before}, late)
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

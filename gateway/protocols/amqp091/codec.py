@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers, ValueType, string
-from gateway.model.spooled import Body, Piece, Spooled, part_of
+from gateway.model.spooled_bodies import Body, Piece, Spooled, part_of
 from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
 from gateway.protocols.amqp091.spec import (
     BASIC,

@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.beats import Beats
-from gateway.model.gathered import Gathered
-from gateway.model.spooled import Body, BodySink, Piece, is_large, joined
+from gateway.model.byte_buffer import ByteBuffer
+from gateway.model.spooled_bodies import Body, BodySink, Piece, is_large, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     CONTENT_HEADER_MIN,
@@ -127,7 +127,7 @@ class Connection:
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
-        self._rest: Gathered | None = None  # bytes behind what has been decoded
+        self._rest: ByteBuffer | None = None  # bytes behind what has been decoded
         self._needed = 0  # bytes that `_rest` needs before it can be decoded further
         # Missing bytes of a body frame that is accepted in parts, with its end byte; 0 if there is none.
         self._lacking = 0
@@ -216,7 +216,7 @@ class Connection:
             self._state = State.CLOSED
             return events
         if not self.closed and at < len(data):
-            self._rest = Gathered(data[at:])
+            self._rest = ByteBuffer(data[at:])
             if self._rest.byte_count > PAUSED_BYTES_MAX and self._state in self._paused:
                 self.refuse(frame_error("too many bytes before the connection is open"), 0, events)
         return events
@@ -447,7 +447,7 @@ class Connection:
             part = memoryview(data)[begin:end] if count > len(data) // 2 else data[begin:end]
         body = channel.body
         if body is None:
-            body = channel.body = Gathered()
+            body = channel.body = ByteBuffer()
         body.add(part)
         channel.left -= count
         self._hold(count)

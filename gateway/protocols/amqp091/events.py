@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.amqp091.methods import BasicGetOk, BasicReturn, Method
 
 

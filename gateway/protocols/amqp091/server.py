@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body, BodySink
+from gateway.model.spooled_bodies import Body, BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
 from gateway.protocols.amqp091.connection import (

@@ -10,8 +10,8 @@ from enum import Enum, auto
 from typing import Final
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.gathered import Gathered
-from gateway.model.spooled import BodySink
+from gateway.model.byte_buffer import ByteBuffer
+from gateway.model.spooled_bodies import BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
 
@@ -59,7 +59,7 @@ class Channel:
         self.method = b""
         self.properties: bytes | None = None
         self.left = 0
-        self.body: Gathered | None = None  # received parts of the body; None if there are none
+        self.body: ByteBuffer | None = None  # received parts of the body; None if there are none
         self.sink: BodySink | None = None  # receives a large body instead of `body`
 
     @property

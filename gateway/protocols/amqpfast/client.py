@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import BODY_SIZE, encode_command
 from gateway.protocols.amqpfast.connection import Action, Connection

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.gathered import Gathered
-from gateway.model.spooled import Body, Piece, joined
+from gateway.model.byte_buffer import ByteBuffer
+from gateway.model.spooled_bodies import Body, Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
     BODY_SIZE,
@@ -107,7 +107,7 @@ class Connection(Lifetime):
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
         self._rules = RULES[self._side]
-        self._rest: Gathered | None = None  # bytes behind what has been decoded
+        self._rest: ByteBuffer | None = None  # bytes behind what has been decoded
         self._needed = 0  # bytes that `_rest` needs before it can be decoded further
         self._last_bytes = b""  # the latest bytes of a peer whose frames are corrupt
         self._large: list[Piece] = []  # large pieces, and what precedes each; `out` follows them
@@ -212,7 +212,7 @@ class Connection(Lifetime):
         if self._state in DEAF:
             self.unread = False
         elif at < len(data):
-            self._rest = Gathered(data[at:])
+            self._rest = ByteBuffer(data[at:])
             if self._rest.byte_count > PAUSED_BYTES_MAX and self._state in self._paused:
                 self._rest = None
                 self._fail(framing_error("too many bytes before the connection is open"), events)

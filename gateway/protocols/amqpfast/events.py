@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.amqpfast.commands import Command
 
 SendRow = tuple[int, int, bytes, Body, bytes]

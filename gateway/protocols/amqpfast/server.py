@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import HEAD_MAX, framing_error
 from gateway.protocols.amqpfast.connection import STEP_BYTES, STEPS_MAX, Action, Connection

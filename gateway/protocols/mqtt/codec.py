@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.mqtt.data_types import (
     UNBOUNDED,
     Bounds,

@@ -22,8 +22,8 @@ from struct import pack
 from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.gathered import Gathered
-from gateway.model.spooled import APART_BYTES_MIN, Body, Piece
+from gateway.model.byte_buffer import ByteBuffer
+from gateway.model.spooled_bodies import APART_BYTES_MIN, Body, Piece
 from gateway.protocols.mqtt.codec import decode_packet
 from gateway.protocols.mqtt.data_types import (
     UNBOUNDED,
@@ -177,7 +177,7 @@ class Connection:
         self._aliases: dict[int, bytes] = {}
         self._alias_bytes = 0  # of the topics in it
         self._said_aliases: dict[bytes, bytes] = {}
-        self._buffer: Gathered | None = None
+        self._buffer: ByteBuffer | None = None
         self._needed = 0
         self._oversized: Oversized | None = None  # being skipped, with `_left` bytes to come
         self._left = 0
@@ -238,7 +238,7 @@ class Connection:
             elif isinstance(event, Acks):
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
-            self._keep(Gathered(data[at:]))
+            self._keep(ByteBuffer(data[at:]))
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
@@ -272,7 +272,7 @@ class Connection:
             error, self._error = self._error, None
             raise error
 
-    def _joined(self, buffer: Gathered, data: bytes) -> bytes:
+    def _joined(self, buffer: ByteBuffer, data: bytes) -> bytes:
         """Add `data` to the buffer. Return all buffered bytes if they can be decoded now, else b""."""
         buffer.add(data)
         if self.state not in self.reading:
@@ -283,7 +283,7 @@ class Connection:
         self._buffer = None
         return buffer.joined()
 
-    def _keep(self, rest: Gathered) -> None:
+    def _keep(self, rest: ByteBuffer) -> None:
         """Store the bytes behind the decoded packets until more data arrives or for the next call."""
         self._buffer = rest
         if self.unread:
@@ -313,7 +313,7 @@ class Connection:
         """Size in bytes that the incomplete packet needs, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
-    def _hold(self, buffer: Gathered) -> None:
+    def _hold(self, buffer: ByteBuffer) -> None:
         """Hold bytes back while no packet may be decoded, and limit how many a peer may pipeline.
 
         Discards them if the connection is closed; closes it with reason 0x97 if they exceed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.model.spooled import Body
+from gateway.model.spooled_bodies import Body
 from gateway.protocols.mqtt.spec import PacketType
 
 PublishRow = tuple[int, bytes, int, bytes, Body]

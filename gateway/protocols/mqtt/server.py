@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.spooled import Piece
+from gateway.model.spooled_bodies import Piece
 from gateway.protocols.mqtt.codec import read_version
 from gateway.protocols.mqtt.connection import Connection, State, Table, swapped
 from gateway.protocols.mqtt.data_types import UNBOUNDED, Bounds, ByteOrder, Reader, violation

@@ -23,7 +23,7 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.data_types import too_much
 from gateway.protocols.mqtt.properties import encode_property, spans
-from gateway.protocols.mqtt.scanning import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
+from gateway.protocols.mqtt.property_scan import NUMBERS, TEXTS, USER_HEAD, Listed, scan, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_BYTES_MAX,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import Final
 
-from gateway.store.journal.format import ABSENT, TEXT_OF, Column, Kind
+from gateway.store.journal.format import ABSENT, TEXT_OF, Column, ColumnKind
 
 
-class Names:
+class BufferNumbers:
     """Numbers of the buffers, in the order in which `Encoder.encode` lists them."""
 
     def __init__(self, *names: str) -> None:
@@ -23,19 +23,19 @@ class Names:
         numbers = self._numbers
         valid = numbers.get(f"{entries} valid", ABSENT)
         buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} bytes"])
-        return Column(name, Kind.CODED, buffers)
+        return Column(name, ColumnKind.CODED, buffers)
 
     def wire(self, name: str, text: str, indices: str, entries: str) -> Column:
         """Return a column whose rows are `indices` into encoded entries; it shows their part `text`."""
         numbers = self._numbers
         buffers = (numbers[indices], *[numbers[f"{entries} {part}"] for part in WIRE])
-        return Column(name, Kind.CODED, (*buffers, TEXT_OF[text]))
+        return Column(name, ColumnKind.CODED, (*buffers, TEXT_OF[text]))
 
-    def plain(self, name: str, kind: Kind) -> Column:
+    def plain(self, name: str, kind: ColumnKind) -> Column:
         """Return a column with buffers of its own."""
         numbers = self._numbers
         valid = numbers.get(f"{name} valid", ABSENT)
-        if kind is Kind.BINARY:
+        if kind is ColumnKind.BINARY:
             return Column(name, kind, (valid, numbers[f"{name} offsets"], numbers[f"{name} bytes"]))
         return Column(name, kind, (valid, numbers[name]))
 
@@ -77,7 +77,7 @@ ADDRESS: Final = ("address", "scope", "name")
 SET: Final = ("properties", "message_id", "correlation_id", "content_type")
 FLAGS: Final = ("assurance", "durable", "retain", "hops")
 DELIVERED: Final = ("assurance", "durable", "retain")
-NAMES: Final = Names(
+NAMES: Final = BufferNumbers(
     *("received", "settled", "recipient", "result", "slot", "sender", "source", "target", "set"),
     *FLAGS,
     *(f"delivered_{name}" for name in DELIVERED),
@@ -86,20 +86,20 @@ NAMES: Final = Names(
     *(f"{name} {part}" for name in ("source", "target", "set") for part in WIRE),
 )
 COLUMNS: Final = (
-    NAMES.plain("received", Kind.TIME),
-    NAMES.plain("settled", Kind.TIME),
-    NAMES.plain("slot", Kind.UINT32),
+    NAMES.plain("received", ColumnKind.TIME),
+    NAMES.plain("settled", ColumnKind.TIME),
+    NAMES.plain("slot", ColumnKind.UINT32),
     *(NAMES.coded(name, "sender", name) for name in SENDER),
     *(NAMES.coded(name, "recipient", name) for name in RECIPIENT),
     *(NAMES.coded(name, "result", name) for name in OUTCOME),
     *(NAMES.wire(f"{side}_{name}", name, side, side) for side in ("source", "target") for name in ADDRESS),
-    NAMES.plain("assurance", Kind.UINT8),
-    *(NAMES.plain(name, Kind.BOOLEAN) for name in ("durable", "retain")),
-    NAMES.plain("hops", Kind.UINT8),
-    NAMES.plain("delivered_assurance", Kind.UINT8),
-    *(NAMES.plain(f"delivered_{name}", Kind.BOOLEAN) for name in ("durable", "retain")),
-    NAMES.plain("expires", Kind.TIME),
-    NAMES.plain("body_size", Kind.UINT32),
+    NAMES.plain("assurance", ColumnKind.UINT8),
+    *(NAMES.plain(name, ColumnKind.BOOLEAN) for name in ("durable", "retain")),
+    NAMES.plain("hops", ColumnKind.UINT8),
+    NAMES.plain("delivered_assurance", ColumnKind.UINT8),
+    *(NAMES.plain(f"delivered_{name}", ColumnKind.BOOLEAN) for name in ("durable", "retain")),
+    NAMES.plain("expires", ColumnKind.TIME),
+    NAMES.plain("body_size", ColumnKind.UINT32),
     *(NAMES.wire(name, name, "set", "set") for name in SET),
-    NAMES.plain("body", Kind.BINARY),
+    NAMES.plain("body", ColumnKind.BINARY),
 )

@@ -36,7 +36,7 @@ def bitmap(present: Sequence[int]) -> bytes:
 _DIGITS: Final = b"01" + bytes(254)
 
 
-class Entries:
+class BlockDictionary:
     """Dictionary of a block: for each entry its texts, one for each column that uses it."""
 
     __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")

@@ -114,7 +114,7 @@ class DamageError(JournalError):
     """Error of a journal whose bytes are not those that were written."""
 
 
-class Kind(IntEnum):
+class ColumnKind(IntEnum):
     """Kind of a column."""
 
     INT64 = 1
@@ -130,15 +130,15 @@ class Kind(IntEnum):
 
 
 BUFFERS: Final = {
-    Kind.INT64: 2,
-    Kind.UINT32: 2,
-    Kind.UINT8: 2,
-    Kind.TIME: 2,
-    Kind.BOOLEAN: 2,
-    Kind.TEXT: 3,
-    Kind.BINARY: 3,
-    Kind.CODED: 4,
-    Kind.WIRE: 5,
+    ColumnKind.INT64: 2,
+    ColumnKind.UINT32: 2,
+    ColumnKind.UINT8: 2,
+    ColumnKind.TIME: 2,
+    ColumnKind.BOOLEAN: 2,
+    ColumnKind.TEXT: 3,
+    ColumnKind.BINARY: 3,
+    ColumnKind.CODED: 4,
+    ColumnKind.WIRE: 5,
 }
 TEXT_OF: Final = {
     "address": 0,
@@ -151,7 +151,13 @@ TEXT_OF: Final = {
 }
 """Part of an entry that a wire column shows. The first ADDRESS_TEXTS are parts of addresses."""
 ADDRESS_TEXTS: Final = 3
-ITEM_BYTES: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
+ITEM_BYTES: Final = {
+    ColumnKind.INT64: 8,
+    ColumnKind.UINT32: 4,
+    ColumnKind.UINT8: 1,
+    ColumnKind.TIME: 8,
+    ColumnKind.BOOLEAN: 1,
+}
 
 
 class Header(NamedTuple):
@@ -193,7 +199,7 @@ class Column(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     buffers: tuple[int, ...]
 
 
@@ -252,8 +258,8 @@ def encode_columns(columns: Sequence[Column]) -> bytes:
     )
 
 
-def _kind_written(kind: Kind, buffers: tuple[int, ...]) -> Kind:
-    return Kind.WIRE if len(buffers) == BUFFERS[Kind.WIRE] else kind
+def _kind_written(kind: ColumnKind, buffers: tuple[int, ...]) -> ColumnKind:
+    return ColumnKind.WIRE if len(buffers) == BUFFERS[ColumnKind.WIRE] else kind
 
 
 def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
@@ -265,9 +271,9 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
             raise DamageError("the directory ends within a column")
         if raw[at] not in BUFFERS:
             raise DamageError(f"a column has the unknown kind {raw[at]}")
-        kind, length = Kind(raw[at]), raw[at + 1]
+        kind, length = ColumnKind(raw[at]), raw[at + 1]
         names = at + 2 + BUFFERS[kind]
-        read_as = Kind.CODED if kind is Kind.WIRE else kind
+        read_as = ColumnKind.CODED if kind is ColumnKind.WIRE else kind
         name = raw[names : names + length].decode("ascii")
         columns.append(Column(name, read_as, tuple(raw[at + 2 : names])))
         at = names + length

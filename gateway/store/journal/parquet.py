@@ -1,10 +1,11 @@
 """Complete segments in Parquet: their rows, and what their metadata says about them.
 
-`gateway/pipeline/journal/closing.py` writes these files, in a process of its own. A file never changes: only
-retention deletes it. Its name has the numbers of its rows, so that a gateway without pyarrow continues the
-numbering. Its metadata has under METADATA_KEY a JSON object: the keys of `Summary`, in which a span is a row
-group (its offset is the row group's number), `marks`, the low-water mark of each row group, and `lost`, the
-gaps: first number, rows, reason and text. A row group has consecutive rows, so a gap is never within one.
+`gateway/pipeline/journal/parquet_writer.py` writes these files, in a process of its own. A file never
+changes: only retention deletes it. Its name has the numbers of its rows, so that a gateway without pyarrow
+continues the numbering. Its metadata has under METADATA_KEY a JSON object: the keys of `Summary`, in which a
+span is a row group (its offset is the row group's number), `marks`, the low-water mark of each row group, and
+`lost`, the gaps: first number, rows, reason and text. A row group has consecutive rows, so a gap is never
+within one.
 
 pyarrow is imported when the first such file is read: a gateway that only writes its journal does without it.
 """
@@ -17,19 +18,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from gateway.store.journal.columns import COLUMNS
-from gateway.store.journal.format import DamageError, Header, JournalError, Kind
+from gateway.store.journal.format import ColumnKind, DamageError, Header, JournalError
 from gateway.store.journal.segments import At, Segment
 from gateway.store.journal.summary import Summary, decode_summary
 
 METADATA_KEY: Final = b"gateway.journal"
-TEXTS: Final = ("shard", *(column.name for column in COLUMNS if column.kind is Kind.CODED))
+TEXTS: Final = ("shard", *(column.name for column in COLUMNS if column.kind is ColumnKind.CODED))
 """Columns that are read as indexes into a dictionary."""
 Arrow = Any
 """An Arrow table, array or file; pyarrow has no type stubs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRows:
     """Rows that the gateway did not write: `rows` from number `first` on."""
 
     first: int
@@ -67,7 +68,7 @@ class ParquetSegment:
             given = json.loads(metadata.metadata[METADATA_KEY])
             self.summary: Summary = decode_summary(given)
             self._marks: Sequence[int] = given["marks"]
-            self._lost = [Lost(*one) for one in given["lost"]]
+            self._lost = [LostRows(*one) for one in given["lost"]]
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             spans = [*zip(self.summary.spans, groups, self._marks, strict=True)]
             if any(span.next - span.first != group.num_rows for span, group, _ in spans):
@@ -83,7 +84,7 @@ class ParquetSegment:
     def __exit__(self, *_: object) -> None:
         """Leave the file open, because blocks read their columns when these are used."""
 
-    def items(self, expected: int) -> Iterator[At | Lost]:
+    def items(self, expected: int) -> Iterator[At | LostRows]:
         """Yield the row groups with rows from number `expected` on, and the gaps among them, in order.
 
         The offset of an `At` is the number of the row group.

@@ -39,16 +39,16 @@ from gateway.store.journal.format import (
     TEXT_OF,
     Bytes,
     Column,
+    ColumnKind,
     DamageError,
     Header,
     JournalError,
-    Kind,
     buffer_table,
     decode_columns,
     decode_runs,
     decompressed,
 )
-from gateway.store.journal.parquet import Arrow, Lost, ParquetSegment
+from gateway.store.journal.parquet import Arrow, LostRows, ParquetSegment
 from gateway.store.journal.segments import (
     At,
     Hole,
@@ -61,7 +61,7 @@ from gateway.store.journal.segments import (
     walk,
     without_repeats,
 )
-from gateway.store.journal.summary import Span, Summary, is_small, summary_of, wider
+from gateway.store.journal.summary import Summary, SummarySpan, is_small, summary_of, wider
 
 Only = Mapping[str, Collection[str]]
 """Texts of which a row must have one, by the name of a coded column."""
@@ -69,7 +69,13 @@ Only = Mapping[str, Collection[str]]
 Row = dict[str, Any]
 Expand = Callable[[memoryview, int], bytes | memoryview]
 Reason = Literal["backlog", "unwritable", "error", "damage", "gone"]
-_CODES: Final = {Kind.INT64: "q", Kind.UINT32: "I", Kind.UINT8: "B", Kind.TIME: "q", Kind.BOOLEAN: "?"}
+_CODES: Final = {
+    ColumnKind.INT64: "q",
+    ColumnKind.UINT32: "I",
+    ColumnKind.UINT8: "B",
+    ColumnKind.TIME: "q",
+    ColumnKind.BOOLEAN: "?",
+}
 _NOTHING: Final = memoryview(b"")
 _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway have the same
 
@@ -105,14 +111,14 @@ class Gap(NamedTuple):
     where: str = ""
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """File and offset at which a block begins or ends."""
 
     path: Path
     offset: int
 
 
-class Extent(NamedTuple):
+class ShardExtent(NamedTuple):
     """Extent of a shard: rows `first` to before `next`. Times are of receipt, in microseconds UTC."""
 
     shard: str
@@ -146,8 +152,8 @@ class Stretch(NamedTuple):
 
     first: int
     next: int
-    place: Place
-    end: Place
+    place: BlockPlace
+    end: BlockPlace
     byte_count: int
     first_us: int
     last_us: int
@@ -165,7 +171,7 @@ class _OpenBlock(NamedTuple):
     begin: int
 
 
-class Entries(NamedTuple):
+class EncodedEntries(NamedTuple):
     """Encoded entries of a column (format.py, kind 9). If `indices` is empty, each row has its own."""
 
     indices: memoryview
@@ -204,14 +210,14 @@ class Block:
         A column of encoded entries is decoded into the buffers of a coded column.
         """
         numbers = self.columns[name].buffers
-        if len(numbers) == BUFFERS[Kind.WIRE]:
+        if len(numbers) == BUFFERS[ColumnKind.WIRE]:
             return self._told(numbers)
         return tuple(map(self._buffer, numbers))
 
-    def entries(self, name: str) -> Entries:
+    def entries(self, name: str) -> EncodedEntries:
         """Return the encoded entries of a column of kind 9."""
         indices, forms, offsets, byte_count, _ = self.columns[name].buffers
-        return Entries(*map(self._buffer, (indices, forms, offsets, byte_count)))
+        return EncodedEntries(*map(self._buffer, (indices, forms, offsets, byte_count)))
 
     def _told(self, numbers: tuple[int, ...]) -> tuple[memoryview, ...]:
         indices, forms, offsets, byte_count, text = numbers
@@ -243,7 +249,7 @@ class Block:
         """Return a column as Python values: int, bool, str, bytes or None. Times are in microseconds UTC."""
         kind = self.columns[name].kind
         rows = self.at.header.rows
-        if kind is Kind.CODED:
+        if kind is ColumnKind.CODED:
             indices = self.buffers(name)[0]
             texts = self.texts(name) if indices else []
             return [texts[index] for index in unpack(f"<{rows}I", indices)] if indices else [None] * rows
@@ -256,7 +262,7 @@ class Block:
         if not offsets:
             return [None] * rows
         plain = [bytes(value) for value in _slices(offsets, data)]
-        if kind is Kind.TEXT:
+        if kind is ColumnKind.TEXT:
             return _with_nulls([value.decode() for value in plain], valid)
         return _with_nulls(plain, valid)
 
@@ -272,7 +278,11 @@ class Block:
         """Return False if no row matches `only`. Checks the dictionaries, not the rows."""
         for name, wanted in only.items():
             column = self.columns.get(name)
-            if column is not None and column.kind is Kind.CODED and not set(wanted) & {*self.texts(name)}:
+            if (
+                column is not None
+                and column.kind is ColumnKind.CODED
+                and not set(wanted) & {*self.texts(name)}
+            ):
                 return False
         return True
 
@@ -311,7 +321,9 @@ class ParquetBlock(Block):
     def values(self, name: str) -> list[Any]:
         """Return a column as Python values, as of a block."""
         found = self.table((name,)).column(name)
-        return list((found.cast("int64") if self.columns[name].kind is Kind.TIME else found).to_pylist())
+        return list(
+            (found.cast("int64") if self.columns[name].kind is ColumnKind.TIME else found).to_pylist()
+        )
 
     def may_hold(self, only: Only) -> bool:
         """Return False if no row matches `only`, by the first and the last text of the columns."""
@@ -413,7 +425,7 @@ class JournalReader:
         """Return the shards that have segments."""
         return sorted({segment.shard for segment in self.segments()})
 
-    def extent(self, shard: str) -> Extent:
+    def extent(self, shard: str) -> ShardExtent:
         """Return the extent of a shard, from the summaries of its files or the headers of their blocks.
 
         Damaged blocks are ignored here.
@@ -434,7 +446,7 @@ class JournalReader:
             total.low_us = max(total.low_us, summary.low_us)
             if summary.rows:
                 total.received = wider(total.received, *summary.received)
-        return Extent(
+        return ShardExtent(
             shard=shard,
             first=first,
             next=behind,
@@ -549,7 +561,9 @@ class JournalReader:
                     made.add(at.offset, at.header, None, small=is_small(at.header))
         return made, False
 
-    def index(self, shard: str, start: int | None = None, *, near: Place | None = None) -> Iterator[At | Gap]:
+    def index(
+        self, shard: str, start: int | None = None, *, near: BlockPlace | None = None
+    ) -> Iterator[At | Gap]:
         """Yield the blocks of a shard from the one with row `start` on (None: the first), as far as written.
 
         Only headers are read; contents are not checked. `near` is where that block, or the end of the one
@@ -558,7 +572,7 @@ class JournalReader:
         for item in self._scan(shard, start, near):
             yield item if isinstance(item, Gap) else item.at
 
-    def stretches(self, shard: str, start: int, *, near: Place | None = None) -> Iterator[Stretch | Gap]:
+    def stretches(self, shard: str, start: int, *, near: BlockPlace | None = None) -> Iterator[Stretch | Gap]:
         """Yield what `index` yields, but for complete files stretches of about 1 MiB of blocks."""
         expected = start
         for item in self._scan(shard, start, near, whole=True):
@@ -566,7 +580,7 @@ class JournalReader:
                 yield item
                 continue
             at, header = item.at, item.at.header
-            place, end = Place(at.path, at.offset), Place(at.path, at.end)
+            place, end = BlockPlace(at.path, at.offset), BlockPlace(at.path, at.end)
             expected = max(expected, item.begin)
             yield Stretch(
                 *(expected, header.next, place, end, header.byte_count, header.first_us, header.last_us, None)
@@ -576,7 +590,7 @@ class JournalReader:
         self,
         shard: str,
         start: int | None,
-        near: Place | None,
+        near: BlockPlace | None,
         *,
         whole: bool = False,
         wanted: _Wanted | None = None,
@@ -652,7 +666,7 @@ class JournalReader:
             begin, scan.expected = max(first, scan.expected), behind
             if isinstance(item, Stretch):
                 yield item._replace(first=begin)
-            elif isinstance(item, Lost):
+            elif isinstance(item, LostRows):
                 reason = cast("Reason", item.reason)
                 yield Gap(scan.shard, item.first, item.rows, reason, item.text, str(segment.path))
             elif isinstance(item, At):
@@ -668,7 +682,7 @@ class JournalReader:
 
     def _within(
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
-    ) -> Iterator[At | Stretch | Lost | range]:
+    ) -> Iterator[At | Stretch | LostRows | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
         expected, near, wanted = scan.expected, scan.near, scan.wanted
         known = self._summaries.get(segment.path)
@@ -692,8 +706,8 @@ class JournalReader:
                 yield range(behind, span.first)  # a gap, if any
                 behind = span.next
                 place, end = (
-                    Place(segment.path, span.offset),
-                    Place(segment.path, span.offset + span.byte_count),
+                    BlockPlace(segment.path, span.offset),
+                    BlockPlace(segment.path, span.offset + span.byte_count),
                 )
                 times = span.first_us, span.last_us
                 yield Stretch(span.first, span.next, place, end, span.byte_count, *times, routes)
@@ -716,8 +730,13 @@ class JournalReader:
 
     @staticmethod
     def _walk(
-        file: BinaryIO, segment: Segment, offset: int, *, last: bool, passed: Mapping[int, Span] | None = None
-    ) -> Iterator[At | Span]:
+        file: BinaryIO,
+        segment: Segment,
+        offset: int,
+        *,
+        last: bool,
+        passed: Mapping[int, SummarySpan] | None = None,
+    ) -> Iterator[At | SummarySpan]:
         """Yield the blocks with rows, and the gaps, of one file from `offset` on, without the spans `passed`.
 
         Damaged blocks show as missing sequence numbers. The very last block counts only if its content is
@@ -805,7 +824,7 @@ class JournalReader:
         to_us: int | None = None,
         only: Only | None = None,
         end: int | None = None,
-        near: Place | None = None,
+        near: BlockPlace | None = None,
     ) -> Iterator[Block | Gap]:
         """Yield the whole blocks of a shard that may have matching rows; other rows may be among them.
 
@@ -933,7 +952,7 @@ class _Scan:
 
     shard: str
     expected: int
-    near: Place | None
+    near: BlockPlace | None
     whole: bool
     wanted: _Wanted | None
 
@@ -948,16 +967,16 @@ def _opened(segment: Segment) -> OpenSegment:
     return segment.path.open("rb", buffering=0)
 
 
-def _range(item: At | Stretch | Lost | range) -> tuple[int, int]:
+def _range(item: At | Stretch | LostRows | range) -> tuple[int, int]:
     """Return the number of the first row, and that behind the last."""
     if isinstance(item, At):
         return item.header.base, item.header.next
-    if isinstance(item, Lost):
+    if isinstance(item, LostRows):
         return item.first, item.first + item.rows
     return (item.first, item.next) if isinstance(item, Stretch) else (item.start, item.stop)
 
 
-def _leads_to(file: BinaryIO, near: Place, expected: int) -> bool:
+def _leads_to(file: BinaryIO, near: BlockPlace, expected: int) -> bool:
     """Return True if the block of row `expected` is at or behind `near`, in a file that may have changed."""
     at = block_at(file, near.path, near.offset)
     return near.offset == size_of(file) if at is None else at.header.base <= expected

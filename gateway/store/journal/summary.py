@@ -32,7 +32,7 @@ TRAILER: Final = struct.Struct("<8sQ")
 TRAILER_MAGIC: Final = b"GWJINDEX"
 
 
-class Span(NamedTuple):
+class SummarySpan(NamedTuple):
     """Consecutive blocks in a file."""
 
     offset: int
@@ -63,7 +63,7 @@ class Summary:
     settled: tuple[int, int] = (0, 0)
     low_us: int = 0
     routes: set[str] | None = field(default_factory=set)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SummarySpan] = field(default_factory=list)
 
     def add(
         self, offset: int, header: Header, statistics: BlockStatistics | None, *, small: bool = False
@@ -93,10 +93,12 @@ class Summary:
         if span is not None and span.offset + span.byte_count == offset and span.byte_count < SPAN_BYTES:
             received = wider((span.first_us, span.last_us), header.first_us, header.last_us)
             byte_count = span.byte_count + header.byte_count
-            self.spans[-1] = Span(span.offset, span.first, header.next, byte_count, *received)
+            self.spans[-1] = SummarySpan(span.offset, span.first, header.next, byte_count, *received)
         else:
             self.spans.append(
-                Span(offset, header.base, header.next, header.byte_count, header.first_us, header.last_us)
+                SummarySpan(
+                    offset, header.base, header.next, header.byte_count, header.first_us, header.last_us
+                )
             )
 
     def has(self, routes: Iterable[str]) -> bool:
@@ -162,6 +164,6 @@ def decode_summary(given: Mapping[str, Any]) -> Summary:
     """Return the summary that `encode_summary` encoded. Raises ValueError, TypeError or KeyError."""
     found = {name: given[name] for name in Summary.__slots__}  # a later gateway may write more keys
     found["routes"] = None if found["routes"] is None else set(found["routes"])
-    found["spans"] = [Span(*span) for span in found["spans"]]
+    found["spans"] = [SummarySpan(*span) for span in found["spans"]]
     found["received"], found["settled"] = tuple(found["received"]), tuple(found["settled"])
     return Summary(**found)

@@ -20,7 +20,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import Dialect
 from gateway.model.properties import PropertySet
 from gateway.protocols import DIALECTS, dialect_of
-from gateway.store.journal.entries import Entries, bitmap, bytes_of, offsets
+from gateway.store.journal.entries import BlockDictionary, bitmap, bytes_of, offsets
 from gateway.store.journal.format import Buffer, Bytes, DamageError, Repeated
 from gateway.store.properties import encode_properties, encode_texts
 
@@ -155,7 +155,7 @@ class Wires:
     __slots__ = ("_apart", "_differ", "_entries", "_forms")
 
     def __init__(self) -> None:
-        self._entries = Entries(1)
+        self._entries = BlockDictionary(1)
         self._forms = bytearray()
         self._differ = False  # most rows of the last block that was looked up
         self._apart = 0  # remaining rows that are not looked up
@@ -164,7 +164,7 @@ class Wires:
         """Begin a block whose rows are looked up. Return True if the dictionary was cleared."""
         if not self._entries.begin(rows) and not self._differ:
             return False
-        self._entries = Entries(1)
+        self._entries = BlockDictionary(1)
         self._forms.clear()
         return True
 

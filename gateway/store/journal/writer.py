@@ -32,11 +32,11 @@ from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic, WallTime
-from gateway.store.journal.appending import Appender, Pwritev
+from gateway.store.journal.appender import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_draft, seal
-from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.wall import SECOND, WallClock
 
 CHUNK_BYTES_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit
@@ -47,13 +47,13 @@ MARK_SECS: Final = 60.0  # between two low-water marks without traffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class JournalOptions:
     """Options of writing a journal. A limit of 0 does not limit.
 
     `compress` is zlib's level, 0 to 9; 0 does not compress. Bodies larger than `body_bytes_max` bytes are
     left out; 0 leaves out all. `sync_interval_secs` is the time between fsyncs; 0 never syncs.
     `backlog_bytes_max` limits the blocks that wait for the disk. `converter` is the command that writes
-    complete segments as Parquet (converting.py); without one they stay as they are.
+    complete segments as Parquet (conversion.py); without one they stay as they are.
     """
 
     segment_bytes: int = 64 * 1_048_576
@@ -104,7 +104,7 @@ class JournalWriter:
         self,
         folder: Path,
         shard: int = 0,
-        options: Options | None = None,
+        options: JournalOptions | None = None,
         *,
         clock: Callable[[], Monotonic],
         tell: Callable[[str], None],
@@ -112,7 +112,7 @@ class JournalWriter:
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
-        chosen = self.options = options or Options()
+        chosen = self.options = options or JournalOptions()
         self._appender = Appender(
             folder,
             shard,

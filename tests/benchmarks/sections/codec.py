@@ -27,7 +27,7 @@ from gateway.protocols.amqp091 import events as amqp_events
 from gateway.protocols.amqp091.client import ClientConnection as AmqpClient
 from gateway.protocols.amqp091.codec import encode_response
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.sending import Deliverer, Publisher
+from gateway.protocols.amqp091.sender import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection as AmqpServer
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.packets import Connect

@@ -20,7 +20,15 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
-from gateway.state.interface import OpenSession, Operation, Reply, Retain, SessionKey, Verdict, Will
+from gateway.state.interface import (
+    OpenSession,
+    Operation,
+    OperationOutcome,
+    Reply,
+    Retain,
+    SessionKey,
+    WillRecord,
+)
 from gateway.state.postgresql import PostgreSQLState, Server
 from tests.benchmarks.report import Figure, median
 from tests.interop.servers import PostgreSQL
@@ -338,7 +346,7 @@ class Submitting:
     def open_session(self) -> OpenSession:
         """Return an operation."""
         key = SessionKey("mqtt", f"client-{self._chance.randrange(SESSIONS)}")
-        return OpenSession(key, "replica", "user", "", False, 3_600.0, "queue", Will(BODY, 0.0))
+        return OpenSession(key, "replica", "user", "", False, 3_600.0, "queue", WillRecord(BODY, 0.0))
 
     def retain(self) -> Retain:
         """Return an operation."""
@@ -350,7 +358,7 @@ class Submitting:
         credit, failed = threading.Semaphore(WINDOW), threading.Event()
 
         def done(reply: Reply[Any]) -> None:
-            if reply.verdict is not Verdict.DONE:
+            if reply.verdict is not OperationOutcome.DONE:
                 failed.set()
             credit.release()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, RetainedTopics
 from gateway.broker.topics import Trie
 from gateway.model.message import Message
 from gateway.protocols.mqtt.dialect import topic_address
@@ -49,14 +49,14 @@ def _trie(count: int) -> Trie[int]:
     return trie
 
 
-def _retained(count: int) -> Retained:
-    retained = Retained(messages_max=count)
+def _retained(count: int) -> RetainedTopics:
+    retained = RetainedTopics(messages_max=count)
     for number in range(count):
         retained.keep(Message(topic_address(f"plant/line{number // 10}/machine{number % 10}"), b"x"))
     return retained
 
 
-def _find(retained: Retained, pattern: list[str]) -> list[Message]:
+def _find(retained: RetainedTopics, pattern: list[str]) -> list[Message]:
     """The first piece of what a subscription is sent."""
     return retained.find(pattern, None, PIECE_MESSAGES_MAX, PIECE_STEPS_MAX)[0]
 

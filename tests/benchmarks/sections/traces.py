@@ -20,7 +20,7 @@ from gateway import clock
 from gateway.broker.core import dispatcher_of
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Surroundings
-from gateway.broker.publishing import Publishing
+from gateway.broker.operator_publish import Publishing
 from gateway.broker.routing import Namespace
 from gateway.mapping import parse
 from gateway.mapping.router import Router

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused
+from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -110,7 +110,7 @@ def test_exchanges_are_destinations_too(host: Host) -> None:
 def test_what_many_queues_cost_is_counted(host: Host) -> None:
     host.steps.user_max = 50
     bound(host, a=1, b=1)
-    with pytest.raises(Refused, match="matching_steps_per_user_max"):
+    with pytest.raises(AmqpRefused, match="matching_steps_per_user_max"):
         bound(host, c=1)
     host.unbind("h", host.queues["a"], "1", NONE)
     bound(host, c=1)
@@ -132,7 +132,7 @@ def test_what_many_queues_cost_is_counted(host: Host) -> None:
     ],
 )
 def test_weights_that_are_refused(host: Host, key: str, text: str) -> None:
-    with pytest.raises(Refused, match=text) as refused:
+    with pytest.raises(AmqpRefused, match=text) as refused:
         host.bind("h", host.queues["a"], key, NONE)
     assert refused.value.code == 406
     assert host.bindings == 0
@@ -181,5 +181,5 @@ def test_different_values_of_a_header_have_different_places(host: Host) -> None:
     ],
 )
 def test_arguments_that_are_refused(arguments: Headers, text: str) -> None:
-    with pytest.raises(Refused, match=text):
+    with pytest.raises(AmqpRefused, match=text):
         hashing(Host(), *arguments)

@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from gateway.app import Gateway
-from gateway.broker.amqp091.declaring import gather, rehearse
-from gateway.cli.checking import mapping_findings, rehearsal
+from gateway.broker.amqp091.declarations import gather, rehearse
+from gateway.cli.checks import mapping_findings, rehearsal
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings

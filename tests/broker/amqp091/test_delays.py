@@ -11,9 +11,9 @@ import pytest
 
 from gateway import clock
 from gateway.broker.amqp091 import delays
-from gateway.broker.amqp091.dead_lettering import EXPIRED_MAX
+from gateway.broker.amqp091.dead_letter_routing import EXPIRED_MAX
 from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim, delay_of
-from gateway.broker.amqp091.refusals import Refused
+from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.model.message import NEVER, Message, Sender
@@ -506,7 +506,7 @@ def test_what_cannot_be_written_when_it_is_due_is_a_dead_letter_that_has_not_exp
     ],
 )
 def test_what_cannot_be_declared(arguments: Any, code: int, text: str) -> None:
-    with pytest.raises(Refused, match=text) as refused:
+    with pytest.raises(AmqpRefused, match=text) as refused:
         Host().declare_exchange(
             "d", "x-delayed-message", durable=False, auto_delete=False, internal=False, arguments=arguments
         )

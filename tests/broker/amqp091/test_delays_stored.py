@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.amqp091.dead_lettering import BURIED_MAX, EXPIRED_MAX
+from gateway.broker.amqp091.dead_letter_routing import BURIED_MAX, EXPIRED_MAX
 from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.delays import RETRY_SECS, DelayedMessages
 from gateway.broker.amqp091.queue import AmqpQueue

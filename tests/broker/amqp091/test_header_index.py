@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.broker.amqp091.header_index import HeaderIndex, Wanted, wanted
+from gateway.broker.amqp091.header_index import HeaderConditions, HeaderIndex, wanted
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused
+from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.model.properties import Headers, Value, ValueType, string
 from tests.broker.amqp091.parts import ME, Host, integer
 
@@ -109,7 +109,7 @@ def bound_until_refused(host: Host, queue: AmqpQueue, bindings: list[tuple[str, 
     for made, (key, arguments) in enumerate(bindings):
         try:
             host.bind("e", queue, key, arguments)
-        except Refused:
+        except AmqpRefused:
             return made
     return len(bindings)
 
@@ -125,7 +125,7 @@ def test_a_binding_beyond_the_users_steps_is_refused_and_changes_nothing() -> No
     made = bound_until_refused(host, queue, [("", numbered(at)) for at in range(1_024)])
     assert 100 < made < 1_000
     assert host.bindings == made
-    with pytest.raises(Refused, match="matching_steps_per_user_max"):
+    with pytest.raises(AmqpRefused, match="matching_steps_per_user_max"):
         host.bind("e", queue, "", numbered(made))
     before = host.steps.of(queue.user)
     assert before <= 1_000
@@ -158,7 +158,7 @@ def test_wildcards_of_a_topic_binding_are_steps() -> None:
     for at in range(2_000):
         host.bind("e", queue, f"plain.*.{at}.#", ())
     assert host.steps.of(queue.user) == 0
-    with pytest.raises(Refused, match="matching_steps_per_user_max"):
+    with pytest.raises(AmqpRefused, match="matching_steps_per_user_max"):
         host.bind("e", queue, "*." * 60 + "end", ())
     assert bound_until_refused(host, queue, [(f"#.{at}.x", ()) for at in range(1_000)]) < 130
     assert host.steps.of(queue.user) <= 1_000
@@ -166,6 +166,6 @@ def test_wildcards_of_a_topic_binding_are_steps() -> None:
 
 def test_empty_conditions_match_everything_or_nothing() -> None:
     index: HeaderIndex[str] = HeaderIndex()
-    index.add(Wanted(True, frozenset()), "all", None)
-    index.add(Wanted(False, frozenset()), "any", None)
+    index.add(HeaderConditions(True, frozenset()), "all", None)
+    index.add(HeaderConditions(False, frozenset()), "any", None)
     assert list(index.match({"a": 1})) == ["all"]

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from gateway.broker.alarms import CANCELLED_MAX, Alarms
-from gateway.broker.amqp091 import dead_lettering
+from gateway.broker.amqp091 import dead_letter_routing
 from gateway.broker.amqp091 import queue as amqp_queue
-from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
+from gateway.broker.amqp091.dead_letter_routing import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import Queue
+from gateway.broker.scheduler import CANCELLED_MAX, CallScheduler
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -217,7 +217,7 @@ def rung(host: Host) -> None:
 @pytest.mark.interpreted
 def test_no_rejected_message_is_given_up_when_very_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer gets no more before their letters are sent."""
-    monkeypatch.setattr(dead_lettering, "NOTED_MAX", 2 * BURIED_MAX)
+    monkeypatch.setattr(dead_letter_routing, "NOTED_MAX", 2 * BURIED_MAX)
     host = Host()
     there = queue(host, "there")
     one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
@@ -239,7 +239,7 @@ def test_no_rejected_message_is_given_up_when_very_many_are(monkeypatch: pytest.
 
 @pytest.mark.interpreted
 def test_no_letter_of_a_long_queue_with_priorities_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dead_lettering, amqp_queue):
+    for module in (dead_letter_routing, amqp_queue):
         monkeypatch.setattr(module, "NOTED_MAX", 2 * BURIED_MAX)
     host = Host()
     there = queue(host, "there")
@@ -556,7 +556,7 @@ def test_what_returns_goes_to_the_one_that_is_active() -> None:
 
 
 def test_alarms_ring_in_order_once_and_one_may_set_another() -> None:
-    alarms = Alarms()
+    alarms = CallScheduler()
     rung: list[str] = []
 
     def again() -> None:
@@ -573,7 +573,7 @@ def test_alarms_ring_in_order_once_and_one_may_set_another() -> None:
 
 
 def test_a_cancelled_alarm_lets_go_and_does_not_ring() -> None:
-    alarms = Alarms()
+    alarms = CallScheduler()
     alarms.set(2.0, lambda: None).cancel()
     assert alarms.ring(3.0) == float("inf")
     host = Host()
@@ -585,7 +585,7 @@ def test_a_cancelled_alarm_lets_go_and_does_not_ring() -> None:
 
 
 async def test_the_task_wakes_for_an_alarm_that_is_set_while_it_sleeps(autojump_clock: MockClock) -> None:
-    alarms = Alarms()
+    alarms = CallScheduler()
     rung: list[str] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(alarms.run, lambda: rung.append("written"))

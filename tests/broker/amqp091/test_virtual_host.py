@@ -13,7 +13,7 @@ import pytest
 from gateway.broker.amqp091 import virtual_host
 from gateway.broker.amqp091.header_index import HeaderIndex, comparable, wanted
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.amqp091.refusals import Refused
+from gateway.broker.amqp091.refusals import AmqpRefused
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
@@ -165,7 +165,7 @@ REFUSALS: list[tuple[str, Callable[[Host], object], int, str]] = [
 @pytest.mark.parametrize("name, action, code, text", REFUSALS, ids=[row[0] for row in REFUSALS])
 def test_refusals(host: Host, name: str, action: Callable[[Host], object], code: int, text: str) -> None:
     changes = host.changes
-    with pytest.raises(Refused, match=text) as refused:
+    with pytest.raises(AmqpRefused, match=text) as refused:
         action(host)
     assert refused.value.code == code
     assert host.changes == changes
@@ -175,7 +175,7 @@ def test_an_exclusive_queue_is_locked_to_its_connection_and_goes_with_it(host: H
     declare_queue("mine", exclusive=True)(host)
     host.bind("amq.topic", host.queues["mine"], "#", NONE)
     for action in (declare_queue("mine", OTHER), lambda host: host.queue("mine", OTHER)):
-        with pytest.raises(Refused, match="exclusive access") as refused:
+        with pytest.raises(AmqpRefused, match="exclusive access") as refused:
             action(host)
         assert refused.value.code == 405
     host.owner_gone(OTHER)
@@ -214,7 +214,7 @@ def test_deleting_an_exchange_forgets_its_bindings_on_both_sides(host: Host) -> 
     host.exchange_of("middle", "fanout")
     host.bind("amq.topic", host.exchange("middle"), "#", NONE)
     host.bind("middle", host.queues["one"], "", NONE)
-    with pytest.raises(Refused, match="in use"):
+    with pytest.raises(AmqpRefused, match="in use"):
         host.delete_exchange("middle", if_unused=True)
     host.delete_exchange("middle", if_unused=False)
     host.delete_exchange("middle", if_unused=False)
@@ -228,7 +228,7 @@ def test_conditions_of_deleting_a_queue(host: Host, if_unused: bool, if_empty: b
     queue = host.queues["one"]
     queue.add(Taker(credit=0))
     publish(queue, [amqp(b"1"), amqp(b"2")])
-    with pytest.raises(Refused, match=text) as refused:
+    with pytest.raises(AmqpRefused, match=text) as refused:
         host.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
     assert refused.value.code == 406
     assert host.delete_queue(queue) == 2
@@ -286,7 +286,7 @@ def test_whatever_a_client_can_make_grow_has_a_limit(limits: dict[str, int], tex
     ):
         try:
             action()
-        except Refused as error:
+        except AmqpRefused as error:
             refused.append((error.code, text in str(error)))
     assert refused == [(506, True)]
 
@@ -414,7 +414,7 @@ def test_a_headers_binding_asks_for_so_many_headers_and_no_more() -> None:
     host = Host()
     many = tuple((f"h{at}", integer(at)) for at in range(Limits().arguments_max + 1))
     host.bind("amq.headers", host.make("q"), "", many[1:])
-    with pytest.raises(Refused, match="more than limits.arguments_max"):
+    with pytest.raises(AmqpRefused, match="more than limits.arguments_max"):
         host.bind("amq.headers", host.queues["q"], "", many)
 
 

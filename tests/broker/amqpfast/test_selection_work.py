@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from gateway.broker.alarms import Alarms
-from gateway.broker.amqpfast.destinations import PUT_OFF_MAX, Interest, Subscription
+from gateway.broker.amqpfast.destinations import PUT_OFF_MAX, Interest, TopicSubscription
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
+from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import SelectionWork
 from gateway.mapping.conditions import Condition
 from gateway.model.message import Message, Sender
@@ -26,7 +26,7 @@ class Passes:
     """The passes of an event loop: each evaluates one selector."""
 
     def __init__(self) -> None:
-        self.alarms = Alarms()
+        self.alarms = CallScheduler()
         self.work = SelectionWork(self.alarms, ONE_A_PASS)
 
     def one(self) -> bool:
@@ -65,8 +65,8 @@ def messages(*numbers: int) -> list[Message]:
     return [Message(fast_address("topic", "t"), b"%d" % number) for number in numbers]
 
 
-def subscription(passes: Passes, selects: Asked, *, may_hold: bool = True) -> Subscription:
-    return Subscription(
+def subscription(passes: Passes, selects: Asked, *, may_hold: bool = True) -> TopicSubscription:
+    return TopicSubscription(
         Interest("t", prefix=False, selector=b"x", selects=selects),
         messages_max=10_000,
         bytes_max=1 << 20,
@@ -233,7 +233,7 @@ def test_equal_selectors_are_one_and_evaluated_once(monkeypatch: pytest.MonkeyPa
     found = selection("", text)
     assert found is not None
     assert selection("application/JMS", text) is found
-    asked, work = Asked(), SelectionWork(Alarms())
+    asked, work = Asked(), SelectionWork(CallScheduler())
     (message,) = messages(2)
     assert [work.selects(asked, message) for _ in range(300)] == [True] * 300
     assert len(asked.bodies) == 1

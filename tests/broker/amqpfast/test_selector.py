@@ -169,7 +169,7 @@ def test_like_gives_up_before_it_takes_long(pattern: str, monkeypatch: pytest.Mo
     """What it may spend is counted in steps, and is the same whatever the text is."""
     spent: list[int] = []
 
-    class Counted(selector.Asked):
+    class Counted(selector.SelectorEvaluation):
         def __init__(self, known: selector.Known) -> None:
             super().__init__(known)
             spent.append(0)
@@ -178,7 +178,7 @@ def test_like_gives_up_before_it_takes_long(pattern: str, monkeypatch: pytest.Mo
             super().check(steps)
             spent[-1] += steps
 
-    monkeypatch.setattr(selector, "Asked", Counted)
+    monkeypatch.setattr(selector, "SelectorEvaluation", Counted)
     selects = compile_selector(f"a LIKE '{pattern}'")
     for size in (100, 10_000, 1_000_000):
         assert selects({"a": "a" * size}) is False

@@ -9,7 +9,7 @@ import pytest
 from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.selection import selection
-from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.amqpfast.virtual_host import FastHost, FastRefused
 from gateway.broker.bodies import Bodies
 from gateway.errors import ConfigurationError
 from gateway.model.batch import Batch, Recipient
@@ -79,7 +79,7 @@ FOUND = [
 def test_names(service: str, name: str, whole: bool, found: list[str] | None) -> None:
     host = FastHost("/", Changes(), queues=NAMES, topics=NAMES, auto_create=False)
     if found is None:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(FastRefused) as refused:
             host.find(service, name, whole=whole)
         assert refused.value.code == 404
     else:
@@ -100,10 +100,10 @@ def test_what_is_created_and_what_is_not() -> None:
     host.find("queue", "c", whole=False)
     assert list(host.queues) == ["a.b", "c"]
     for name, code in (("d/e", 502), ("d" * 256, 502), ("", 404), ("d.", 404)):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(FastRefused) as refused:
             host.find("queue", name, whole=False)
         assert refused.value.code == code
-    with pytest.raises(Refused):
+    with pytest.raises(FastRefused):
         host.find("queue", "new", whole=True, creates=False)
     assert host.find("queue", "tmp/1", whole=False, slashes=True)
 
@@ -112,7 +112,7 @@ def test_limits() -> None:
     host = FastHost("/", Changes(), queues_max=1, topics_max=1)
     for service in ("queue", "topic"):
         host.find(service, "a", whole=False)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(FastRefused) as refused:
             host.find(service, "b", whole=False)
         assert refused.value.code == 506
 
@@ -164,7 +164,7 @@ def test_temporaries() -> None:
     named = host.create_temporary("queue", "mine", "me", channel)
     assert host.create_temporary("queue", "mine", "me", object()) is named
     for name in ("q", "mine"):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(FastRefused) as refused:
             host.create_temporary("queue", name, "you", channel)
         assert refused.value.code == 403
     host.channel_gone(channel)
@@ -230,7 +230,7 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
             assert found.interest == interest
             assert found.interest.selects is not None
             assert found.storage is not None
-            with pytest.raises(Refused, match="is a subscription to 't'") as refused:
+            with pytest.raises(FastRefused, match="is a subscription to 't'") as refused:
                 host.subscribe(Interest("other", prefix=False), ("me", "sub"))
             assert refused.value.code == ReplyCode.TEMPORARILY_FORBIDDEN
             assert host.subscribe(interest, ("me", "sub")) is found

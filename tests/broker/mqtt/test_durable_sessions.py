@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway import is_compiled
 from gateway.broker import storage
 from gateway.broker.mqtt.durable_session import DurableSession
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import RetainedTopics
 from gateway.broker.mqtt.session import (
     PACKET_IDS,
     Grant,
-    Row,
+    OutgoingPublish,
     SessionLimits,
     SubscriptionOptions,
     decode_grant,
@@ -46,9 +46,9 @@ class Device(Connection):
         super().__init__()
         self.held = held  # ids of QoS 2 that were received and not released
         self.delivered = delivered
-        self.unanswered: list[Row] = []
+        self.unanswered: list[OutgoingPublish] = []
 
-    def send(self, rows: list[Row]) -> list[Row]:
+    def send(self, rows: list[OutgoingPublish]) -> list[OutgoingPublish]:
         for row in rows:
             assert row.packet_id not in {other.packet_id for other in self.unanswered} or not row.qos
             if row.qos:
@@ -256,7 +256,7 @@ class World:
         self.one = Opened(folder, before=self._restore, factory=factory)
 
     def _restore(self, store: Store) -> None:
-        self.space = Space(self.limits, store=store, retained=Retained(store=store))
+        self.space = Space(self.limits, store=store, retained=RetainedTopics(store=store))
 
     def session(self, client: str = "c", *filters: str, qos: int = 1) -> DurableSession:
         session = self.space.session(client, *filters, qos=qos)
@@ -622,8 +622,8 @@ def test_retained_messages_are_bounded_after_a_restart_too(tmp_path: Path) -> No
             world.space.retained.keep(mqtt(topic, retain=True))
         world.space.retained.keep(mqtt("a", b"", retain=True))
         world.space.retained.keep(mqtt("d", retain=True, expires=1.0))
-    found: list[Retained] = []
-    with Opened(tmp_path, before=lambda store: found.append(Retained(messages_max=1, store=store))):
+    found: list[RetainedTopics] = []
+    with Opened(tmp_path, before=lambda store: found.append(RetainedTopics(messages_max=1, store=store))):
         assert (len(found[0]), found[0].refused) == (1, 1)
         assert "b" in found[0]
 

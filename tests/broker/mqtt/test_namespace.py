@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, RetainedTopics
 from gateway.broker.mqtt.session import SubscriptionOptions, Walk
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.protocols.mqtt.dialect import topic_address
@@ -82,7 +82,7 @@ def test_retain_handling(handling: int, first: int, again: int) -> None:
 
 @pytest.mark.parametrize("limits", [{"messages_max": 2}, {"bytes_max": 2 * (1 + MESSAGE_BYTES)}])
 def test_retained_messages_are_bounded_and_the_refused_are_counted(limits: dict[str, Any]) -> None:
-    space = Space(retained=Retained(**limits))
+    space = Space(retained=RetainedTopics(**limits))
     retained(space, "a", "b", "c", "a")
     assert found(space, "#") == [b"a", b"b"]
     assert space.retained.refused == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import clock
-from gateway.broker.mqtt.retained import RETAINED_FULL, SLACK, Retained
+from gateway.broker.mqtt.retained import RETAINED_FULL, SLACK, RetainedTopics
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.model.message import MESSAGE_BYTES, NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -33,10 +33,12 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Utc:
 
 
 def test_a_topic_that_is_cleared_beyond_a_lowered_limit_stays_cleared(tmp_path: Path) -> None:
-    made: list[Retained] = []
+    made: list[RetainedTopics] = []
 
     def started(most: int) -> Opened:
-        return Opened(tmp_path, before=lambda store: made.append(Retained(messages_max=most, store=store)))
+        return Opened(
+            tmp_path, before=lambda store: made.append(RetainedTopics(messages_max=most, store=store))
+        )
 
     first = started(10)
     publish(made[-1], [one("a"), one("b"), one("c")])
@@ -56,19 +58,19 @@ def one(topic: str, body: bytes = b"x", expires: float = NEVER, qos: int = 1) ->
     return mqtt(topic, body, qos, retain=True, expires=expires)
 
 
-def told(retained: Retained, *given: Message) -> list[Outcome]:
+def told(retained: RetainedTopics, *given: Message) -> list[Outcome]:
     """What each is answered, in its order."""
     answers = dict(publish(retained, list(given)).told)
     return [answers[at] for at in range(len(given))]
 
 
-def bodies(retained: Retained) -> dict[str, bytes]:
+def bodies(retained: RetainedTopics) -> dict[str, bytes]:
     return {message.address.name: bytes(message.body) for message in retained.messages()}
 
 
 @pytest.mark.parametrize("limits", [{"messages_max": 3}, {"bytes_max": 3 * (1 + MESSAGE_BYTES)}])
 def test_expired_messages_free_their_places(utc: Utc, limits: dict[str, Any]) -> None:
-    retained = Retained(**limits)
+    retained = RetainedTopics(**limits)
     soon = utc.now + 10
     assert told(retained, one("a", expires=soon), one("b", expires=soon + 10), one("c")) == [ACCEPTED] * 3
     assert told(retained, one("d")) == [RETAINED_FULL]
@@ -93,7 +95,7 @@ def test_the_clock_frees_them_without_anybody_who_publishes(utc: Utc) -> None:
 
 
 def test_what_has_another_life_now_stays(utc: Utc) -> None:
-    retained = Retained()
+    retained = RetainedTopics()
     soon = utc.now + 10
     for topic, expires in (("longer", soon + 10), ("for ever", NEVER), ("cleared", soon)):
         retained.keep(one(topic, expires=soon))
@@ -107,7 +109,7 @@ def test_what_has_another_life_now_stays(utc: Utc) -> None:
 
 
 def test_updates_of_what_expires_take_no_more_memory(utc: Utc) -> None:
-    retained = Retained()
+    retained = RetainedTopics()
     for number in range(10 * SLACK):
         retained.keep(one("a", expires=utc.now + 1_000 + number))
     assert len(retained._expiring) <= SLACK + 3
@@ -117,7 +119,7 @@ def test_updates_of_what_expires_take_no_more_memory(utc: Utc) -> None:
 
 
 def test_an_update_at_the_limit_keeps_the_old_value_and_is_refused() -> None:
-    retained = Retained(bytes_max=2 * (MESSAGE_BYTES + 10))
+    retained = RetainedTopics(bytes_max=2 * (MESSAGE_BYTES + 10))
     assert told(retained, one("a", b"a" * 10), one("b", b"b" * 10)) == [ACCEPTED] * 2
     assert told(retained, one("a", b"A" * 11), one("b", b"B" * 10)) == [RETAINED_FULL, ACCEPTED]
     assert bodies(retained) == {"a": b"a" * 10, "b": b"B" * 10}
@@ -127,14 +129,14 @@ def test_an_update_at_the_limit_keeps_the_old_value_and_is_refused() -> None:
 
 
 def test_at_the_limit_of_topics_they_are_updated_all_the_same() -> None:
-    retained = Retained(messages_max=1)
+    retained = RetainedTopics(messages_max=1)
     answers = publish(retained, [one("a"), one("b"), one("a", b"new"), one("b", b"")])
     assert dict(answers.told) == {0: ACCEPTED, 1: RETAINED_FULL, 2: ACCEPTED, 3: ACCEPTED}
     assert bodies(retained) == {"a": b"new"}
 
 
 def test_subscribers_get_what_is_not_retained() -> None:
-    space = Space(retained=Retained(messages_max=0))
+    space = Space(retained=RetainedTopics(messages_max=0))
     outlet = connected(space.session("c", "a"))
     space.give(one("a"))
     assert told(space.retained, one("a")) == [RETAINED_FULL]

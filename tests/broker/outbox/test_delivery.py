@@ -30,7 +30,7 @@ def test_a_message_is_accepted_when_it_is_on_disk_though_the_link_is_down(bench:
     assert source.told == []
     bench.commit()
     assert source.told == [(1, ACCEPTED), (2, ACCEPTED)]
-    assert (bench.state.messages, bench.state.byte_count, bench.state.problem) == (
+    assert (bench.state.messages, bench.state.messages_bytes, bench.state.problem) == (
         2,
         2 * (1 + MESSAGE_BYTES),
         "the link is down",

@@ -25,7 +25,7 @@ from gateway.protocols.amqpfast.events import (
     Replies,
     ReplyRow,
 )
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.amqpfast.spec import REDELIVERED
 from gateway.protocols.amqpfast.translate import decode_model
 from tests.chaos.checker import MARK, Carried, History, Id, body_of

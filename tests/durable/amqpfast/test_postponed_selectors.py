@@ -27,7 +27,7 @@ from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.mqtt.packets import Connack, Connect, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
-from gateway.settings import Settings, Store
+from gateway.settings import Settings, StoreSettings
 from tests.ingress.amqpfast.client import PERSISTENT, TOPIC, Fast
 from tests.ingress.clients import Mqtt
 from tests.interop.gateway_fixture import Running, running, settings_of
@@ -93,7 +93,9 @@ class Site:
         (folder / "m.yaml").write_text(MAPPING)
 
     def settings(self, store: str) -> Settings:
-        return settings_of(mappings=[str(self.folder / "m.yaml")], store=Store(path=self.folder / store))
+        return settings_of(
+            mappings=[str(self.folder / "m.yaml")], store=StoreSettings(path=self.folder / store)
+        )
 
     @contextmanager
     def dead(self, gateway: Running) -> Iterator[Running]:

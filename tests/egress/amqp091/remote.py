@@ -19,7 +19,7 @@ from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.sending import Deliverer
+from gateway.protocols.amqp091.sender import Deliverer
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats

@@ -16,7 +16,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, decode_credentials, encode_head_properties
 from gateway.protocols.amqpfast.dialect import fast_address
-from gateway.protocols.amqpfast.sending import Notifier
+from gateway.protocols.amqpfast.sender import Notifier
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats

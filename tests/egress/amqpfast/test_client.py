@@ -11,8 +11,8 @@ import trio
 
 from gateway.app import Gateway
 from gateway.egress.amqpfast.channel import ClientChannel
-from gateway.egress.amqpfast.client import Client, Lost, Refused, connect, head_of
-from gateway.egress.amqpfast.handles import Consumer, Delivery
+from gateway.egress.amqpfast.client import ConnectionLost, FastLinkClient, RefusedByServer, connect, head_of
+from gateway.egress.amqpfast.handles import ConsumerHandle, FastDelivery
 from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast.spec import Scope
 from gateway.settings import Limits
@@ -35,16 +35,16 @@ def url(gateway: Gateway, path: str = "/") -> str:
 
 
 @pytest.fixture
-async def client(gateway: Gateway) -> AsyncIterator[Client]:
+async def client(gateway: Gateway) -> AsyncIterator[FastLinkClient]:
     async with connect(url(gateway), client_name="c1") as one:
         yield one
 
 
-async def bodies(consumer: Consumer, count: int) -> list[bytes]:
+async def bodies(consumer: ConsumerHandle, count: int) -> list[bytes]:
     return [(await anext(consumer)).message.body for _ in range(count)]
 
 
-async def test_a_message_goes_through_a_queue_with_what_it_says(client: Client) -> None:
+async def test_a_message_goes_through_a_queue_with_what_it_says(client: FastLinkClient) -> None:
     channel = await client.channel()
     sender = await channel.sender("queue", "orders")
     head = head_of(persistent=True, priority=7, identifier="id", headers={"a": "b", "n": -3})
@@ -59,7 +59,7 @@ async def test_a_message_goes_through_a_queue_with_what_it_says(client: Client) 
         break
 
 
-async def test_acknowledgements_are_cumulative_whatever_their_order(client: Client) -> None:
+async def test_acknowledgements_are_cumulative_whatever_their_order(client: FastLinkClient) -> None:
     channel = await client.channel()
     sender = await channel.sender("queue", "q")
     await sender.send_many([b"%d" % number for number in range(6)])
@@ -78,7 +78,7 @@ async def test_acknowledgements_are_cumulative_whatever_their_order(client: Clie
     ]
 
 
-async def test_many_at_once(client: Client) -> None:
+async def test_many_at_once(client: FastLinkClient) -> None:
     channel = await client.channel()
     sender = await channel.sender("queue", "q")
     wanted = [b"%d" % number for number in range(5_000)]
@@ -98,7 +98,7 @@ async def test_many_at_once(client: Client) -> None:
     assert found == wanted
 
 
-async def test_prefixes_topics_and_durable_subscriptions(gateway: Gateway, client: Client) -> None:
+async def test_prefixes_topics_and_durable_subscriptions(gateway: Gateway, client: FastLinkClient) -> None:
     async with connect(url(gateway), client_name="c2") as other:
         channel = await other.channel()
         await channel.consume("topic", "plant.", identifier="mine")
@@ -110,7 +110,7 @@ async def test_prefixes_topics_and_durable_subscriptions(gateway: Gateway, clien
         assert await bodies(consumer, 2) == [b"plant.a", b"plant.b"]
 
 
-async def test_a_transaction(client: Client) -> None:
+async def test_a_transaction(client: FastLinkClient) -> None:
     channel = await client.channel(transacted=True)
     sender = await channel.sender("queue", "q")
     await sender.send(b"never")
@@ -125,11 +125,11 @@ async def test_a_transaction(client: Client) -> None:
     assert await bodies(consumer, 1) == [b"one"]
 
 
-async def browsed(channel: ClientChannel, name: str) -> list[Delivery]:
+async def browsed(channel: ClientChannel, name: str) -> list[FastDelivery]:
     return [delivery async for delivery in channel.browse("queue", name)]
 
 
-async def test_browsing_takes_nothing(client: Client) -> None:
+async def test_browsing_takes_nothing(client: FastLinkClient) -> None:
     channel = await client.channel()
     sender = await channel.sender("queue", "q")
     await sender.send_many([b"1", b"2", b"3"])
@@ -138,7 +138,7 @@ async def test_browsing_takes_nothing(client: Client) -> None:
     assert await bodies(await channel.consume("queue", "q"), 3) == [b"1", b"2", b"3"]
 
 
-async def test_unget(client: Client) -> None:
+async def test_unget(client: FastLinkClient) -> None:
     channel = await client.channel()
     await (await channel.sender("queue", "q")).send(b"1")
     consumer = await channel.consume("queue", "q")
@@ -148,7 +148,7 @@ async def test_unget(client: Client) -> None:
     assert (again.message.body, again.redelivered, again.number) == (b"1", True, first.number + 1)
 
 
-async def test_a_peer_answers_on_the_same_handle(client: Client) -> None:
+async def test_a_peer_answers_on_the_same_handle(client: FastLinkClient) -> None:
     channel = await client.channel()
     peer = await channel.sender("peer", "echo")
     await peer.send(b"hello")
@@ -156,7 +156,7 @@ async def test_a_peer_answers_on_the_same_handle(client: Client) -> None:
     assert len(channel.unsettled) == 0
 
 
-async def test_a_stream_through_a_peer(client: Client) -> None:
+async def test_a_stream_through_a_peer(client: FastLinkClient) -> None:
     body = bytes(range(256)) * 16_000  # more than is held before the connection is not read any more
     async with await client.stream("echo") as stream, trio.open_nursery() as nursery:
         nursery.start_soon(stream.send_all, body)
@@ -170,7 +170,7 @@ async def test_a_stream_through_a_peer(client: Client) -> None:
         await stream.send_all(b"x")
 
 
-async def test_a_stream_that_nobody_reads_does_not_keep_the_client(client: Client) -> None:
+async def test_a_stream_that_nobody_reads_does_not_keep_the_client(client: FastLinkClient) -> None:
     stream = await client.stream("echo")
     with trio.move_on_after(0.2):
         while True:
@@ -200,12 +200,12 @@ async def test_a_tunnel_ends_with_its_other_side(tmp_path: Path) -> None:
             await stream.send_all(b"you")
             assert [await stream.receive_some(), await stream.receive_some()] == [b"hello you", b""]
             nobody = await client.stream("nobody")
-            with pytest.raises(Refused, match="404"):
+            with pytest.raises(RefusedByServer, match="404"):
                 await nobody.receive_some()
         nursery.cancel_scope.cancel()
 
 
-async def test_answers_come_to_a_temporary_queue(gateway: Gateway, client: Client) -> None:
+async def test_answers_come_to_a_temporary_queue(gateway: Gateway, client: FastLinkClient) -> None:
     channel = await client.channel()
     inbox = await channel.temporary()
     async with connect(url(gateway)) as other:
@@ -219,11 +219,11 @@ async def test_answers_come_to_a_temporary_queue(gateway: Gateway, client: Clien
     await channel.aclose()
     async with connect(url(gateway)) as other:
         away = await other.channel()
-        with pytest.raises(Refused, match="404"):
+        with pytest.raises(RefusedByServer, match="404"):
             await browsed(away, inbox.name)
 
 
-async def test_a_paused_consumer_gets_nothing(client: Client) -> None:
+async def test_a_paused_consumer_gets_nothing(client: FastLinkClient) -> None:
     channel = await client.channel()
     consumer = await channel.consume("queue", "q")
     await consumer.pause(True)
@@ -234,7 +234,7 @@ async def test_a_paused_consumer_gets_nothing(client: Client) -> None:
 
 
 @pytest.mark.parametrize("restartable", [False, True])
-async def test_large_bodies(client: Client, tmp_path: Path, restartable: bool) -> None:
+async def test_large_bodies(client: FastLinkClient, tmp_path: Path, restartable: bool) -> None:
     body = bytes(range(256)) * 20_000  # 5 MB
     path = tmp_path / "large"
     path.write_bytes(body)
@@ -257,25 +257,25 @@ async def test_large_bodies(client: Client, tmp_path: Path, restartable: bool) -
         assert file.read() == body + b"!"
 
 
-async def test_refusals_say_what_they_cost(gateway: Gateway, client: Client) -> None:
+async def test_refusals_say_what_they_cost(gateway: Gateway, client: FastLinkClient) -> None:
     channel = await client.channel()
-    with pytest.raises(Refused, match="there is no peer") as error:
+    with pytest.raises(RefusedByServer, match="there is no peer") as error:
         await (await channel.sender("peer", "nobody")).send(b"x")
     assert (error.value.code, error.value.scope) == (404, Scope.HANDLE)
     sender = await channel.sender("queue", "q")
     consumer = await channel.consume("queue", "q")
-    with pytest.raises(Refused) as error:
-        await channel.unget(consumer, Delivery(99, False, None))  # type: ignore[arg-type]
+    with pytest.raises(RefusedByServer) as error:
+        await channel.unget(consumer, FastDelivery(99, False, None))  # type: ignore[arg-type]
     assert error.value.code == 310
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedByServer):
         await anext(consumer)
     await sender.send(b"still open")
-    with pytest.raises(Refused) as error:
+    with pytest.raises(RefusedByServer) as error:
         await channel.commit()
     assert (error.value.code, error.value.scope) == (503, Scope.CHANNEL)
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedByServer):
         await sender.send(b"closed")
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedByServer):
         await channel.sender("queue", "q")
     assert (await client.channel()).number == channel.number + 1
 
@@ -284,9 +284,9 @@ async def test_refusals_say_what_they_cost(gateway: Gateway, client: Client) -> 
     "path, name, user, code", [("nowhere", "x", "guest:guest", 402), ("/", "c1", "guest:guest", 320)]
 )
 async def test_who_is_not_let_in_is_told_why(
-    gateway: Gateway, client: Client, path: str, name: str, user: str, code: int
+    gateway: Gateway, client: FastLinkClient, path: str, name: str, user: str, code: int
 ) -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(RefusedByServer) as error:
         async with connect(url(gateway, f"/{path.lstrip('/')}"), client_name=name):
             pytest.fail("it was let in")
     assert (error.value.code, error.value.scope) == (code, Scope.CONNECTION)
@@ -304,14 +304,14 @@ async def test_a_lost_connection_is_told_to_all_who_wait(gateway: Gateway) -> No
         consumer = await channel.consume("queue", "q")
         for connection in list(gateway.listeners["amqpfast"].connections):
             connection.stream.abort("the test wants it so")
-        with pytest.raises(Lost):
+        with pytest.raises(ConnectionLost):
             await anext(consumer)
-        with pytest.raises(Lost):
+        with pytest.raises(ConnectionLost):
             await client.channel()
 
 
 async def test_nobody_there() -> None:
-    with pytest.raises(Lost, match="refused|failed"):
+    with pytest.raises(ConnectionLost, match="refused|failed"):
         async with connect("amqpfast://127.0.0.1:1/"):
             pytest.fail("somebody is there")
     with pytest.raises(ValueError, match="amqpfast://"):
@@ -334,7 +334,7 @@ async def test_small_frames(gateway: Gateway) -> None:
         await sender.send(b"the connection goes on")
 
 
-async def test_what_was_browsed_is_never_acknowledged(gateway: Gateway, client: Client) -> None:
+async def test_what_was_browsed_is_never_acknowledged(gateway: Gateway, client: FastLinkClient) -> None:
     """3.5.11: its number is one of a list, and may be that of a delivery."""
     channel = await client.channel()
     sender = await channel.sender("queue", "q")
@@ -351,7 +351,9 @@ async def test_what_was_browsed_is_never_acknowledged(gateway: Gateway, client: 
 
 
 @pytest.mark.parametrize("service", ["queue", "topic"])
-async def test_large_bodies_are_delivered_on_a_restartable_channel(client: Client, service: str) -> None:
+async def test_large_bodies_are_delivered_on_a_restartable_channel(
+    client: FastLinkClient, service: str
+) -> None:
     """The gateway announces them there by PREPARE, and what is small it does not."""
     body = bytes(range(256)) * 12_288  # 3 MiB
     channel = await client.channel(restartable=True)
@@ -374,7 +376,9 @@ async def test_large_bodies_are_delivered_on_a_restartable_channel(client: Clien
     assert await browsed(channel, "q") == [] if service == "queue" else True
 
 
-async def test_a_body_that_is_not_the_one_that_was_announced_closes_its_handle(client: Client) -> None:
+async def test_a_body_that_is_not_the_one_that_was_announced_closes_its_handle(
+    client: FastLinkClient,
+) -> None:
     channel = await client.channel(restartable=True)
     consumer = await channel.consume("queue", "q")
     channel.heard_prepared = lambda prepared: ClientChannel.heard_prepared(  # type: ignore[method-assign]
@@ -382,7 +386,7 @@ async def test_a_body_that_is_not_the_one_that_was_announced_closes_its_handle(c
     )
     sender = await (await client.channel()).sender("queue", "q")
     await sender.upload(b"x" * 3_000_000)
-    with pytest.raises(Refused) as error:
+    with pytest.raises(RefusedByServer) as error:
         await anext(consumer)
     assert (error.value.code, error.value.scope) == (542, Scope.HANDLE)
     assert (await channel.consume("queue", "other")).number != consumer.number, "its channel goes on"

@@ -16,7 +16,7 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.protocols.amqpfast.dialect import fast_address
-from gateway.protocols.amqpfast.sending import Notifier
+from gateway.protocols.amqpfast.sender import Notifier
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.parts import newest

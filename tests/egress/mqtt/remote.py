@@ -11,14 +11,14 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.mqtt.session import MqttLinkConnection, MqttLinkSession
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
-from gateway.model.spooled import Piece, joined
+from gateway.model.spooled_bodies import Piece, joined
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Connect, Event, Subscribe, Unsubscribe

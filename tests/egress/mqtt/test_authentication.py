@@ -11,10 +11,10 @@ from pydantic import SecretStr, ValidationError
 
 from gateway.access.scram import (
     ITERATIONS_OF_OTHERS_MAX,
-    Exchange,
     Keys,
     Proof,
     ScramError,
+    ScramExchange,
     make_keys,
 )
 from gateway.protocols.mqtt.packets import Auth
@@ -45,7 +45,7 @@ def test_the_example_of_rfc_7677() -> None:
 @pytest.mark.parametrize("password", ["pencil", "I\u00adX", "\u2168", "p,=x", "é" * 200])
 def test_both_sides_understand_each_other(user: str, password: str) -> None:
     keys: dict[str, Keys] = {user: make_keys(password, SALT)}
-    exchange, proof = Exchange(keys.__getitem__, "server"), Proof(user, password, "client")
+    exchange, proof = ScramExchange(keys.__getitem__, "server"), Proof(user, password, "client")
     proof.check(exchange.answer(proof.answer(exchange.answer(proof.first))))
     assert (exchange.done, exchange.user) == (True, user)
 
@@ -140,12 +140,12 @@ def test_a_broker_without_it_says_so() -> None:
 # Brokers that are none, in memory.
 
 
-def ended(*answers: Callable[[ServerConnection, Exchange], None]) -> str:
+def ended(*answers: Callable[[ServerConnection, ScramExchange], None]) -> str:
     """What ended the connection, when the broker says these things behind CONNECT."""
     world = World(username="ann", password=SecretStr("pencil"), authentication="scram-sha-256")
     world.asks = True
     remote = world.connect()
-    exchange = Exchange(lambda user: make_keys("pencil", SALT), "server")
+    exchange = ScramExchange(lambda user: make_keys("pencil", SALT), "server")
     for say in answers:
         assert not world.stream.why
         say(remote.machine, exchange)
@@ -154,25 +154,25 @@ def ended(*answers: Callable[[ServerConnection, Exchange], None]) -> str:
     return world.stream.why
 
 
-def asks(machine: ServerConnection, exchange: Exchange) -> None:
+def asks(machine: ServerConnection, exchange: ScramExchange) -> None:
     assert machine.connect is not None
     data = exchange.answer(machine.connect.properties[DATA])
     machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, {METHOD: SCRAM, DATA: data}))
 
 
-def lets_in(machine: ServerConnection, exchange: Exchange) -> None:
+def lets_in(machine: ServerConnection, exchange: ScramExchange) -> None:
     machine.send_connack()
 
 
-def pretends(machine: ServerConnection, exchange: Exchange) -> None:
+def pretends(machine: ServerConnection, exchange: ScramExchange) -> None:
     machine.send_connack(properties={METHOD: SCRAM, DATA: b"v=" + base64.b64encode(bytes(32))})
 
 
-def says_nothing(machine: ServerConnection, exchange: Exchange) -> None:
+def says_nothing(machine: ServerConnection, exchange: ScramExchange) -> None:
     machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, {METHOD: SCRAM}))
 
 
-def succeeds_too_early(machine: ServerConnection, exchange: Exchange) -> None:
+def succeeds_too_early(machine: ServerConnection, exchange: ScramExchange) -> None:
     machine.send_auth(Auth(ReasonCode.SUCCESS, {METHOD: SCRAM}))
 
 
@@ -189,7 +189,7 @@ def succeeds_too_early(machine: ServerConnection, exchange: Exchange) -> None:
     ids=lambda one: " ".join(say.__name__ for say in one) if isinstance(one, tuple) else "",
 )
 def test_a_broker_that_does_not_know_the_password(
-    answers: tuple[Callable[[ServerConnection, Exchange], None], ...], why: str
+    answers: tuple[Callable[[ServerConnection, ScramExchange], None], ...], why: str
 ) -> None:
     assert why in ended(*answers)
 

@@ -13,7 +13,7 @@ from gateway.broker.mqtt import echoes
 from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.settings import Store
+from gateway.settings import StoreSettings
 from tests.configured import make_link, make_listener
 from tests.ingress.clients import PATIENCE_SECS, Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -45,7 +45,7 @@ def joined(folder: Path, version: str, *mappings: str) -> Iterator[tuple[Running
             listeners={"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=ports[at])},
             links={"far": link},
             mappings=(str(mapping),),
-            store=Store(path=folder / f"store {at}"),
+            store=StoreSettings(path=folder / f"store {at}"),
         )
 
     with running(settings(0)) as one, running(settings(1)) as two:

@@ -7,7 +7,7 @@ import trio
 
 from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG
 from gateway.egress.mqtt.publisher import PACKET_IDS
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.mapping.router import Router
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address

@@ -29,7 +29,7 @@ from gateway.protocols.amqpfast.events import (
     Replies,
     ReplyRow,
 )
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
 from tests.ingress.clients import Ported, Raw
 

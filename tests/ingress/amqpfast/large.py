@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow, Prepared, Ready
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, RECOVERY, REDELIVERED
 from gateway.settings import Limits
 from tests.ingress.amqpfast.client import EMPTY, Fast

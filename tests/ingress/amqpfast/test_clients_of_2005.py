@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits, ListenerSettings
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from tests.configured import make_listener
 from tests.ingress.clients import Raw
@@ -28,7 +28,7 @@ ALL, TEMPORARY = 7, 15
 PARTIAL, DELIVERED, REDELIVERED = 1, 8, 16
 
 
-def listener(mode: str, anonymous: str = "always") -> Listener:
+def listener(mode: str, anonymous: str = "always") -> ListenerSettings:
     host = FastVirtualHost(destinations=DestinationNames(queues=("q", "r"), topics=("t",)), auto_create=False)
     limits = Limits(heartbeat_secs=0, frame_bytes_max=48_000, channels_max=1_024, handles_max=0x2000)
     return make_listener(

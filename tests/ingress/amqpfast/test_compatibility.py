@@ -12,7 +12,7 @@ import pytest
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_command
 from gateway.protocols.amqpfast.events import CommandReceived, Replies
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.settings import Limits
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast, head

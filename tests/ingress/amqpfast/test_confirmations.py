@@ -10,7 +10,7 @@ import pytest
 
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import CommandReceived, Fragment, Notifies, Released, Replies
-from gateway.protocols.amqpfast.sending import Producer, Transfer
+from gateway.protocols.amqpfast.sender import Producer, Transfer
 from gateway.protocols.amqpfast.spec import REDELIVERED
 from gateway.settings import Limits
 from tests.configured import make_listener

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.ingress.amqpfast.shared_folder import agreed
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, OUT_OF_BAND
 from gateway.settings import Limits
 from gateway.settings.amqpfast import OutOfBand

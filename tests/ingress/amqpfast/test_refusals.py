@@ -11,9 +11,9 @@ import pytest
 from gateway.model.properties import Headers, string
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command, encode_credentials
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS, FRAME_MAX, INITIATION
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits, ListenerSettings
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
@@ -23,7 +23,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 FIXED: Final = FastVirtualHost(destinations=DestinationNames(queues=("q", "deep.er"), topics=("t",)))
 
 
-def fast(**more: object) -> Listener:
+def fast(**more: object) -> ListenerSettings:
     return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, **more)
 
 

@@ -15,7 +15,7 @@ from gateway.broker.spool import SpoolFile
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Prepared
 from gateway.protocols.amqpfast.spec import DELIVERED, RECOVERY
-from gateway.settings import Limits, Store, User
+from gateway.settings import Limits, StoreSettings, User
 from tests.ingress.amqpfast.client import EMPTY, Fast, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, data, sha1
 from tests.interop.gateway_fixture import Running, running, settings_of
@@ -67,7 +67,7 @@ USERS = {name: User(password_hash=SecretStr(hashed("right"))) for name in ("ann"
 def test_nobody_resumes_what_another_user_has_begun(tmp_path: Path, restarted: bool) -> None:
     """Whoever did would read the other's bytes: neither on its queue nor on its own, with the client-name of
     the other or without one, before or after a restart."""
-    given = settings_of(limits=SMALL_MEMORY, users=USERS, store=Store(path=tmp_path))
+    given = settings_of(limits=SMALL_MEMORY, users=USERS, store=StoreSettings(path=tmp_path))
     said = head(identifier="file-1")
     with ExitStack() as first:
         gateway = first.enter_context(running(given))

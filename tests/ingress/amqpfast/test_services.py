@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties, decode_message_list
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
 from tests.broker.parts import newest
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast, fresh, head

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Notifies, Replies
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.settings import Limits
 from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, Fast, fresh

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.protocols.amqpfast.events import Fragment
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING
 from gateway.settings.amqpfast import FastVirtualHost, PeerService
 from tests.configured import make_listener

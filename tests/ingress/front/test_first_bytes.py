@@ -14,7 +14,7 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.properties import Property
 from gateway.protocols.mqtt.spec import ReasonCode, Version
-from gateway.settings import Http, HttpTls, Listener
+from gateway.settings import Http, HttpTls, ListenerSettings
 from gateway.settings.endpoints import ListenerTls
 from gateway.transport.first_bytes import misfit
 from tests.configured import make_listener
@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("certificate"))
 
 
-def listeners(tls: ListenerTls | None = None) -> dict[str, Listener]:
+def listeners(tls: ListenerTls | None = None) -> dict[str, ListenerSettings]:
     return {name: make_listener(host=LOOPBACK, port=0, tls=tls, **given) for name, given in ALONE.items()}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gateway.ingress.clients import IngressClients
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
-from gateway.ingress.guests import Guests
 from gateway.settings import Limits, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
@@ -137,7 +137,7 @@ class Beginning:
     """Notes what begins."""
 
     def __init__(self) -> None:
-        self.guests = Guests(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
+        self.guests = IngressClients(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
         self.begun: list[tuple[str, bytes]] = []
 
     def begin(self, stream: Stream, since: float, data: bytes, now: float) -> None:

@@ -13,7 +13,7 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, Request
 
-from gateway.settings import Limits, Listener, Settings
+from gateway.settings import Limits, ListenerSettings, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.transport.first_bytes import recognise
 from tests.configured import make_listener
@@ -38,7 +38,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ListenerTls:
 
 
 def shared(
-    *, everywhere: Limits | None = None, others: dict[str, Listener] | None = None, **more: Any
+    *, everywhere: Limits | None = None, others: dict[str, ListenerSettings] | None = None, **more: Any
 ) -> Settings:
     """Settings with a listener of everything, and a port for all of them."""
     here: dict[str, Any] = {"host": LOOPBACK, "port": 0}

@@ -15,7 +15,7 @@ from gateway.broker.matching_steps import MEMBER_STEPS
 from gateway.protocols.mqtt.packets import Suback, Subscription, Unsuback
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Limits, Store
+from gateway.settings import Limits, StoreSettings
 from gateway.transport import stream as streams
 from gateway.transport.stream import Stream
 from tests.ingress.clients import connect
@@ -86,7 +86,7 @@ def test_retained_messages_come_behind_the_answer(turns: list[int], gateway: Run
 
 def test_a_durable_session_has_them_all_after_a_restart(turns: list[int], tmp_path: Path) -> None:
     """The last filter was there before: the answer waits for the records of the others all the same."""
-    settings = settings_of(store=Store(path=tmp_path / "data"))
+    settings = settings_of(store=StoreSettings(path=tmp_path / "data"))
     kept: PropertyMap = {Property.SESSION_EXPIRY_INTERVAL: 600}
     filters = [f"f/{at}" for at in range(MANY)]
     with running(settings) as gateway, connect(gateway, "kept", clean=False, properties=kept)[0] as client:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.scram import Exchange, Keys, ScramError, make_keys, parse_keys, prepared
+from gateway.access.scram import Keys, ScramError, ScramExchange, make_keys, parse_keys, prepared
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import User
@@ -157,7 +157,7 @@ def test_who_names_no_method_hears_of_none(site: Running) -> None:
 def test_the_example_of_the_rfc() -> None:
     """RFC 7677, section 3."""
     keys = make_keys("pencil", base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ=="))
-    exchange = Exchange(lambda name: keys, "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
+    exchange = ScramExchange(lambda name: keys, "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
     challenge = exchange.answer(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO")
     nonce = b"rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     assert challenge == b"r=" + nonce + b",s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -171,7 +171,7 @@ def test_the_example_of_the_rfc() -> None:
 def test_names_and_passwords_of_later_unicode(user: str, password: str) -> None:
     """Characters that were assigned after Unicode 3.2, whose tables SASLprep has."""
     keys = make_keys(password, b"salt of sixteen.")
-    exchange = Exchange({user: keys}.__getitem__, "n")
+    exchange = ScramExchange({user: keys}.__getitem__, "n")
     prover = Prover(user, password)
     assert exchange.answer(prover.final(exchange.answer(prover.first))) == prover.expected
     assert (exchange.user, exchange.done) == (user, True)
@@ -179,7 +179,7 @@ def test_names_and_passwords_of_later_unicode(user: str, password: str) -> None:
 
 @pytest.mark.parametrize("other", ["", "a=a=2Cb"])
 def test_an_authorization_identity_is_the_user_itself(other: str) -> None:
-    exchange = Exchange(lambda name: KEYS, "n")
+    exchange = ScramExchange(lambda name: KEYS, "n")
     assert exchange.answer(f"n,{other},n=a=2Cb,r=half".encode()).startswith(b"r=halfn,")
     assert exchange.user == "a,b"
 
@@ -203,12 +203,12 @@ FIRST = [
 @pytest.mark.parametrize("said", FIRST)
 def test_first_messages_that_are_none(said: bytes) -> None:
     with pytest.raises(ScramError):
-        Exchange(lambda name: KEYS, "n").answer(said)
+        ScramExchange(lambda name: KEYS, "n").answer(said)
 
 
 @pytest.mark.parametrize("said", [b"", b"c=biws,r=x,p=AAAA", b"c=eSws,r=halfn,p=AAAA", b"c=biws,r=halfn,p=!"])
 def test_last_messages_that_are_none(said: bytes) -> None:
-    exchange = Exchange(lambda name: KEYS, "n")
+    exchange = ScramExchange(lambda name: KEYS, "n")
     exchange.answer(b"n,,n=a=2Cb=3D,r=half")
     assert exchange.user == "a,b="
     with pytest.raises(ScramError):

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from gateway.ingress.guest import Farewell
+from gateway.ingress.client import CloseReason
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from tests.ingress.clients import Mqtt, connect
@@ -40,7 +40,7 @@ def is_dismissed(gateway: Running, client: Mqtt, name: str) -> None:
     def dismiss() -> None:
         for connection in list(gateway.gateway.listeners["mqtt"].connections):
             if connection.sender.client == name:
-                connection.shut_down(Farewell.DISMISSED)
+                connection.shut_down(CloseReason.DISMISSED)
         gateway.gateway.writes.flush()
 
     gateway.ask(dismiss)

@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple, Self
 
 from gateway.model.properties import Headers, Value, ValueType
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,

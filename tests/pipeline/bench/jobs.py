@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
-from gateway.pipeline.journal.closing import close_segments
+from gateway.pipeline.journal.parquet_writer import close_segments
 from gateway.pipeline.journal.table import read_journal as read_table
-from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.loading import Recording, Span
+from gateway.pipeline.traffic.fates import CandidateMapping
+from gateway.pipeline.traffic.loader import Recording, RowSelection
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import parquet_name
 from tests.pipeline.bench.journal import DAY_COUNTS
@@ -234,10 +234,12 @@ routes:
 CONDITION = MAPPING + '    when: "body.pressure > 1010.0"\n'
 
 
-def _backtested(bench: Bench, text: str, span: Span | None = None, archive: str | None = None) -> None:
-    candidate = Candidate([parse(text)], {"<text>": text}, {})
+def _backtested(
+    bench: Bench, text: str, span: RowSelection | None = None, archive: str | None = None
+) -> None:
+    candidate = CandidateMapping([parse(text)], {"<text>": text}, {})
     journal = str(bench.journal) if archive is None else None
-    recording = Recording(bench.spark, journal, span or Span(), archive)
+    recording = Recording(bench.spark, journal, span or RowSelection(), archive)
     assert backtest(recording, candidate).messages > 0
 
 
@@ -258,7 +260,7 @@ def backtested_archive(bench: Bench) -> None:
 
 def backtested_where(bench: Bench) -> None:
     """The same of rows that Spark is asked for."""
-    _backtested(bench, MAPPING, Span(where="source_endpoint = 'mqtt'"))
+    _backtested(bench, MAPPING, RowSelection(where="source_endpoint = 'mqtt'"))
 
 
 MILLION = "journal-1000000"

@@ -21,9 +21,9 @@ from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.translate import encode_properties
-from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.column_buffers import RowLabels
 from gateway.store.journal.reader import JournalReader
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 from tests.pipeline.journals import SETS
 
 LINES: Final = 50
@@ -79,7 +79,7 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
         writer = JournalWriter(
             folder,
             shard,
-            Options(backlog_bytes_max=1 << 40),
+            JournalOptions(backlog_bytes_max=1 << 40),
             clock=lambda now=now: now[0],  # type: ignore[misc]
             utc=lambda now=now: now[0],  # type: ignore[misc]
             tell=print,
@@ -132,12 +132,12 @@ DAY_COUNTS: Final = (1, 90)
 def quiet(folder: Path, count: float) -> Path:
     """Ten messages a second for so many days, when the hours of the last segment are over."""
     rows = int(count * DAY_SECS / QUIET_SECS)
-    return _slow(folder, rows, together=2, step=QUIET_SECS, options=Options())
+    return _slow(folder, rows, together=2, step=QUIET_SECS, options=JournalOptions())
 
 
 def days(folder: Path, count: int) -> Path:
     """So many days of devices that report every minute and a half, in segments as they are by default."""
-    return _slow(folder, count * DAY_ROWS, together=100, step=DAY_SECS / DAY_ROWS, options=Options())
+    return _slow(folder, count * DAY_ROWS, together=100, step=DAY_SECS / DAY_ROWS, options=JournalOptions())
 
 
 def rows_of(folder: Path) -> int:
@@ -156,7 +156,7 @@ def planning_secs(folder: Path, times: int = 5) -> float:
     return median(spent)
 
 
-def _slow(folder: Path, rows: int, *, together: int, step: float, options: Options) -> Path:
+def _slow(folder: Path, rows: int, *, together: int, step: float, options: JournalOptions) -> Path:
     """Blocks of so many rows, one every `step` seconds, which the writer merges."""
     now = [START]
 

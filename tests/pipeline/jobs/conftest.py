@@ -15,7 +15,7 @@ import pytest
 
 from gateway.clients.amqp import AmqpClient
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.mqtt.dialect import topic_address
@@ -56,10 +56,12 @@ class Recorded(NamedTuple):
     journal: str
     mapping: Path
 
-    def access(self, protocol: str) -> Access:
+    def access(self, protocol: str) -> ConnectionOptions:
         """How to reach a listener."""
         scheme = {"mqtt": "mqtt", "amqp091": "amqp"}[protocol]
-        return Access(parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{self.gateway.port(protocol)}"))
+        return ConnectionOptions(
+            parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{self.gateway.port(protocol)}")
+        )
 
     def rows(self, count: int) -> list[Row]:
         """All rows, when there are so many."""

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gateway.mapping.cases import run_cases
-from gateway.mapping.loading import load, parse
+from gateway.mapping.loader import load, parse
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.backtest import Report, backtest
-from gateway.pipeline.traffic import loading
-from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.loading import Recording, Span
-from gateway.pipeline.traffic.verdicts import Verdict
+from gateway.pipeline.traffic import loader
+from gateway.pipeline.traffic.fates import CandidateMapping
+from gateway.pipeline.traffic.loader import Recording, RowSelection
+from gateway.pipeline.traffic.verdicts import DeliveryVerdict
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import HOT, MAPPING, READINGS, STORED, WAITING, Recorded
 from tests.pipeline.journals import RETURNED, Journal, written
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MESSAGES = READINGS + 1 + STORED + WAITING
 
 
-def candidate(text: str) -> Candidate:
-    return Candidate([parse(text, "m.yaml")], {"m.yaml": text}, {})
+def candidate(text: str) -> CandidateMapping:
+    return CandidateMapping([parse(text, "m.yaml")], {"m.yaml": text}, {})
 
 
 def report(spark: SparkSession, recorded: Recorded, text: str, against: str | None = None) -> Report:
@@ -67,7 +67,12 @@ def test_an_archive_tells_what_its_journal_tells(
     ]
     middle = datetime.fromtimestamp(max(times) / 1e6, UTC).isoformat()
     tried = candidate(MAPPING.replace("> 50", "> 55"))
-    spans = (Span(), Span(begin=middle), Span(end=middle), Span(where="route = 'hot'"))
+    spans = (
+        RowSelection(),
+        RowSelection(begin=middle),
+        RowSelection(end=middle),
+        RowSelection(where="route = 'hot'"),
+    )
     of_all, *others = [
         [
             found(backtest(Recording(spark, journal, span, filed), tried))
@@ -92,7 +97,7 @@ def test_an_archive_and_what_it_has_not_yet(spark: SparkSession, tmp_path: Path)
         if not first:
             archive.run(spark, folder, to)
     tried = candidate(MAPPING.replace("body.temperature > 50", "body.n > 50"))
-    for span in (Span(), Span(where="sequence between 30 and 89 and route <> ''")):
+    for span in (RowSelection(), RowSelection(where="sequence between 30 and 89 and route <> ''")):
         both, alone, old = (
             backtest(Recording(spark, journal, span, filed), tried)
             for journal, filed in ((folder, to), (folder, None), (None, to))
@@ -114,9 +119,11 @@ routes:
     from: {endpoint: mqtt, topic: "plant/#"}
     to: {endpoint: erp, queue: all}
 """
-    tried = Candidate([parse(taking, "m.yaml")], {"m.yaml": taking}, {"mqtt": "mqtt", "erp": "amqp091"})
+    tried = CandidateMapping(
+        [parse(taking, "m.yaml")], {"m.yaml": taking}, {"mqtt": "mqtt", "erp": "amqp091"}
+    )
     for where in (None, "reverse(client) <> 'x'"):
-        made = backtest(Recording(spark, str(tmp_path), Span(where=where)), tried)
+        made = backtest(Recording(spark, str(tmp_path), RowSelection(where=where)), tried)
         assert (made.messages, found(made)) == (3, {("new", "", "all"): 3})
 
 
@@ -137,7 +144,7 @@ def test_every_kind_of_change_is_counted_with_examples(spark: SparkSession, reco
         ("new", "", "long"): READINGS - len(HOT) + 4,
     }
     assert made.changed == READINGS + STORED + WAITING
-    moved = made.findings[Verdict.ELSEWHERE, "up", "up"].examples[0]
+    moved = made.findings[DeliveryVerdict.ELSEWHERE, "up", "up"].examples[0]
     assert moved.before is not None
     assert moved.after is not None
     assert moved.after.address == str(moved.before.address).replace("amq.topic:", "amq.topic:site.")
@@ -149,7 +156,7 @@ def test_rows_that_pass_through_spark_are_the_same(spark: SparkSession, recorded
     tried = candidate(MAPPING.replace('"{line}.{rest}"', '"site.{line}.{rest}"'))
     times = [row["received"] / 1e6 for row in recorded.rows(0)]
     begin, end = (datetime.fromtimestamp(at, UTC).isoformat() for at in (times[len(times) // 3], times[-1]))
-    asked = Span(begin, end)
+    asked = RowSelection(begin, end)
     straight = backtest(Recording(spark, recorded.journal, asked), tried)
     passed = backtest(Recording(spark, recorded.journal, asked._replace(where="true")), tried)
     assert straight.as_json() == passed.as_json()
@@ -161,16 +168,16 @@ def test_a_condition_is_asked_in_the_tasks(
 ) -> None:
     """If it can be; only what cannot passes through Spark."""
     tried = candidate(MAPPING)
-    found_ = backtest(Recording(spark, recorded.journal, Span(where="length(route) = 3")), tried)
+    found_ = backtest(Recording(spark, recorded.journal, RowSelection(where="length(route) = 3")), tried)
 
     def passed(*_: object, **__: object) -> None:
         raise AssertionError("rows pass through Spark")
 
-    monkeypatch.setattr(loading, "traffic", passed)
-    asked = backtest(Recording(spark, recorded.journal, Span(where="ROUTE in ('hot', 'far')")), tried)
+    monkeypatch.setattr(loader, "traffic", passed)
+    asked = backtest(Recording(spark, recorded.journal, RowSelection(where="ROUTE in ('hot', 'far')")), tried)
     assert asked.messages == found_.messages > 0
     with pytest.raises(AssertionError, match="pass through Spark"):
-        backtest(Recording(spark, recorded.journal, Span(where="length(route) = 3")), tried)
+        backtest(Recording(spark, recorded.journal, RowSelection(where="length(route) = 3")), tried)
 
 
 def test_against_another_mapping(spark: SparkSession, recorded: Recorded) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from gateway.clients.amqp import AmqpClient
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.model.message import Message
 from gateway.pipeline.jobs import rates
 from gateway.protocols.mqtt.dialect import topic_address
@@ -48,9 +48,9 @@ class Outage:
     def device(self, client: str) -> MqttClient:
         return MqttClient(self.access("mqtt", "mqtt"), client_id=client)
 
-    def access(self, listener: str, scheme: str) -> Access:
+    def access(self, listener: str, scheme: str) -> ConnectionOptions:
         url = f"{scheme}://guest:guest@{LOOPBACK}:{self.near.port(listener)}"
-        return Access(parse_url(url), timeout_secs=120.0)
+        return ConnectionOptions(parse_url(url), timeout_secs=120.0)
 
     def link_is_up(self) -> bool:
         device = self.device("probe")

@@ -21,8 +21,8 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.store.journal.gathering import RowLabels
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.column_buffers import RowLabels
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.test_replay import Broker, Clock, replay, rows_of
 from tests.pipeline.journals import LATENCY, START, Journal
@@ -50,7 +50,7 @@ def journal(tmp_path: Path) -> Path:
     version = load([file])[0].version
     clock = Journal(tmp_path / "unused").clock
     clock.now = START + LATENCY
-    writer = JournalWriter(folder, 0, Options(), clock=clock, utc=clock, tell=lambda text: None)
+    writer = JournalWriter(folder, 0, JournalOptions(), clock=clock, utc=clock, tell=lambda text: None)
     sender = Sender("shop", "app", "app", "10.0.0.1:4")
     came, went = (Message(one, b"{}", sender=sender, assurance=1, durable=True) for one in (CAME, WENT))
     writer.record(

@@ -17,7 +17,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, Account, reconcile
-from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.store.journal.columns import WAS_DELIVERED
 from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK
@@ -37,7 +37,7 @@ def account(
     where: str | None = None,
     **also: Any,
 ) -> Account:
-    rows = traffic(spark, str(folder), COLUMNS, Span(where=where))
+    rows = traffic(spark, str(folder), COLUMNS, RowSelection(where=where))
     received = None
     if got is not None:
         received = spark.createDataFrame([(body,) for body in got], "body binary")
@@ -115,7 +115,7 @@ def test_what_has_no_target_is_counted_and_no_consumer_is_to_have_it(
     journal.write_unrouted(5, 1, RETURNED)
     journal.close()
     got = spark.createDataFrame([("m-0",), ("m-1",)], "message_id string")
-    made = reconcile(traffic(spark, str(tmp_path), COLUMNS, Span()), got)
+    made = reconcile(traffic(spark, str(tmp_path), COLUMNS, RowSelection()), got)
     assert made.phases == {
         ("", "confirmed"): 1,
         ("up", "confirmed"): 1,
@@ -128,7 +128,7 @@ def test_what_has_no_target_is_counted_and_no_consumer_is_to_have_it(
 def test_a_row_that_is_there_twice_is_a_fault(spark: SparkSession, tmp_path: Path) -> None:
     """Whoever has copied the rows has copied one of them three times."""
     written(tmp_path, 10)
-    rows = traffic(spark, str(tmp_path), COLUMNS, Span())
+    rows = traffic(spark, str(tmp_path), COLUMNS, RowSelection())
     again = rows.where("sequence = 7")
     made = reconcile(rows.union(again).union(again))
     assert (made.balanced, made.totals) == (False, {"double": 2})
@@ -164,10 +164,10 @@ def judged(
         return None if second is None else datetime.fromtimestamp(START + second, UTC).isoformat()
 
     made = reconcile(
-        traffic(spark, str(folder), COLUMNS, Span(at(begin))),
+        traffic(spark, str(folder), COLUMNS, RowSelection(at(begin))),
         waiting=None if waiting is None else {"up": waiting},
         until=None if until is None else datetime.fromtimestamp(START + until, UTC),
-        earlier=lambda: traffic(spark, str(folder), COLUMNS, Span(None, at(begin))),
+        earlier=lambda: traffic(spark, str(folder), COLUMNS, RowSelection(None, at(begin))),
     )
     return made.totals
 
@@ -198,7 +198,7 @@ def test_a_consumer_has_what_came_after_the_span(spark: SparkSession, tmp_path: 
     for at, body in ((1, b"a"), (2, b"b"), (3, b"b"), (12, b"b"), (13, b"c")):
         journal.writer.record(UP, [nameless(body)], ACCEPTED, Monotonic(START + at))
     journal.close()
-    rows = traffic(spark, str(tmp_path), COLUMNS, Span())
+    rows = traffic(spark, str(tmp_path), COLUMNS, RowSelection())
     until = datetime.fromtimestamp(START + 10, UTC)
     for got, totals in (
         ([b"a", b"b", b"b", b"b", b"c"], {}),

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gateway.clients.amqp import AmqpClient
-from gateway.clients.wire import Arrival
+from gateway.clients.wire import ReceivedMessage
 from gateway.errors import LinkError, PipelineError
 from gateway.model.message import Message
-from gateway.pipeline.jobs.replay import COLUMNS, Pace, Position, Progress, Replay, selected
-from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.jobs.replay import COLUMNS, Progress, Replay, ReplayPosition, ReplaySpeed, selected
+from gateway.pipeline.traffic.loader import RowSelection, traffic
 from gateway.protocols import show
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.cli.conftest import Run
@@ -41,7 +41,7 @@ class Broker:
         self.got += [(self.clock.now, message) for message in messages]
         return {}
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         raise AssertionError("it is only published to")
 
     def acknowledge(self, arrivals: Any) -> None:
@@ -71,10 +71,10 @@ class Clock:
 
 
 def replay(
-    broker: Broker, rows: list[Any], pace: Pace | None = None, file: Path | None = None, **also: Any
+    broker: Broker, rows: list[Any], pace: ReplaySpeed | None = None, file: Path | None = None, **also: Any
 ) -> Replay:
     clock = broker.clock
-    made = Replay(broker, pace or Pace(), Progress(file), clock=clock, sleep=clock.sleep, **also)
+    made = Replay(broker, pace or ReplaySpeed(), Progress(file), clock=clock, sleep=clock.sleep, **also)
     made.send(rows)
     return made
 
@@ -82,7 +82,7 @@ def replay(
 def rows_of(
     spark: SparkSession, folder: str | Path, progress: Progress | None = None, where: str | None = None
 ) -> list[Any]:
-    rows = traffic(spark, str(folder), COLUMNS, Span(where=where))
+    rows = traffic(spark, str(folder), COLUMNS, RowSelection(where=where))
     return selected(rows, after=progress.read() if progress else None).collect()
 
 
@@ -99,15 +99,15 @@ def test_it_is_cut_between_two_targets_of_a_message() -> None:
     ]
 
     class Noted(Progress):
-        at: Position | None = None
+        at: ReplayPosition | None = None
 
-        def write(self, position: Position) -> None:
+        def write(self, position: ReplayPosition) -> None:
             self.at = position
 
     for sent, place in ((1, None), (2, 0), (3, 0), (4, 1)):
         broker, noted = Broker(Clock(), breaks_after=sent), Noted(None)
         clock = broker.clock
-        made = Replay(broker, Pace(rate=1.0), noted, at_target=True, clock=clock, sleep=clock.sleep)
+        made = Replay(broker, ReplaySpeed(rate=1.0), noted, at_target=True, clock=clock, sleep=clock.sleep)
         if sent < 4:
             with pytest.raises(LinkError):
                 made.send(rows)
@@ -125,15 +125,15 @@ class Row(dict[str, Any]):
 
 
 PACES = [
-    (Pace(), [0.0, 0.0, 0.0]),
-    (Pace(speed=1.0), [0.0, 0.001, 0.002]),
-    (Pace(speed=0.1), [0.0, 0.01, 0.02]),
-    (Pace(rate=4.0), [0.0, 0.25, 0.5]),
+    (ReplaySpeed(), [0.0, 0.0, 0.0]),
+    (ReplaySpeed(speed=1.0), [0.0, 0.001, 0.002]),
+    (ReplaySpeed(speed=0.1), [0.0, 0.01, 0.02]),
+    (ReplaySpeed(rate=4.0), [0.0, 0.25, 0.5]),
 ]
 
 
 @pytest.mark.parametrize("pace, due", PACES)
-def test_paces(spark: SparkSession, tmp_path: Path, pace: Pace, due: list[float]) -> None:
+def test_paces(spark: SparkSession, tmp_path: Path, pace: ReplaySpeed, due: list[float]) -> None:
     broker = Broker(Clock())
     replay(broker, rows_of(spark, written(tmp_path, 3)), pace)
     assert [moment - 100.0 for moment, _ in broker.got] == pytest.approx(due, abs=1e-6)
@@ -145,7 +145,7 @@ def test_one_that_breaks_goes_on_where_it_was(spark: SparkSession, tmp_path: Pat
     with pytest.raises(LinkError):
         replay(first, rows_of(spark, folder), file=file)
     position = Progress(file).read()
-    assert isinstance(position, Position)
+    assert isinstance(position, ReplayPosition)
     second = Broker(Clock())
     replay(second, rows_of(spark, folder, Progress(file)), file=file)
     bodies = [message.body for _, message in first.got + second.got]
@@ -205,7 +205,7 @@ def test_the_command_sends_a_range_to_a_queue_and_only_once(
         assert done.code == 0, done.err
         assert f"{sent} messages sent" in done.out
     peer.consume("again", None, "")
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     while len(found) < len(HOT):
         found += peer.arrivals(PATIENCE_SECS)
     peer.acknowledge(found)

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gateway.errors import PipelineError
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.pipeline.jobs.schema import COLUMNS, create_views, from_json_schema, inferred, table
-from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.traffic.fates import CandidateMapping
+from gateway.pipeline.traffic.loader import RowSelection, traffic
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import MAPPING, READINGS, Recorded
 
@@ -59,8 +59,8 @@ def test_complaints(text: str, complaint: str) -> None:
 def test_captures_are_columns_and_there_is_a_view_of_last_values(
     spark: SparkSession, recorded: Recorded
 ) -> None:
-    candidate = Candidate([parse(MAPPING)], {"<text>": MAPPING}, {})
-    rows = traffic(spark, recorded.journal, COLUMNS, Span())
+    candidate = CandidateMapping([parse(MAPPING)], {"<text>": MAPPING}, {})
+    rows = traffic(spark, recorded.journal, COLUMNS, RowSelection())
     body = inferred(table(rows, candidate, "up", None))
     assert body is not None
     found = table(rows, candidate, "up", body)

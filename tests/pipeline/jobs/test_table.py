@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from gateway.errors import PipelineError
-from gateway.mapping.loading import parse
+from gateway.mapping.loader import parse
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.jobs import table as job
@@ -33,12 +33,12 @@ from gateway.pipeline.jobs.bodies import (
     validator,
 )
 from gateway.pipeline.jobs.schema import from_json_schema
-from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.columns import WAS_DELIVERED
 from gateway.store.journal.mappings import keep
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 from tests.cli.conftest import Run
 from tests.needs import needed
 from tests.pipeline.journals import SENDERS, START, UP, Clock
@@ -114,7 +114,7 @@ class Traffic:
         clock = self.clock
         writer = JournalWriter(
             self.folder,
-            options=Options(flush_interval_secs=60),
+            options=JournalOptions(flush_interval_secs=60),
             clock=clock,  # type: ignore[arg-type]
             utc=clock,  # type: ignore[arg-type]
             tell=lambda _: None,
@@ -146,7 +146,7 @@ def bring(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[int, int]]
         file.write_text(json.dumps(schema))
         told: list[job.Counted] = []
         to = str(tmp_path / format_)
-        candidate = Candidate([parse(MAPPING)], {"<text>": MAPPING}, {})
+        candidate = CandidateMapping([parse(MAPPING)], {"<text>": MAPPING}, {})
         given: dict[str, Any] = {
             "to": to,
             "rejected": f"{to}_rejected",

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access
+from gateway.clients.wire import ConnectionOptions
 from gateway.model.message import Message
 from gateway.pipeline.jobs import archive
 from gateway.protocols.mqtt.dialect import topic_address
@@ -63,7 +63,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, floa
         path = folder / "near" / "data" / "journal"
         with near:
             address = parse_url(f"mqtt://guest:guest@{LOOPBACK}:{near.port('mqtt')}")
-            device = MqttClient(Access(address), client_id="device")
+            device = MqttClient(ConnectionOptions(address), client_id="device")
             _publish(device, "far")
             until(lambda: len(rows_of(path)) >= 2 * SENT, "they have not left the outbox")
             erp.kill()

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from gateway.mapping.answering import ANSWERS
-from gateway.mapping.loading import parse
-from gateway.pipeline.traffic.counting import NO_LANE, WHITHER, Texts, _Recipients
-from gateway.pipeline.traffic.fates import Candidate, Fate, decode_fates, encode_fates, show_fate
-from gateway.pipeline.traffic.verdicts import Verdict, compare
+from gateway.mapping.loader import parse
+from gateway.mapping.reply_routes import ANSWERS
+from gateway.pipeline.traffic.fate_counts import NO_LANE, WHITHER, Texts, _Recipients
+from gateway.pipeline.traffic.fates import CandidateMapping, Fate, decode_fates, encode_fates, show_fate
+from gateway.pipeline.traffic.verdicts import DeliveryVerdict, compare
 from gateway.protocols.amqp091.dialect import amqp_address
 
 A = Fate("a", "erp", "x:1", 1, True, False)
@@ -43,7 +43,7 @@ ROWS = [
 @pytest.mark.parametrize("before, after, verdicts", [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_verdicts(before: list[Fate], after: list[Fate], verdicts: list[str]) -> None:
     found = [change.verdict.value for change in compare(before, after)]
-    order = [verdict.value for verdict in Verdict]
+    order = [verdict.value for verdict in DeliveryVerdict]
     assert sorted(found, key=order.index) == sorted(verdicts, key=order.index)
 
 
@@ -63,7 +63,7 @@ routes:
     from: {endpoint: amqp, exchange: "", binding_key: "{x...}"}
     to: {endpoint: mqtt, topic: "{x...}"}
 """
-    candidate = Candidate([parse(text, "m.yaml")], {"m.yaml": text}, {})
+    candidate = CandidateMapping([parse(text, "m.yaml")], {"m.yaml": text}, {})
     assert len(candidate.resolve("amqp", amqp_address("", "amq.reply-to"), "")) == 1
     assert candidate.resolve("amqp", amqp_address("", "amq.reply-to.x"), "all" + ANSWERS) == ()
     row = dict.fromkeys(WHITHER, None) | {"route": "all" + ANSWERS, "target_endpoint": "mqtt"}

@@ -24,11 +24,11 @@ from pyspark.errors import StreamingQueryException
 from gateway.clients.amqp import AmqpClient
 from gateway.clients.amqpfast import FastClient
 from gateway.clients.mqtt import MqttClient
-from gateway.clients.wire import Access, Arrival, Client
+from gateway.clients.wire import Client, ConnectionOptions, ReceivedMessage
 from gateway.errors import LinkError
 from gateway.model.message import Message
-from gateway.pipeline.live.receiving import Limits, Receiver
-from gateway.pipeline.live.source import AmqpSource
+from gateway.pipeline.live.receiver import BufferLimits, Receiver
+from gateway.pipeline.live.source import LiveAmqpSource
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
@@ -68,9 +68,9 @@ def options(gateway: GatewayProcess, protocol: str, **more: str) -> dict[str, st
     return {"url": url, "passwordFile": str(gateway.folder / "password")} | more
 
 
-def access(gateway: GatewayProcess, protocol: str) -> Access:
+def access(gateway: GatewayProcess, protocol: str) -> ConnectionOptions:
     target = parse_url(f"{SCHEMES[protocol]}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}")
-    return Access(target, PATIENCE_SECS)
+    return ConnectionOptions(target, PATIENCE_SECS)
 
 
 def queued(gateway: GatewayProcess, queue: str) -> int:
@@ -186,7 +186,7 @@ def consumed(gateway: GatewayProcess, queue: str) -> list[bytes]:
     count = queued(gateway, queue)
     peer = AmqpClient(access(gateway, "amqp091"))
     peer.consume(queue, None, "")
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     while len(found) < count:
         arrivals = peer.arrivals(PATIENCE_SECS)
         peer.acknowledge(arrivals)
@@ -244,7 +244,7 @@ def test_a_stream_is_published_with_ids_that_a_second_attempt_has_too(
         fast = FastClient(at)
         fast.consume("queue", "sunk")
         consumer = fast
-    found: list[Arrival] = []
+    found: list[ReceivedMessage] = []
     while len(found) < 40:
         found += consumer.arrivals(PATIENCE_SECS)
     consumer.close()
@@ -281,14 +281,14 @@ class Scripted:
     def publish_many(self, messages: Any, *, in_flight: int = 1) -> dict[int, Any]:
         raise AssertionError("it only consumes")
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
+    def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         if not self.turns:
             time.sleep(seconds)
             return []
         turn = self.turns.pop(0)
         if turn is None:
             raise LinkError("cut")
-        return [Arrival(Message(topic_address("t"), body), int(body), False) for body in turn]
+        return [ReceivedMessage(Message(topic_address("t"), body), int(body), False) for body in turn]
 
     def rest(self, seconds: float) -> None:
         self.rested += 1
@@ -312,7 +312,7 @@ def receiving(*peers: Scripted, messages_max: int = 100, away: float = 60.0) -> 
             raise LinkError("nobody is there")
         return left.pop(0)
 
-    return Receiver(connect, Limits(messages_max, 1_000_000, away))
+    return Receiver(connect, BufferLimits(messages_max, 1_000_000, away))
 
 
 def held(receiver: Receiver, start: int, end: int) -> list[bytes]:
@@ -380,7 +380,7 @@ def test_it_is_not_quiet_while_there_is_no_connection() -> None:
         may_connect.clear()
         return peers.pop(0)
 
-    receiver = Receiver(connect, Limits(100, 1_000_000, 60.0))
+    receiver = Receiver(connect, BufferLimits(100, 1_000_000, 60.0))
     for number in (1, 2):
         timer = threading.Timer(0.8, may_connect.set)
         timer.start()
@@ -434,6 +434,8 @@ def test_a_batch_without_rows_is_published_to_a_broker_that_is_there(
 def test_a_reader_that_is_sent_to_workers_has_no_connection_and_no_secret(
     gateway: GatewayProcess,
 ) -> None:
-    source = AmqpSource({"url": "amqp://h", "queues": "q", "passwordFile": str(gateway.folder / "password")})
+    source = LiveAmqpSource(
+        {"url": "amqp://h", "queues": "q", "passwordFile": str(gateway.folder / "password")}
+    )
     reader = source.streamReader(source.schema())
     assert b"guest" not in cloudpickle.dumps(reader)

@@ -17,8 +17,8 @@ from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, string
 from gateway.pipeline.live import source
-from gateway.pipeline.live.messages import Shape
-from gateway.pipeline.live.options import CONNECTION, Options
+from gateway.pipeline.live.messages import RowConversion
+from gateway.pipeline.live.options import CONNECTION, QueryOptions
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
@@ -29,7 +29,7 @@ def messages(protocol: str, rows: list[dict[str, Any]], **fixed: str) -> list[Me
     fields = [
         StructField(name, BinaryType() if name == "body" else StringType()) for name in batch.schema.names
     ]
-    return list(Shape(protocol, StructType(fields), fixed, "p-").messages(batch, "q:7:0", 5))
+    return list(RowConversion(protocol, StructType(fields), fixed, "p-").messages(batch, "q:7:0", 5))
 
 
 ADDRESSES = [
@@ -130,21 +130,21 @@ OPTIONS = [
 @pytest.mark.parametrize("given, text", OPTIONS)
 def test_complaints_about_options(given: dict[str, str], text: str) -> None:
     with pytest.raises(PipelineError, match=text) as raised:
-        Options("gateway_mqtt", given, (*CONNECTION, "topics")).access("mqtt")
+        QueryOptions("gateway_mqtt", given, (*CONNECTION, "topics")).access("mqtt")
     assert "secret" not in str(raised.value)
 
 
 def test_a_password_is_in_no_repr(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("secret\n")
-    options = Options("gateway_mqtt", {"URL": "mqtt://ann@h", "passwordFile": str(file)}, CONNECTION)
+    options = QueryOptions("gateway_mqtt", {"URL": "mqtt://ann@h", "passwordFile": str(file)}, CONNECTION)
     access = options.access()
     assert (access.target.username, access.target.password) == ("ann", "secret")
     assert "secret" not in f"{options!r} {access!r}"
 
 
 def test_lists_may_hold_commas() -> None:
-    said = Options("f", {"topics": '["a,b", "c"]', "queues": "x, y ,"}, ("topics", "queues"))
+    said = QueryOptions("f", {"topics": '["a,b", "c"]', "queues": "x, y ,"}, ("topics", "queues"))
     assert said.listed("topics") == ["a,b", "c"]
     assert said.listed("queues") == ["x", "y"]
     assert said.listed("none") == []
@@ -163,11 +163,11 @@ class Consumes:
 def test_destinations_are_read_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "FastClient", Consumes)
     given = {"url": "amqpfast://h", "clientId": "c", "subscription": "s"}
-    asked = source.FastSource({**given, "destinations": '["queue:a:b%3A","topic:plant.","queue:"]'})
+    asked = source.LiveFastSource({**given, "destinations": '["queue:a:b%3A","topic:plant.","queue:"]'})
     asked.check()
     client = asked.connect()
     assert isinstance(client, Consumes)
     assert client.asked == [("queue", "a:b%3A", ""), ("topic", "plant.", "s.1"), ("queue", "", "")]
     for wrong in ("plant", "stack:plant", ":plant"):
         with pytest.raises(PipelineError, match=f"destinations: '{wrong}' is not service:name with one of"):
-            source.FastSource({**given, "destinations": wrong}).check()
+            source.LiveFastSource({**given, "destinations": wrong}).check()

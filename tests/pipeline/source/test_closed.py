@@ -20,7 +20,7 @@ from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.stream import JournalStream
 from gateway.pipeline.journal.table import read_journal
-from gateway.pipeline.traffic.loading import Recording, Span
+from gateway.pipeline.traffic.loader import Recording, RowSelection
 from gateway.store.journal.reader import GoneError, JournalReader
 from tests.pipeline.journals import Journal, convert, written
 from tests.pipeline.streams import finished
@@ -201,7 +201,7 @@ def test_a_stream_of_spark(streams: SparkSession, folder: Path, tmp_path: Path) 
 
 
 def test_jobs_read_traffic_of_both_forms(spark: SparkSession, folder: Path) -> None:
-    span = Span(where="client = 'press-1' AND body_size > 8")
+    span = RowSelection(where="client = 'press-1' AND body_size > 8")
     copy = shutil.copytree(folder, folder.parent / "copy")
     convert(folder, 0, 3)
 

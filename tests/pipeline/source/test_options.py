@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, Not
 
 from gateway.errors import PipelineError
-from gateway.pipeline.journal.filters import Range, Wanted, narrowed
+from gateway.pipeline.journal.filters import Range, SelectedRows, narrowed
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, columns_of, options_of
-from gateway.pipeline.journal.planning import shared_out
+from gateway.pipeline.journal.planner import shared_out
 
 DAY_US = 1_700_006_400_000_000  # 2023-11-15
 DAY = datetime(2023, 11, 15, tzinfo=UTC)
@@ -71,20 +71,23 @@ def test_what_is_wrong_is_named(given: dict[str, str], text: str) -> None:
 
 
 RECEIVED, SEQUENCE, SHARD, ROUTE = ("received",), ("sequence",), ("shard",), ("route",)
-FILTERS: list[tuple[list[Filter], Wanted]] = [
-    ([GreaterThanOrEqual(RECEIVED, DAY)], Wanted(received=Range(DAY_US))),
-    ([GreaterThan(RECEIVED, DAY.replace(tzinfo=None))], Wanted(received=Range(DAY_US + 1))),
-    ([LessThan(RECEIVED, DAY), EqualTo(SHARD, "1")], Wanted(Range(None, DAY_US), shards=frozenset("1"))),
-    ([EqualTo(SEQUENCE, 7)], Wanted(sequence=Range(7, 8))),
-    ([GreaterThan(SEQUENCE, 3), LessThan(SEQUENCE, 9)], Wanted(sequence=Range(4, 9))),
-    ([In(ROUTE, ("a", "b")), EqualTo(ROUTE, "a")], Wanted(only={"route": frozenset("a")})),
-    ([Not(EqualTo(ROUTE, "a")), EqualTo(("body_size",), 3), EqualTo(ROUTE, None)], Wanted()),
+FILTERS: list[tuple[list[Filter], SelectedRows]] = [
+    ([GreaterThanOrEqual(RECEIVED, DAY)], SelectedRows(received=Range(DAY_US))),
+    ([GreaterThan(RECEIVED, DAY.replace(tzinfo=None))], SelectedRows(received=Range(DAY_US + 1))),
+    (
+        [LessThan(RECEIVED, DAY), EqualTo(SHARD, "1")],
+        SelectedRows(Range(None, DAY_US), shards=frozenset("1")),
+    ),
+    ([EqualTo(SEQUENCE, 7)], SelectedRows(sequence=Range(7, 8))),
+    ([GreaterThan(SEQUENCE, 3), LessThan(SEQUENCE, 9)], SelectedRows(sequence=Range(4, 9))),
+    ([In(ROUTE, ("a", "b")), EqualTo(ROUTE, "a")], SelectedRows(only={"route": frozenset("a")})),
+    ([Not(EqualTo(ROUTE, "a")), EqualTo(("body_size",), 3), EqualTo(ROUTE, None)], SelectedRows()),
 ]
 
 
 @pytest.mark.parametrize("filters, wanted", FILTERS, ids=range(len(FILTERS)))
-def test_filters_that_are_understood(filters: list[Filter], wanted: Wanted) -> None:
-    assert narrowed(Wanted(), filters) == wanted
+def test_filters_that_are_understood(filters: list[Filter], wanted: SelectedRows) -> None:
+    assert narrowed(SelectedRows(), filters) == wanted
 
 
 SHARES = [

@@ -20,14 +20,14 @@ from gateway.errors import PipelineError
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.pipeline.journal.options import Offsets, options_of
-from gateway.pipeline.journal.planning import SPAN_BYTES, JournalPartition
+from gateway.pipeline.journal.planner import SPAN_BYTES, JournalPartition
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.journal.stream import JournalStream
 from gateway.store.journal import reader, segments
-from gateway.store.journal.merging import merge_segments
+from gateway.store.journal.merge import merge_segments
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import Segment, segments_in
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.pipeline.journals import HOME, START, Journal, message, written
 from tests.pipeline.streams import finished
 from tests.store.journal.samples import block
@@ -201,7 +201,7 @@ def test_only_some_shards(tmp_path: Path) -> None:
 
 def test_the_mark_is_of_what_comes_behind_a_row(tmp_path: Path) -> None:
     """A micro-batch may end in a block, and what is behind it there has been received long before."""
-    journal = Journal(tmp_path, options=Options(flush_interval_secs=60))
+    journal = Journal(tmp_path, options=JournalOptions(flush_interval_secs=60))
     journal.clock.now = START + 100
     for second in (99, 10, 50, 98):
         journal.writer.record(HOME, [message(0)], ACCEPTED, Monotonic(START + second))

@@ -19,11 +19,11 @@ from gateway.pipeline.archive.tables import between
 from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
-from gateway.pipeline.journal.planning import JournalPartition, settled_later
+from gateway.pipeline.journal.planner import JournalPartition, settled_later
 from gateway.pipeline.journal.source import JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.pipeline.journals import HOME, START, STEP, Journal, message, written
 from tests.store.journal.samples import block
 
@@ -53,7 +53,7 @@ def read(folder: Path, *names: str, **options: str) -> list[tuple[Any, ...]]:
 
 
 def test_every_column_is_what_the_reader_reads(spark: SparkSession, tmp_path: Path) -> None:
-    journal = Journal(tmp_path, options=Options(body_bytes_max=10))
+    journal = Journal(tmp_path, options=JournalOptions(body_bytes_max=10))
     journal.write(0, 60)
     odd = Message(topic_address("a"), b"\xff" * 11, expires=1_800_000_000.5, hops=200, retain=True)
     journal.writer.record(HOME, [odd, odd], ACCEPTED, Monotonic(journal.clock()))
@@ -210,7 +210,9 @@ def test_an_end_by_time_says_what_it_leaves_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], segment_bytes: int
 ) -> None:
     """What came before it, and was settled behind rows that came later; by shard, of what is asked for."""
-    kept = Options(flush_rows=20, block_rows_max=20, flush_interval_secs=60, segment_bytes=segment_bytes)
+    kept = JournalOptions(
+        flush_rows=20, block_rows_max=20, flush_interval_secs=60, segment_bytes=segment_bytes
+    )
     for shard, late in ((0, 7), (1, 3), (2, 0)):
         journal = Journal(tmp_path, shard=shard, options=kept)
         journal.writer._oldest = lambda: START  # what waits for a broker that is away

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.properties import string
-from gateway.model.spooled import joined
+from gateway.model.spooled_bodies import joined
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -27,7 +27,7 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
 )
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.sending import Deliverer, Publisher
+from gateway.protocols.amqp091.sender import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import HEARTBEAT_FRAME, ReplyCode
 from tests.protocols.amqp091.wires import Wire, bytes_apart, heard, new_client, open_wire

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.model.spooled import APART_BYTES_MIN, Piece
+from gateway.model.spooled_bodies import APART_BYTES_MIN, Piece
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091.codec import encode_frame
 from gateway.protocols.amqp091.connection import PARTS_BYTES_MIN
-from gateway.protocols.amqp091.sending import Deliverer, Publisher
+from gateway.protocols.amqp091.sender import Deliverer, Publisher
 from gateway.protocols.amqp091.spec import ReplyCode
 from tests.protocols.amqp091.test_connection import KEY, RAW, publish_bytes
 from tests.protocols.amqp091.wires import Wire, heard, open_wire

@@ -7,11 +7,11 @@ from itertools import zip_longest
 import pytest
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.spooled import Nowhere, PassedOver
+from gateway.model.spooled_bodies import DiscardingSink, PassedOver
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_frame, encode_method_frame
-from gateway.protocols.amqp091.sending import Deliverer
+from gateway.protocols.amqp091.sender import Deliverer
 from gateway.protocols.amqp091.spec import ReplyCode
 from tests.protocols.amqp091.test_connection import KEY, RAW, publish_bytes
 from tests.protocols.amqp091.wires import Wire, heard, new_client, open_wire
@@ -109,7 +109,7 @@ def test_a_body_longer_than_announced_is_a_fault() -> None:
 
 
 def test_a_client_passes_over_what_is_too_large() -> None:
-    wire = Wire(client=new_client(message_bytes_max=HELD, sink=Nowhere))
+    wire = Wire(client=new_client(message_bytes_max=HELD, sink=DiscardingSink))
     wire.move()
     wire.client.open_channel()
     wire.move()

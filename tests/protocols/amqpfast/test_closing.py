@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import encode_command
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sender import Producer
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.protocols.amqpfast.states import State

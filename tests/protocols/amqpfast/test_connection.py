@@ -12,7 +12,7 @@ from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, encode_command, encode_head_properties
-from gateway.protocols.amqpfast.sending import PREPARED_MAX, Notifier, Producer
+from gateway.protocols.amqpfast.sender import PREPARED_MAX, Notifier, Producer
 from gateway.protocols.amqpfast.spec import (
     DELIVERED,
     HANDLE_NOTIFY,

@@ -13,7 +13,7 @@ from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import encode_command
-from gateway.protocols.amqpfast.sending import Notifier, Producer, Transfer
+from gateway.protocols.amqpfast.sender import Notifier, Producer, Transfer
 from gateway.protocols.amqpfast.spec import (
     DELIVERED,
     NOTIFY_STREAMING,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import encode_command
-from gateway.protocols.amqpfast.sending import Producer, Transfer
+from gateway.protocols.amqpfast.sender import Producer, Transfer
 from gateway.protocols.amqpfast.spec import PARTIAL
 from tests.protocols.amqpfast.test_fragments import bodies, closes_channel, closes_handle, part
 from tests.protocols.amqpfast.wires import HEAD, Wire, queue_wire

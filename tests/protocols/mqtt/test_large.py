@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.model.spooled import APART_BYTES_MIN, joined
+from gateway.model.spooled_bodies import APART_BYTES_MIN, joined
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.runs import Publishes
 from gateway.protocols.mqtt.spec import Version

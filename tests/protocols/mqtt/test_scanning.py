@@ -15,7 +15,7 @@ from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091 import translate as amqp
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_property, spans
-from gateway.protocols.mqtt.scanning import scan, texts_of
+from gateway.protocols.mqtt.property_scan import scan, texts_of
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.protocols.mqtt.translate import HOPS, REPLY_TO, TYPES, decode_properties, publish_essentials
 

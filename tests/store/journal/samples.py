@@ -11,11 +11,11 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.column_buffers import TOGETHER, Apart, Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
-from gateway.store.journal.gathering import TOGETHER, Apart, Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
-from gateway.store.journal.writer import JournalWriter, Options
+from gateway.store.journal.writer import JournalOptions, JournalWriter
 
 UTC_US = 1_700_000_000_000_000
 HOME = RowLabels("", "", "mqtt", "mqtt")
@@ -62,11 +62,13 @@ def told(_: str) -> None:
     """A log that nobody reads."""
 
 
-def writer(folder: Path, shard: int = 0, options: Options | None = None, **also: Any) -> JournalWriter:
+def writer(folder: Path, shard: int = 0, options: JournalOptions | None = None, **also: Any) -> JournalWriter:
     return JournalWriter(folder, shard, options, **({"clock": time.monotonic, "tell": told} | also))
 
 
-def write(folder: Path, *numbers: range, shard: int = 0, options: Options | None = None, **also: Any) -> None:
+def write(
+    folder: Path, *numbers: range, shard: int = 0, options: JournalOptions | None = None, **also: Any
+) -> None:
     """Record each range as a part of its own, and close."""
     made = writer(folder, shard, options, **also)
     for part in numbers:

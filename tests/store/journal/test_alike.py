@@ -17,8 +17,8 @@ from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.encoding import ROWS_USUAL, Encoder
-from gateway.store.journal.gathering import TOGETHER, Apart, Settled
+from gateway.store.journal.column_buffers import TOGETHER, Apart, Settled
+from gateway.store.journal.encoder import ROWS_USUAL, Encoder
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
 from tests.store.journal.samples import HOME, UP, bytes_of, gathered, whole

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch

@@ -18,7 +18,8 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
-from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import (
     VERSION,
     DamageError,
@@ -26,7 +27,6 @@ from gateway.store.journal.format import (
     Repeated,
     decode_runs,
 )
-from gateway.store.journal.gathering import RowLabels, Settled
 from tests.store.journal.samples import bytes_of, gathered, rows_of, write
 
 FORMAT_4: Final = (

@@ -9,8 +9,7 @@ import pytest
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.gathering import (
+from gateway.store.journal.column_buffers import (
     COPIED_BYTES,
     MEMORIES_MAX,
     MEMORY_BYTES,
@@ -20,6 +19,7 @@ from gateway.store.journal.gathering import (
     OwnEntries,
     Settled,
 )
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import HOME, bytes_of, gathered, whole

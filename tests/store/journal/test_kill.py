@@ -18,7 +18,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import HOME, message, writer
 options = Options(flush_interval_secs=0.001, flush_rows=50, segment_bytes=60_000)
 made = writer(Path(sys.argv[1]), options=options)

@@ -16,18 +16,18 @@ from gateway.model.properties import Properties, property_set
 from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal import appending, merging
-from gateway.store.journal.appending import SMALL_MAX, Appender
+from gateway.store.journal import appender, merge
+from gateway.store.journal.appender import SMALL_MAX, Appender
 from gateway.store.journal.format import DamageError
-from gateway.store.journal.merging import merge_segments
+from gateway.store.journal.merge import merge_segments
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.segments import Segment
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import HOME, UP, until, writer
 
 START: Final = 1_700_000_000.0
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
-PATIENT: Final = Options(flush_interval_secs=60.0, body_bytes_max=20)
+PATIENT: Final = JournalOptions(flush_interval_secs=60.0, body_bytes_max=20)
 
 
 def odd(number: int) -> Message:
@@ -59,7 +59,7 @@ def went(message: Message, number: int) -> Message:
 class Quiet:
     """A journal of which every flush is some rows; the clocks are set by hand."""
 
-    def __init__(self, folder: Path, options: Options = PATIENT, **also: Any) -> None:
+    def __init__(self, folder: Path, options: JournalOptions = PATIENT, **also: Any) -> None:
         self.now = 100.0
         clocks: dict[str, Any] = {"clock": lambda: self.now, "utc": lambda: self.now - 100.0 + START}
         self.writer = writer(folder, options=options, **clocks, **also)
@@ -103,7 +103,7 @@ def segments(folder: Path) -> list[Segment]:
 
 def leave_unmerged(patch: pytest.MonkeyPatch) -> None:
     """Segments end by their size, with an index and as they are."""
-    patch.setattr(appending, "MERGED_FROM", 1 << 30)
+    patch.setattr(appender, "MERGED_FROM", 1 << 30)
     patch.setattr(Appender, "_put_together", lambda *_: None)
 
 
@@ -117,7 +117,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quiet")
     with pytest.MonkeyPatch.context() as patch:
         leave_unmerged(patch)
-        made = Quiet(folder, Options(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=60_000))
+        made = Quiet(
+            folder, JournalOptions(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=60_000)
+        )
         made.write(100)
         made.writer.close()
     assert len(segments(folder)) > 3
@@ -227,7 +229,7 @@ def test_what_cannot_be_merged_is_left_alone(
         tried.append(segments)
         raise DamageError("x")
 
-    monkeypatch.setattr(appending, "merge_segments", fails)
+    monkeypatch.setattr(appender, "merge_segments", fails)
     folder = shutil.copytree(written, tmp_path / "quiet")
     given: dict[str, Any] = {"segment_bytes": 64 << 20, "segment_secs": 3_600.0, "retention_bytes": 0}
     given |= {"retention_secs": 0, "sync_interval_secs": 0}
@@ -259,8 +261,8 @@ def test_gaps_stay(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.write(3)
     made.writer.close()
     before = list(JournalReader(quiet).rows("0"))
-    monkeypatch.setattr(appending, "MERGED_FROM", 1)
-    made = Quiet(quiet, Options(flush_interval_secs=60.0, segment_secs=1.0))
+    monkeypatch.setattr(appender, "MERGED_FROM", 1)
+    made = Quiet(quiet, JournalOptions(flush_interval_secs=60.0, segment_secs=1.0))
     made.write(1)
     made.writer.close()
     assert [one.byte_count for one in segments(quiet)]
@@ -297,7 +299,7 @@ def test_killed_in_a_merge(quiet: Path, place: str, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patched:
         if place == "fsync":
-            patched.setattr(merging.os, "fsync", die)
+            patched.setattr(merge.os, "fsync", die)
         else:
             patched.setattr(Path, place, die)
         with pytest.raises(Killed):
@@ -361,7 +363,7 @@ def test_routes_are_not_listed_without_end(tmp_path: Path, monkeypatch: pytest.M
     from gateway.store.journal import summary
 
     monkeypatch.setattr(summary, "ROUTES_MAX", 2)
-    made = Quiet(tmp_path, Options(flush_interval_secs=60.0, segment_secs=1.0))
+    made = Quiet(tmp_path, JournalOptions(flush_interval_secs=60.0, segment_secs=1.0))
     made.write(30)
     made.writer.close()
     assert len(rows_of(tmp_path, only={"route": {"up1"}})) == len(
@@ -371,7 +373,7 @@ def test_routes_are_not_listed_without_end(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.needs("time")
 def test_files_of_an_hour_become_one_when_it_is_over(tmp_path: Path) -> None:
-    made = Quiet(tmp_path, Options(flush_interval_secs=60.0, segment_secs=600.0))
+    made = Quiet(tmp_path, JournalOptions(flush_interval_secs=60.0, segment_secs=600.0))
     made.write(3 * SMALL_MAX)
     until(lambda: len(blocks_of(tmp_path)) < 20)
     made.now += 1_300
@@ -441,13 +443,13 @@ def test_a_damaged_end_of_a_segment_stops_merging_and_not_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    made = Quiet(tmp_path, Options(flush_interval_secs=0.01, segment_secs=100.0), tell=told.append)
+    made = Quiet(tmp_path, JournalOptions(flush_interval_secs=0.01, segment_secs=100.0), tell=told.append)
     made.write(130)
 
     def damaged(_: object, segment: Segment) -> None:
         raise DamageError(f"{segment.path}: what its end says cannot be read")
 
-    monkeypatch.setattr(appending, "summary_of", damaged)
+    monkeypatch.setattr(appender, "summary_of", damaged)
     made.write(130)
     monkeypatch.undo()
     made.write(130)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.format import Column, Draft, Header, Kind, encode_columns, gap_draft
-from gateway.store.journal.gathering import RowLabels, Settled
-from gateway.store.journal.reader import Extent, Gap, JournalReader
+from gateway.store.journal.column_buffers import RowLabels, Settled
+from gateway.store.journal.encoder import Encoder
+from gateway.store.journal.format import Column, ColumnKind, Draft, Header, encode_columns, gap_draft
+from gateway.store.journal.reader import Gap, JournalReader, ShardExtent
 from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import (
     UTC_US,
@@ -95,15 +95,15 @@ def test_blocks_without_the_route_are_not_given(folder: Path) -> None:
 
 def test_the_extent(folder: Path) -> None:
     byte_count = sum(path.stat().st_size for path in folder.iterdir())
-    expected = Extent("0", 0, 8, 8, 0, 4, 2, byte_count, UTC_US, UTC_US + 3 * MINUTE, None, 4, 0, 2)
+    expected = ShardExtent("0", 0, 8, 8, 0, 4, 2, byte_count, UTC_US, UTC_US + 3 * MINUTE, None, 4, 0, 2)
     assert JournalReader(folder).extent("0") == expected
-    assert JournalReader(folder).extent("9") == Extent("9", 0, 0, 0, 0, 0, 0, 0, None, None)
+    assert JournalReader(folder).extent("9") == ShardExtent("9", 0, 0, 0, 0, 0, 0, 0, None, None)
 
 
 def test_columns_of_a_later_gateway(folder: Path) -> None:
     """A column that nobody here knows is carried along by its kind."""
     columns = encode_columns(
-        [Column("colour", Kind.UINT32, (255, 0)), Column("text", Kind.TEXT, (255, 1, 2))]
+        [Column("colour", ColumnKind.UINT32, (255, 0)), Column("text", ColumnKind.TEXT, (255, 1, 2))]
     )
     header = Header(0, 1, 0, 0, 2, 5, 5, 2, 0, 0, 0)
     buffers = [b"\1\0\0\0\2\0\0\0", b"\0\0\0\0\1\0\0\0\2\0\0\0", b"xy"]

@@ -19,11 +19,11 @@ from gateway.model.properties import Properties, PropertySet, Value, ValueType, 
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.store.journal.column_buffers import RowLabels, Settled
 from gateway.store.journal.columns import COLUMNS
-from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
-from gateway.store.journal.format import Kind
-from gateway.store.journal.gathering import RowLabels, Settled
+from gateway.store.journal.encoder import Encoder
+from gateway.store.journal.entries import ENTRIES_MAX, BlockDictionary, bitmap
+from gateway.store.journal.format import ColumnKind
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At
 from gateway.store.journal.wires import PROPERTIES_BYTES_MAX
@@ -130,7 +130,12 @@ def test_every_column(tmp_path: Path, level: int) -> None:
 
 def test_every_column_has_been_named() -> None:
     assert len({column.name for column in COLUMNS}) == len(COLUMNS)
-    assert {column.kind for column in COLUMNS} >= {Kind.TIME, Kind.UINT8, Kind.UINT32, Kind.CODED}
+    assert {column.kind for column in COLUMNS} >= {
+        ColumnKind.TIME,
+        ColumnKind.UINT8,
+        ColumnKind.UINT32,
+        ColumnKind.CODED,
+    }
 
 
 ADDRESSES = [
@@ -363,7 +368,7 @@ def test_arrow_finds_its_buffers(tmp_path: Path) -> None:
 
 
 def test_dictionaries_forget(tmp_path: Path) -> None:
-    entries = Entries(1)
+    entries = BlockDictionary(1)
     entries.begin(10)
     for number in range(10):
         entries.add_all([[b"%d" % number]])

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import clock
 from gateway.store.journal import segments
-from gateway.store.journal.appending import RETENTION_SECS, Appender
+from gateway.store.journal.appender import RETENTION_SECS, Appender
 from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
 from gateway.store.journal.segments import Segment
@@ -71,7 +71,7 @@ def test_what_is_on_the_disk_need_not_stay_in_memory(
         if fails:
             raise OSError
 
-    monkeypatch.setattr("gateway.store.journal.appending.CACHED_BYTES", 4_096)
+    monkeypatch.setattr("gateway.store.journal.appender.CACHED_BYTES", 4_096)
     monkeypatch.setattr("os.posix_fadvise", advise)
     clock = Clock()
     made = appender(tmp_path, clock, sync_interval_secs=secs)
@@ -105,7 +105,7 @@ def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None
 def test_no_more_pieces_than_the_system_takes_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.journal.appending.PIECES_MAX", 10)
+    monkeypatch.setattr("gateway.store.journal.appender.PIECES_MAX", 10)
     blocks = [seal(lay_out(draft(2 * place, 2), 0)) for place in range(10)]
     each = len(blocks[0].pieces)
     made = appender(tmp_path, Clock())
@@ -306,7 +306,7 @@ def test_segments_are_converted_in_time_after_the_clock_was_set_back(
     def conversion(_: object, shard: int, chosen: Sequence[Segment], next_: int) -> None:
         begun.append([one.first for one in chosen])
 
-    monkeypatch.setattr("gateway.store.journal.appending.Conversion", conversion)
+    monkeypatch.setattr("gateway.store.journal.appender.Conversion", conversion)
     made = appender(tmp_path, machine.clock, segment_secs=3_600, converter=("x",))
     append(made)
     machine.pass_(RETENTION_SECS + 1)

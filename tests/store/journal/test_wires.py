@@ -25,10 +25,10 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt import translate as mqtt_translate
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal import wires
+from gateway.store.journal.column_buffers import RowLabels, Settled
 from gateway.store.journal.columns import SET
-from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import DamageError
-from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import Block, JournalReader, Row
 from gateway.store.journal.wires import (
     APART_FROM,

@@ -17,9 +17,9 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols import DIALECTS
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.gathering import Gathering
+from gateway.store.journal.column_buffers import Gathering
 from gateway.store.journal.reader import Gap, JournalReader
-from gateway.store.journal.writer import Options
+from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import (
     HOME,
     UP,
@@ -33,9 +33,9 @@ from tests.store.journal.samples import (
     writer,
 )
 
-PATIENT = Options(flush_interval_secs=60.0)
+PATIENT = JournalOptions(flush_interval_secs=60.0)
 mqtt_set = DIALECTS["mqtt"].property_set
-QUICK = Options(flush_interval_secs=0.001, retry_secs=0.001)
+QUICK = JournalOptions(flush_interval_secs=0.001, retry_secs=0.001)
 
 
 class Disk:
@@ -71,7 +71,7 @@ def test_times_are_utc(tmp_path: Path) -> None:
 
 def test_properties_that_fill_a_memory_end_a_block(tmp_path: Path) -> None:
     """Where each message says something new the next block is not looked through, but for the first."""
-    made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=100))
+    made = writer(tmp_path, options=JournalOptions(flush_interval_secs=60.0, flush_rows=100))
     texts = [f"{at:08d}" * 3_750 for at in range(160)]  # 30 000 bytes each
     for begin in range(0, len(texts), 10):
         some = [
@@ -111,7 +111,7 @@ def test_one_flush_is_one_block(tmp_path: Path) -> None:
 
 
 def test_a_long_part_is_cut_into_blocks(tmp_path: Path) -> None:
-    options = Options(flush_interval_secs=60.0, block_rows_max=4)
+    options = JournalOptions(flush_interval_secs=60.0, block_rows_max=4)
     write(tmp_path, range(3), range(3, 13), range(13, 14), options=options)
     rows = [at.header.rows for at in JournalReader(tmp_path).index("0") if not isinstance(at, Gap)]
     assert max(rows) == 4
@@ -119,13 +119,13 @@ def test_a_long_part_is_cut_into_blocks(tmp_path: Path) -> None:
 
 
 def test_large_bodies_make_small_blocks(tmp_path: Path) -> None:
-    options = Options(flush_interval_secs=60.0, body_bytes_max=512 * 1_048_576)
+    options = JournalOptions(flush_interval_secs=60.0, body_bytes_max=512 * 1_048_576)
     write(tmp_path, range(2), options=options)
     assert len(list(JournalReader(tmp_path).index("0"))) == 2
 
 
 def test_enough_rows_become_columns_at_once(tmp_path: Path) -> None:
-    made = writer(tmp_path, options=Options(flush_interval_secs=60.0, flush_rows=10))
+    made = writer(tmp_path, options=JournalOptions(flush_interval_secs=60.0, flush_rows=10))
     made.record(HOME, [message(n) for n in range(9)], ACCEPTED, Monotonic(time.monotonic()))
     assert made.backlog_bytes == 0
     made.record(HOME, [message(9)], ACCEPTED, Monotonic(time.monotonic()))
@@ -175,7 +175,7 @@ def test_a_disk_that_takes_little_at_a_time(tmp_path: Path, bytes_max: int) -> N
 def test_a_slow_disk_costs_rows_and_says_so(tmp_path: Path) -> None:
     disk = Disk()
     disk.go_on.clear()
-    options = Options(flush_interval_secs=0.001, flush_rows=20, backlog_bytes_max=100)
+    options = JournalOptions(flush_interval_secs=0.001, flush_rows=20, backlog_bytes_max=100)
     made = writer(tmp_path, options=options, pwritev=disk)
     made.record(HOME, [message(n) for n in range(40)], ACCEPTED, Monotonic(time.monotonic()))
     assert disk.waits.wait(20)
@@ -214,7 +214,7 @@ def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
 def test_a_full_disk_closes_nothing(tmp_path: Path) -> None:
     disk = Disk()
     told: list[str] = []
-    options = Options(flush_interval_secs=0.001, retry_secs=0.001, flush_rows=3, backlog_bytes_max=100)
+    options = JournalOptions(flush_interval_secs=0.001, retry_secs=0.001, flush_rows=3, backlog_bytes_max=100)
     made = writer(tmp_path, options=options, pwritev=disk, tell=told.append)
     made.record(HOME, [message(n) for n in range(3)], ACCEPTED, Monotonic(time.monotonic()))
     until(lambda: made.rows == 3)
@@ -300,7 +300,9 @@ def test_a_reader_follows_a_live_writer(tmp_path: Path, level: int) -> None:
     """While blocks are written a few bytes at a time and files are rolled."""
     disk = Disk()
     disk.bytes_max = 700
-    options = Options(flush_interval_secs=0.001, segment_bytes=8_192, compress=level, block_rows_max=50)
+    options = JournalOptions(
+        flush_interval_secs=0.001, segment_bytes=8_192, compress=level, block_rows_max=50
+    )
     made = writer(tmp_path, options=options, pwritev=disk)
     count = 3_000
     done = threading.Event()

@@ -1,0 +1,519 @@
+"""Dead-lettering: messages that leave a queue without being consumed, and where they go.
+
+A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
+work: dead letters are routed by the queue's dead letter exchange and put into the queues there. Each message
+is settled in the same wake-up, so that the store adds the dead letter and settles the message in one commit.
+Many deaths are processed in turns; those that wait are not settled, and while very many wait, queues deliver
+nothing that could be rejected, too. `x-death` lists where a message has died
+before. A dead letter does not return to a queue in which it has died, unless a consumer rejected it on the
+way; otherwise it would travel forever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from gateway import clock
+from gateway.broker.amqp091.arguments import QueueArguments
+from gateway.broker.poison import poisoned
+from gateway.broker.scheduler import CallScheduler, ScheduledCall
+from gateway.containment import contained
+from gateway.errors import LocalProtocolError, ProtocolError
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Recipient, Sink
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.times import Monotonic
+from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.table import encode_table
+from gateway.protocols.amqp091.translate import (
+    BLIND,
+    PERSISTENT,
+    PROTOCOL,
+    content_properties,
+    encode_properties,
+    essentials,
+)
+
+EXPIRED: Final = "expired"
+REJECTED: Final = "rejected"
+TOO_MANY: Final = "maxlen"
+DELAYED: Final = "delayed"  # not a death: the delay of a message is over
+DELIVERY_LIMIT: Final = "delivery_limit"
+HISTORY: Final = "x-death"
+COUNT: Final = "x-delivery-count"
+COPIES_MAX: Final = 100  # keys besides the first, each of which is routed by itself
+COPIES: Final = "CC"
+DEATHS_MAX: Final = 64  # in one history, which each dead letter copies
+EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
+BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 ms
+# Deaths that wait; beyond it queues deliver nothing, and messages beyond a length limit get no dead letter:
+# those can multiply faster than they are processed.
+NOTED_MAX: Final = 100_000
+COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
+TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
+NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
+NOBODY_NOW: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the delayed message")
+Lost = Callable[[list[Message], Outcome], None]
+
+
+class Mortal(Sink, Protocol):
+    """Queue in which messages die, and which receives dead letters."""
+
+    name: str
+    options: QueueArguments
+    deleted: bool
+
+    @property
+    def is_delay(self) -> bool:
+        """True if messages only wait here until they are due, and do not die, whatever the queue's name."""
+
+    def settle_dead(self, positions: list[int]) -> None:
+        """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+
+    def dispatch(self) -> None:
+        """Deliver ready messages, then do what is due afterwards."""
+
+
+class Delay(Mortal, Protocol):
+    """Queue of messages whose delay is not over."""
+
+    def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
+        """Return the queues of a message whose delay is over, and the message for them.
+
+        `utc` is the time in UTC seconds.
+        """
+
+    def settle_beside(self, positions: list[int]) -> None:
+        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+
+    def take_back(self, position: int, message: Message) -> bool:
+        """Requeue a message that the failing disk refused. Return False if the exchange is deleted."""
+
+
+class Death:
+    """Message that has left its queue and is not routed yet."""
+
+    __slots__ = ("delay", "is_settled", "message", "position", "queue", "reason")
+
+    def __init__(
+        self, queue: Mortal, message: Message, reason: str, position: int | None, delay: Delay | None = None
+    ) -> None:
+        """Note a message that was at `position`; None if it never was in the queue.
+
+        `delay` is the queue if the message did not die, but is due.
+        """
+        self.queue = queue
+        self.message = message
+        self.reason = reason
+        self.position = position
+        self.delay = delay
+        self.is_settled = False  # every queue has accepted or refused it
+
+
+class Undertaker(Protocol):
+    """Interface of the virtual host for dead-lettering."""
+
+    alarms: CallScheduler
+
+    def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[Mortal]:
+        """Return the queues to which an exchange routes these keys."""
+
+
+class DeadLettering:
+    """Deaths of one virtual host; the source of its dead letters."""
+
+    def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
+        """Create it for `host`; `lost` gets the dead letters that a queue refused."""
+        self.noted: deque[Death] = deque()
+        self.dropped: Counter[str] = Counter()  # by reason: messages that were dropped
+        self._host = host
+        self._lost = lost
+        self._burying = False
+        self._next_turn: ScheduledCall | None = None
+        self._waiting: dict[Mortal, None] = {}  # queues that deliver nothing until fewer deaths wait
+
+    @property
+    def late(self) -> bool:
+        """True if dead letters wait for the next turn."""
+        return self._next_turn is not None
+
+    def note(self, queue: Mortal, message: Message, reason: str, position: int | None = None) -> bool:
+        """Note a dead message, which its queue no longer has at `position` (None if it never had it).
+
+        Return False if there will be no dead letter: the queue then settles the message itself.
+        """
+        if queue.options.dead_letter_exchange is None or queue.deleted:
+            self.dropped[f"queue_{reason}"] += 1
+            return False
+        if (position is None or reason == TOO_MANY) and len(self.noted) >= NOTED_MAX:
+            self.dropped["dead_letter_refused"] += 1
+            return False
+        self.noted.append(Death(queue, message, reason, position))
+        return True
+
+    def holds_back(self, queue: Mortal) -> bool:
+        """Return True if so many deaths wait that `queue` must deliver nothing; it is dispatched later."""
+        if len(self.noted) < NOTED_MAX:
+            return False
+        self._waiting[queue] = None
+        return True
+
+    def note_due(self, delay: Delay, message: Message, position: int) -> None:
+        """Queue a message whose delay is over, to be routed when the dead letters are sent."""
+        self.noted.append(Death(delay, message, DELAYED, position, delay))
+
+    def bury(self) -> None:
+        """Send the noted dead letters, including those that this causes."""
+        if self._burying or self._next_turn is not None:
+            return
+        self._burying = True
+        try:
+            left = BURIED_MAX
+            while self.noted and left > 0:
+                left -= self._bury(left)
+        finally:
+            self._burying = False
+        if self.noted:
+            self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
+        if self._waiting and len(self.noted) <= NOTED_MAX // 2:
+            waiting, self._waiting = self._waiting, {}
+            for queue in waiting:
+                queue.dispatch()
+
+    def _go_on(self) -> None:
+        self._next_turn = None
+        self.bury()
+
+    def _bury(self, most: int) -> int:
+        """Send some dead letters, and settle the dead messages. Return the number of letters and targets."""
+        batch = Batch(self, clock.now())
+        recipients: dict[Mortal, Recipient] = {}
+        settled: dict[Mortal, list[int]] = {}
+        released: list[Death] = []
+        utc = clock.utc()
+        count = 0
+        while self.noted and count < most:
+            death = self.noted.popleft()
+            letter, targets = self._routed(death, utc)
+            count += 1 + len(targets)
+            if targets:
+                for target in targets:
+                    if target not in recipients:
+                        recipients[target] = Recipient(target)
+                batch.add((death, letter), [(recipients[target], letter) for target in targets])
+            if targets and death.delay is not None:
+                released.append(death)
+            elif death.position is not None:
+                settled.setdefault(death.queue, []).append(death.position)
+        batch.send()
+        for queue, positions in settled.items():
+            queue.settle_dead(positions)
+        _settle_beside(released)
+        return count
+
+    def _routed(self, death: Death, utc: float) -> tuple[Message, Sequence[Mortal]]:
+        """Return the dead letter of a message, or the message that is due, and its queues.
+
+        A message without queues is dropped or kept as the gateway's dead letter.
+        """
+        queue, message, delay = death.queue, death.message, death.delay
+        targets: Sequence[Mortal] | None
+        try:
+            if delay is None:
+                targets, letter = self._letter(queue, message, death.reason, utc)
+            else:
+                targets, letter = delay.release(message, utc)
+        except Exception as error:
+            # A due message does not expire as a dead letter.
+            letter = message if delay is None else living(message, NEVER)
+            self._lose(letter, poisoned(error, queue=queue.name))
+            return letter, ()
+        if targets is None:
+            self._lose(letter, TOO_OFTEN)
+        elif not targets and delay is not None:
+            self._lose(letter, NOBODY_NOW, "delayed_unrouted")
+        elif not targets and queue.options.at_least_once:
+            self._lose(letter, NOBODY)
+        elif not targets:
+            self.dropped[f"queue_{death.reason}"] += 1
+        return letter, targets or ()
+
+    def _letter(
+        self, queue: Mortal, message: Message, reason: str, utc: float
+    ) -> tuple[Sequence[Mortal] | None, Message]:
+        """Return the queues for a dead message (None if it died in too many) and its dead letter."""
+        address = message.address
+        exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
+        assert exchange is not None
+        native = _native(queue, message, utc)
+        headers = _with_death(native, queue.name, reason, address, int(utc))
+        if not _can_be_written(headers):  # nested as deeply as can be read, and now one level deeper
+            headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
+        endless = len(dict(headers)[HISTORY].value) > DEATHS_MAX
+        if endless:
+            headers, endless = _shortened(headers)
+        copies, blind = copied_keys(headers, COPIES), blind_copies(message)
+        copies += copied_keys(blind, BLIND)
+        native.headers = (*blind, *headers)
+        if key is not None:
+            native.headers = tuple(pair for pair in headers if pair[0] != COPIES)
+            copies = []
+        native.expiration = None
+        first = address.name if key is None else key
+        letter = Message(
+            amqp_address(exchange, first),
+            message.body,
+            content_properties(encode_basic_properties(native)),
+            message.assurance,
+            native.delivery_mode == PERSISTENT if queue.options.quorum else message.durable,
+            message.retain,
+            NEVER,
+            message.hops,
+            message.sender,
+        )
+        if endless:
+            return None, letter
+        found = self._host.route_keys(exchange, [first, *copies[:COPIES_MAX]], letter)
+        if reason != REJECTED:
+            visited = _visited(headers)
+            found = [target for target in found if target.is_delay or target.name not in visited]
+        return found, letter
+
+    # Interface of a batch's source.
+
+    def settle(
+        self,
+        receipts: list[tuple[Death, Message]],
+        refused: dict[int, Outcome] | None,
+        received: Monotonic,
+    ) -> None:
+        """Settle due messages, and count and report what a queue refused.
+
+        A due message that the failing disk refused is requeued instead.
+        """
+        settled: dict[Delay, list[int]] = {}
+        for at, (death, letter) in enumerate(receipts):
+            death.is_settled = True
+            delay, position = death.delay, death.position
+            outcome = ACCEPTED if refused is None else refused.get(at, ACCEPTED)
+            if delay is not None and position is not None:
+                if outcome.reason is Reason.STORE and delay.take_back(position, death.message):
+                    continue
+                settled.setdefault(delay, []).append(position)
+            if outcome is not ACCEPTED:
+                self._lose(letter, outcome)
+        for queue, positions in settled.items():
+            queue.settle_dead(positions)
+
+    def _lose(self, letter: Message, outcome: Outcome, word: str = "dead_letter_refused") -> None:
+        self.dropped[word] += 1
+        if self._lost is not None:
+            self._lost([letter], outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Return no functions, because deaths cannot be paused."""
+        return []
+
+
+def _settle_beside(released: list[Death]) -> None:
+    """Settle due messages in the transaction that stores them elsewhere, except those that are settled."""
+    pending: dict[Delay, list[int]] = {}
+    for death in released:
+        if death.delay is not None and death.position is not None and not death.is_settled:
+            pending.setdefault(death.delay, []).append(death.position)
+    for delay, positions in pending.items():
+        delay.settle_beside(positions)
+
+
+def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:
+    """Return the encoded properties of a message for its consumer, with the number of its returns if given.
+
+    Excludes what is no property of the message: the queue's time to live, and durability due to a quorum
+    queue. Raises RemoteProtocolError for properties that its sender malformed.
+    """
+    if returns is not None:
+        native = decode_properties(own_properties(queue, message, utc))
+        headers = dict(native.headers or ()) | {COUNT: Value(ValueType.INT64, returns)}
+        native.headers = tuple(sorted(headers.items()))
+        return encode_basic_properties(native)
+    if queue.options.quorum and message.property_set.protocol == PROTOCOL:
+        message = lasting(message, essentials(message.property_set).durable)
+    if queue.options.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
+        return encode_properties(message, utc)
+    limited = essentials(message.property_set).expiration_ms is not None
+    return encode_properties(living(message, message.expires if limited else NEVER), utc)
+
+
+def lasting(message: Message, durable: bool) -> Message:
+    """Return the message with another durability."""
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def living(message: Message, expires: float) -> Message:
+    """Return the message with another expiry, in POSIX seconds."""
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def _native(queue: Mortal, message: Message, utc: float) -> BasicProperties:
+    """Return the properties of a message; empty ones if the sender malformed them."""
+    try:
+        return decode_properties(own_properties(queue, message, utc))
+    except ProtocolError:
+        return BasicProperties()
+    except Exception as error:
+        contained("delivery", error, queue=queue.name)
+        return BasicProperties()
+
+
+def copied_keys(headers: Headers | None, name: str) -> list[str]:
+    """Return the routing keys in a header of copies (`CC`, `BCC`), without values that are not texts."""
+    found = dict(headers or ()).get(name)
+    if found is None or found.type is not ValueType.ARRAY:
+        return []
+    return [one.value for one in found.value if isinstance(one.value, str)]
+
+
+def blind_copies(message: Message) -> Headers:
+    """Return the header of blind copies that a message has, as the only header; () if it has none."""
+    property_set = message.property_set
+    if property_set.protocol != PROTOCOL:
+        return ()
+    try:
+        if not essentials(property_set).special:
+            return ()
+        headers = decode_properties(property_set.raw).headers
+    except ProtocolError:
+        return ()
+    return tuple(pair for pair in headers or () if pair[0] == BLIND)
+
+
+def _shortened(headers: Headers) -> tuple[Headers, bool]:
+    """Return the headers with the newest deaths of their history.
+
+    The second result is True if no consumer has rejected the message at any of them, so that it may travel
+    forever.
+    """
+    found = dict(headers)
+    deaths = found[HISTORY].value[:DEATHS_MAX]
+    found[HISTORY] = Value(ValueType.ARRAY, deaths)
+    return tuple(found.items()), all(_given(death).get("reason") != REJECTED for death in deaths)
+
+
+def _can_be_written(headers: Headers) -> bool:
+    try:
+        encode_table(headers)
+    except LocalProtocolError:
+        return False
+    return True
+
+
+def _with_death(native: BasicProperties, queue: str, reason: str, address: Address, utc: int) -> Headers:
+    """Return the headers with one more death in their history, in RabbitMQ's order."""
+    headers = dict(native.headers or ())
+    keys = [address.name, *copied_keys(native.headers, COPIES)]
+    death = [
+        ("count", Value(ValueType.INT64, 1)),
+        ("reason", string(reason)),
+        ("queue", string(queue)),
+        ("time", Value(ValueType.TIMESTAMP, utc)),
+        ("exchange", string(address.scope)),
+        ("routing-keys", Value(ValueType.ARRAY, tuple(string(key) for key in keys))),
+    ]
+    if native.expiration is not None:
+        death.append(("original-expiration", string(native.expiration)))
+    history = headers.get(HISTORY)
+    if history is None:
+        deaths: tuple[Value, ...] = (Value(ValueType.TABLE, tuple(death)),)
+        headers["x-first-death-reason"] = string(reason)
+        headers["x-first-death-queue"] = string(queue)
+        headers["x-first-death-exchange"] = string(address.scope)
+    elif history.type is not ValueType.ARRAY:
+        deaths = (Value(ValueType.TABLE, tuple(death)),)
+    else:
+        deaths = _died_again(history.value, death, queue, reason)
+    headers[HISTORY] = Value(ValueType.ARRAY, deaths)
+    return tuple(sorted(headers.items()))
+
+
+def _died_again(
+    history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
+) -> tuple[Value, ...]:
+    """Return the history with one more death: an equal entry is counted, and the latest is first."""
+    others = []
+    known: dict[str, Value] | None = None
+    for one in _grouped(history):
+        given = _given(one)
+        if known is None and (given.get("queue"), given.get("reason")) == (queue, reason):
+            known = dict(one.value)
+            count = given.get("count")
+            again = count + 1 if isinstance(count, int) and 0 <= count < COUNT_MAX else 1
+            known["count"] = Value(ValueType.INT64, again)
+        else:
+            others.append(one)
+    pairs = death if known is None else list(known.items())
+    return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
+
+
+def _grouped(history: tuple[Value, ...]) -> list[Value]:
+    """Return the history with one entry for each queue and reason, in RabbitMQ's order.
+
+    Old brokers wrote one entry for each death, without a count.
+    """
+    if len(history) == 1:
+        return [*history]
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    for at, one in enumerate(history):
+        given = _given(one)
+        groups.setdefault((given.get("queue"), given.get("reason")) if given else (at,), []).append(one)
+    found = []
+    for first, *others in reversed(groups.values()):
+        if first.type is ValueType.TABLE and "count" not in _given(first):
+            count = ("count", Value(ValueType.INT64, 1 + len(others)))
+            first = Value(ValueType.TABLE, (count, *first.value))
+        found.append(first)
+    return found
+
+
+def _given(death: Value) -> dict[str, Any]:
+    """Return the fields of an entry of the history; {} if it is no table."""
+    if death.type is not ValueType.TABLE:
+        return {}
+    return {name: value.value for name, value in death.value}
+
+
+def _visited(headers: Headers) -> set[str]:
+    """Return the queues in which the message has died since a consumer last rejected it."""
+    found = set()
+    for death in dict(headers)[HISTORY].value:
+        given = _given(death)
+        if given.get("reason") == REJECTED:
+            break
+        queue = given.get("queue")
+        if isinstance(queue, str):
+            found.add(queue)
+    return found

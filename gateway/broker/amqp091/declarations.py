@@ -1,0 +1,261 @@
+"""Declarations of the configuration and of RabbitMQ's files: gathered, checked, and made.
+
+They are checked on empty virtual hosts without a store, which are created for that. What cannot be declared
+there is wrong in itself, and `gateway check` finds it in the same way. What cannot be declared at the start
+differs from what the store has. Everything is declared as by a client: what exists as declared is used
+unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Final, NamedTuple
+
+from gateway.broker.amqp091.arguments import ALTERNATE, EXCHANGE_ARGUMENTS, QUEUE_ARGUMENTS
+from gateway.broker.amqp091.exports import KINDS, Thing, read_export
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.policies import Policy, joined, read_policies
+from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, AmqpRefused
+from gateway.broker.amqp091.virtual_host import BUILT_IN, VirtualHost
+from gateway.documents import suggestion
+from gateway.errors import ConfigurationError
+from gateway.mapping.linter import Finding, Severity
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.settings import AmqpListener, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
+from gateway.settings.declare import headers
+
+TOLD_MAX: Final = 20  # findings of one kind
+
+
+class Declared(NamedTuple):
+    """One declaration with its virtual host and its place. `kind` is "queues" and so on."""
+
+    kind: str
+    thing: Thing
+    host: str
+    place: str
+    origin: Origin
+    imported: bool = False
+
+    def finding(self, severity: Severity, text: str) -> Finding:
+        """Return a finding about the declaration."""
+        file, line, column = self.origin
+        return Finding(severity, "declared", f"{self.place}: {text}", file, line, column)
+
+
+class GatheredDeclarations(NamedTuple):
+    """All declarations, in an order in which they can be made, and the findings about them."""
+
+    declared: list[Declared]
+    findings: list[Finding]
+
+
+def gather(settings: Settings) -> GatheredDeclarations:
+    """Read the declarations of the settings and of the exported files."""
+    given = settings.declare
+    hosts = settings.amqp_hosts()
+    found: list[Declared] = []
+    findings: list[Finding] = []
+    for kind, _ in KINDS:
+        several: Sequence[Thing] = getattr(given, kind)
+        for at, thing in enumerate(several):
+            origin = settings.origin_of(("declare", kind, at))
+            found.append(Declared(kind, thing, thing.vhost or hosts[0], f"declare.{kind}[{at}]", origin))
+    for file in given.definitions:
+        origin = Origin(str(file))
+        try:
+            export = read_export(file, hosts, others_take=_taken(settings))
+        except ConfigurationError as error:
+            findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
+            continue
+        findings += _first([_error(fault, origin) for fault in export.faults])
+        if export.passed_over:
+            text = f"passed over, for it means nothing here: {export.passed_over}"
+            findings.append(Finding(Severity.NOTE, "declared", text, str(file), 0))
+        found += [
+            Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
+            for kind, at, thing in export.things
+        ]
+    if given.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
+        text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
+        findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
+    order = [kind for kind, _ in KINDS]
+    found.sort(key=lambda one: order.index(one.kind))
+    whole, lost = _with_both_ends(found)
+    for name, count in lost.items():
+        text = f"passed over: bindings of exchanges or queues that were not exported with them ({count})"
+        findings.append(Finding(Severity.NOTE, "declared", text, name, 0))
+    return GatheredDeclarations(whole, findings)
+
+
+def _taken(settings: Settings) -> list[str]:
+    """Return the lists of an export that are read elsewhere."""
+    given = settings.declare
+    users = ["users", "permissions", "topic_permissions"] if given.users else []
+    return users + ["policies"] * given.policies
+
+
+def policies_of(settings: Settings) -> dict[str, list[Policy]]:
+    """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
+    given = settings.declare
+    return joined([read_policies(file) for file in given.definitions]) if given.policies else {}
+
+
+def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
+    """Leave out imported bindings that lack an end, and count them by file.
+
+    RabbitMQ exports the bindings of queues that are exclusive or not durable, but not the queues.
+    """
+    there = {
+        (one.host, one.kind, one.thing.name) for one in declared if not isinstance(one.thing, DeclaredBinding)
+    }
+    there |= {(host, "exchanges", name) for host in {one.host for one in declared} for name in BUILT_IN}
+    whole: list[Declared] = []
+    lost: Counter[str] = Counter()
+    for one in declared:
+        if (
+            one.imported
+            and isinstance(one.thing, DeclaredBinding)
+            and not _ends(one.host, one.thing) <= there
+        ):
+            lost[one.origin.file] += 1
+        else:
+            whole.append(one)
+    return whole, lost
+
+
+def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
+    """Return both ends of a binding as (virtual host, kind, name)."""
+    to = f"{binding.destination_type}s"
+    return {(host, "exchanges", binding.source), (host, to, binding.destination)}
+
+
+def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
+    """Make the declarations on empty virtual hosts. Return these, and errors or warnings."""
+    try:
+        policies = policies_of(settings)
+    except ConfigurationError as error:
+        return AmqpHosts([], _unheard, settings.limits, None, _nobody), [
+            _error(error.reason, Origin(error.file, error.line, error.column))
+        ]
+    names = settings.amqp_hosts()
+    hosts = AmqpHosts(names, _unheard, settings.limits, None, _nobody, policies=policies)
+    findings = declare(hosts, declared)
+    if not findings:
+        findings = _first([remark for one in declared for remark in _remarks(hosts[one.host], one)])
+    return hosts, findings
+
+
+def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
+    """Make the declarations, existing ones first: if these differ, nothing is added. Return the faults."""
+    there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
+    known = set(map(id, there))
+    new = [one for one in declared if id(one) not in known and not isinstance(one.thing, DeclaredBinding)]
+    bindings = [one for one in declared if isinstance(one.thing, DeclaredBinding)]
+    for some in (there, new, bindings):
+        if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
+            return _first(faults)
+    for host in hosts.values():
+        host.written = False  # no client waits for a response
+    return []
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """Return the first findings and a note about the rest: one limit may refuse thousands."""
+    if len(findings) <= TOLD_MAX:
+        return findings
+    severity = min((one.severity for one in findings), key=list(Severity).index)
+    more = Finding(severity, "declared", f"declare: {len(findings) - TOLD_MAX} more like these", "", 0)
+    return [*findings[:TOLD_MAX], more]
+
+
+def _nobody(messages: object, outcome: object) -> None:
+    """Ignore dead letters, because a rehearsal has none."""
+
+
+def _unheard() -> None:
+    """Ignore changes of routing in virtual hosts without publishers."""
+
+
+def _exists(host: VirtualHost, thing: Thing) -> bool:
+    if isinstance(thing, DeclaredBinding):
+        return False
+    return thing.name in (host.queues if isinstance(thing, DeclaredQueue) else host.exchanges)
+
+
+def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
+    host = hosts.get(one.host)
+    if host is None:
+        text = f"vhost: no listener serves {one.host!r}{suggestion(one.host, list(hosts))}"
+        yield one.finding(Severity.ERROR, text)
+        return
+    try:
+        _apply(host, one.thing)
+    except AmqpRefused as error:
+        text = str(error)
+        if isinstance(one.thing, DeclaredBinding):
+            if error.code == NOT_FOUND:
+                text += "; declare it here, too"
+        elif error.code == PRECONDITION_FAILED and _exists(host, one.thing):
+            text += "; that is from an earlier start, or declared twice: say the same, or remove it there"
+        yield one.finding(Severity.ERROR, text)
+
+
+def _apply(host: VirtualHost, thing: Thing) -> None:
+    """Make one declaration. Raises AmqpRefused."""
+    arguments = headers(thing.arguments)
+    if isinstance(thing, DeclaredExchange):
+        host.declare_exchange(
+            thing.name,
+            thing.type,
+            durable=thing.durable,
+            auto_delete=thing.auto_delete,
+            internal=thing.internal,
+            arguments=arguments,
+            user=None,
+        )
+    elif isinstance(thing, DeclaredQueue):
+        host.declare_queue(
+            thing.name,
+            None,
+            user=None,
+            durable=thing.durable,
+            exclusive=False,
+            auto_delete=thing.auto_delete,
+            arguments=arguments,
+        )
+    elif thing.destination_type == "queue":
+        queue = host.queue(thing.destination, None)
+        host.bind(thing.source, queue, thing.routing_key, arguments, user=None)
+    else:
+        exchange = host.bindable(thing.destination)
+        host.bind(thing.source, exchange, thing.routing_key, arguments, user=None)
+
+
+def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
+    """Yield findings about what can be declared but was probably not meant."""
+    thing = one.thing
+    if isinstance(thing, DeclaredBinding):
+        return
+    known, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
+    if isinstance(thing, DeclaredExchange):
+        known, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
+    severity = Severity.NOTE if one.imported else Severity.WARNING
+    for name in thing.arguments:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            yield one.finding(severity, f"arguments.{name}: means nothing here{meant}")
+    leads = thing.arguments.get(way)
+    if leads and leads not in host.exchanges:
+        text = f"it leads to exchange {leads!r}, which is not declared: until it is, what goes there is lost"
+        yield one.finding(severity, text)
+    if thing.auto_delete:
+        text = f"auto_delete: {thing.name!r} is gone when its last user has left, until the next start"
+        yield one.finding(severity, text)
+
+
+def _error(text: str, origin: Origin) -> Finding:
+    return Finding(Severity.ERROR, "invalid", text, origin.file, origin.line, origin.column)

@@ -1,0 +1,555 @@
+"""Journaling: what batches remember for the journal, and which recipients report to it.
+
+None of this exists when the journal is off. When it is on, the dispatcher is a RecordingDispatcher, which
+creates RecordedBatches, and gives a recorder to the recipients whose messages are recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, cast
+
+import structlog
+
+from gateway import clock
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dispatcher import ALONE, Dispatcher, Surroundings
+from gateway.broker.redaction import Redactor, Redactors
+from gateway.broker.routing import RoutingEntry
+from gateway.containment import contained
+from gateway.mapping.router import Router
+from gateway.mapping.routes import Route
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Source, SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.model.spooled_bodies import Spooled, Withheld
+from gateway.model.times import Monotonic
+from gateway.settings.journal import Journal
+from gateway.store.journal.bursts import Bursts
+from gateway.store.journal.column_buffers import RowLabels
+from gateway.store.journal.columns import WAS_UNROUTED
+from gateway.store.journal.mappings import keep
+from gateway.store.journal.writer import JournalOptions, JournalWriter
+
+log = structlog.get_logger()
+
+# Options of the writer that are not passed on.
+NO_OPTIONS: Final = {"enabled", "all", "unrouted", "path", "shard", "hash_key", "parquet"}
+CONVERTER: Final = (sys.executable, "-P", "-m", "gateway.pipeline.journal.parquet_writer")
+"""Command that writes complete segments as Parquet. It needs pyarrow, and is a process of its own."""
+
+UNROUTED_LABELS: Final = RowLabels("", "", "", "", False)
+UNROUTED_MAX: Final = 512  # messages without a target that are recorded together
+SLOTS_UNROUTED: Final = 1 << 31  # more than a batch has
+SLOTS_LAST: Final = (1 << 32) - UNROUTED_MAX
+
+
+class OpenBatches:
+    """Batches with unsettled messages, in order of arrival, which tell up to when the journal is complete.
+
+    `waiting` is the time of arrival of messages whose rows wait to be recorded, or None.
+    """
+
+    __slots__ = ("_batches", "waiting")
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[RecordedBatch, None] = OrderedDict()
+        self.waiting: Monotonic | None = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def begun(self, batch: RecordedBatch) -> None:
+        """Add a batch that has its first message."""
+        self._batches[batch] = None
+
+    def settled(self, batch: RecordedBatch) -> None:
+        """Remove a batch whose messages are all settled."""
+        self._batches.pop(batch, None)
+
+    def oldest(self) -> Monotonic | None:
+        """Return the time of arrival of the oldest unsettled message; None if there is none."""
+        first = next(iter(self._batches), None)
+        if first is None or (self.waiting is not None and self.waiting < first.received):
+            return self.waiting
+        return first.received
+
+
+class RecordedBatch(Batch):
+    """Batch that remembers how its messages were received, and is tracked until it is settled.
+
+    `sources` has, for each slot, the message as received, or only its address if nothing else is changed by
+    the route of its one recipient (so that the message itself can be freed); `bare` counts the addresses.
+    `origins` are the slots in the batch from which this one was passed on, if any. `bursts` has what was
+    published in bursts. `private` has, by slot, the redactor of what a route's `private` hides.
+    """
+
+    __slots__ = (
+        "_before",
+        "_open_batches",
+        "_sent",
+        "_told",
+        "bare",
+        "bursts",
+        "origins",
+        "private",
+        "sources",
+    )
+
+    def __init__(
+        self,
+        source: Source,
+        received: Monotonic,
+        open_batches: OpenBatches | None = None,
+        before: RecordedBatch | None = None,
+    ) -> None:
+        super().__init__(source, received)
+        self._before = before  # which is open for as long as this one is
+        self._open_batches = open_batches
+        self._sent = False
+        self._told = 0
+        self.sources: list[Message | Address] = []
+        self.bare = 0
+        self.origins: list[int] = []
+        self.bursts: Bursts | None = None
+        self.private: dict[int, Redactor] = {}
+
+    def came(self, source: Message | Address) -> None:
+        """Record how the message in the newest slot was received."""
+        sources = self.sources
+        if not sources and self._open_batches is not None:
+            self._open_batches.begun(self)
+        if not isinstance(source, Message):
+            self.bare += 1
+        sources.append(source)
+
+    def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
+        """Record how the newest messages were received: as a burst, which their route changes or not."""
+        if not self.sources and self._open_batches is not None:
+            self._open_batches.begun(self)
+        self.sources += [messages[0].address] * len(messages) if changed else messages
+        self.bare += len(messages) if changed else 0
+        if self.bursts is None:
+            self.bursts = Bursts()
+        self.bursts.add(messages, target)
+
+    def onward(self, source: Source) -> RecordedBatch:
+        """Return a batch that knows where its messages were in this one."""
+        batch = RecordedBatch(source, self.received, before=self)
+        batch.keeps_letters = self.keeps_letters
+        return batch
+
+    def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
+        """Add a message with its slot of origin and how it was received there."""
+        self.origins.append(origin)
+        if self._before is not None and self._before.sources:
+            self.came(self._before.sources[origin])
+            if origin in self._before.private:
+                self.private[len(self.receipts)] = self._before.private[origin]
+        return self.add(receipt, placed)
+
+    def send(self) -> None:
+        """Hand every sink its part; some may settle it at once."""
+        self._sent = True
+        super().send()
+        self._close()
+
+    def _tell(self, done: list[int]) -> None:
+        self._told += len(done)
+        self._close()
+        super()._tell(done)
+
+    def _close(self) -> None:
+        # Before it is sent, others may follow those that were settled at once.
+        if self._sent and self._told == len(self.receipts) and self._open_batches is not None:
+            self._open_batches.settled(self)
+
+
+class RecipientRecorder:
+    """Recorder of what one recipient settled. An error costs rows of the journal, not a settlement."""
+
+    __slots__ = ("_labels", "_redactor", "_writer")
+
+    def __init__(self, writer: JournalWriter, labels: RowLabels, redactor: Redactor | None = None) -> None:
+        """Create a recorder. `redactor` is the route's; rows without a route use that of their message."""
+        self._writer = writer
+        self._labels = labels
+        self._redactor = redactor
+
+    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Record settled messages; see Recorder."""
+        try:
+            self._record(part, messages, slots, outcome)
+        except Exception as error:
+            contained("journal", error)
+
+    def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        batch = part.batch
+        if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages are as received
+            places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
+            if self._redactor is not None:
+                messages = [self._redactor(message) for message in messages]
+            self._writer.record(self._labels, messages, outcome, batch.received, None, places)
+            return
+        came, origins, bursts = batch.sources, batch.origins, batch.bursts
+        sources: list[Message | Address] | None = came or None
+        known: list[int] | None = origins or None
+        if bursts is not None and len(bursts.bodies) != len(slots):
+            bursts = None
+        if slots is not part.slots or len(slots) != len(batch.receipts):  # not the whole batch, in its order
+            sources = [came[slot] for slot in slots] if came else None
+            known = [origins[slot] for slot in slots] if origins else slots
+            bursts = None
+        if self._redactor is not None or batch.private:
+            bursts = None
+            redactors = [self._redactor or batch.private.get(slot) for slot in slots]
+            messages = [_redacted(one, by) for one, by in zip(messages, redactors, strict=True)]
+            if sources is not None:
+                sources = [
+                    _redacted(one, by) if isinstance(one, Message) else one
+                    for one, by in zip(sources, redactors, strict=True)
+                ]
+        if sources == messages:  # none of them took a route
+            sources = None
+        mixed = 0 < batch.bare < len(came)
+        alike = None if sources is None else _alike(sources, messages, mixed=mixed)
+        self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
+
+
+def _without_content(message: Message) -> Message:
+    """Return a copy of the message without properties, and with only the size of its body.
+
+    Otherwise a client without the right to publish could write any content to the journal by messages that
+    are refused.
+    """
+    return Message(
+        message.address,
+        Withheld(len(message.body)),
+        NO_PROPERTIES,
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def _redacted(message: Message, redactor: Redactor | None) -> Message:
+    return message if redactor is None else redactor(message)
+
+
+def _alike(
+    sources: list[Message | Address], messages: list[Message], *, mixed: bool
+) -> list[Message] | list[Address]:
+    """Return `sources` as messages only, or as addresses only; `mixed` if their batch has both."""
+    if mixed and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
+        return [
+            one if isinstance(one, Message) else _before(one, message)
+            for one, message in zip(sources, messages, strict=True)
+        ]
+    return cast(list[Message] | list[Address], sources)
+
+
+def _before(address: Address, message: Message) -> Message:
+    """Return `message` as it was before it crossed from `address`, changed by nothing but a hop."""
+    return Message(
+        address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops - 1,
+        message.sender,
+    )
+
+
+class UnroutedRows:
+    """Messages without a target that wait to be recorded together.
+
+    Those that arrived together and have one outcome share a part of a block, because a part for each would
+    cost as much as the message. They have no slot in their batch; `first_slot` numbers them from
+    SLOTS_UNROUTED on, over all batches.
+    """
+
+    __slots__ = ("first_slot", "messages", "outcome", "received")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.outcome = NO_TAKER
+        self.received: Monotonic | None = None
+        self.first_slot = SLOTS_UNROUTED
+
+    def fits(self, outcome: Outcome, received: Monotonic) -> bool:
+        """Return True if a message with this outcome and time of arrival may join the others."""
+        return received == self.received and outcome == self.outcome and len(self.messages) < UNROUTED_MAX
+
+    def take(self) -> tuple[list[Message], range]:
+        """Return the messages and their slots, and clear them."""
+        messages, self.messages = self.messages, []
+        slots = range(self.first_slot, self.first_slot + len(messages))
+        self.first_slot = SLOTS_UNROUTED if slots.stop > SLOTS_LAST else slots.stop
+        return messages, slots
+
+
+class Journaling:
+    """Connection of recipients to the journal.
+
+    `all` also records routes without `journal`, and messages that take no route; `unrouted` also those
+    without any target.
+    """
+
+    def __init__(
+        self,
+        writer: JournalWriter,
+        router: Router,
+        *,
+        all_: bool,
+        open_batches: OpenBatches,
+        hash_key: bytes = b"",
+        unrouted: bool = True,
+    ) -> None:
+        """Connect `writer` to the routes of `router`.
+
+        `open_batches` are those that `writer` queries for the oldest.
+        """
+        self.writer = writer
+        self.router = router  # the one in force
+        self._hash_key = hash_key
+        self.redactors = Redactors(router.routes, hash_key, writer.options.body_bytes_max)
+        self.redacts = bool(self.redactors)  # checked for each message
+        self.open_batches = open_batches
+        self.records_unrouted = all_ and unrouted
+        self._all = all_
+        self._unrouted = UnroutedRows()
+
+    @property
+    def redacted(self) -> int:
+        """Number of messages of which something was hidden."""
+        return self.redactors.redacted
+
+    @property
+    def withheld(self) -> int:
+        """Number of bodies that were hidden entirely, because they could not be parsed."""
+        return self.redactors.withheld
+
+    def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
+        """Return the recorder of a recipient, or None if it is not recorded.
+
+        `endpoint` is where its messages stay without a route.
+        """
+        if route is not None:
+            if not self._wanted(route):
+                return None
+            return RecipientRecorder(self.writer, self._labels(route), self.redactors.of(route))
+        if not self._all:
+            return None
+        labels = RowLabels("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
+        return RecipientRecorder(self.writer, labels)
+
+    def refuse(
+        self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
+    ) -> None:
+        """Record a message that a route refused."""
+        if self._wanted(route):
+            told = _redacted(message, self.redactors.of(route))
+            if outcome.reason is Reason.NOT_AUTHORIZED:
+                told = _without_content(told)
+            self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
+
+    def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
+        """Record a message that has no target, with what has gathered of its kind."""
+        rows = self._unrouted
+        if rows.messages and not rows.fits(outcome, received):
+            self.flush_unrouted()
+        rows.messages.append(message)
+        rows.outcome, rows.received = outcome, received
+        self.open_batches.waiting = received
+        if isinstance(message.body, Spooled):  # its file is in use for as long as its message is held
+            self.flush_unrouted()
+
+    def flush_unrouted(self) -> None:
+        """Record what has gathered. An error costs rows, not a settlement."""
+        rows = self._unrouted
+        received = rows.received
+        if received is None or not rows.messages:
+            return
+        messages, slots = rows.take()
+        try:
+            self.writer.refuse(UNROUTED_LABELS, messages, rows.outcome, received, slots)
+        except Exception as error:
+            contained("journal", error)
+        self.open_batches.waiting = None
+
+    def tick(self) -> None:
+        """Record what waits, and let the writer do what is due by the clock."""
+        self.flush_unrouted()
+        self.writer.tick()
+
+    def close(self) -> None:
+        """Record what waits, and close the writer."""
+        self.flush_unrouted()
+        self.writer.close()
+
+    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
+        """Record messages that have left the outbox of a route. An error costs rows, not a settlement."""
+        if self._wanted(route):
+            try:
+                redactor = self.redactors.of(route)
+                told = messages if redactor is None else [redactor(message) for message in messages]
+                self.writer.record(self._labels(route), told, outcome, received)
+            except Exception as error:
+                contained("journal", error)
+
+    def use(self, router: Router) -> None:
+        """Put a new mapping in force."""
+        self.router = router
+        self.redactors = Redactors(
+            router.routes, self._hash_key, self.writer.options.body_bytes_max, self.redactors
+        )
+        self.redacts = bool(self.redactors)
+        self.note_mappings()
+
+    def note_mappings(self) -> None:
+        """Store the mapping files beside the journal, whose rows name them by their versions."""
+        try:
+            keep(self.writer.folder, self.router.texts)
+        except OSError as error:
+            log.warning("mapping files not stored beside journal", error=error.strerror)
+
+    def private(self, entry: RoutingEntry) -> Redactor | None:
+        """Return the redactor for messages to an address, or None if no route there hides anything."""
+        if not self.redacts:
+            return None
+        return self.redactors.at([branch.route for branch in entry.plan.branches])
+
+    def _wanted(self, route: Route) -> bool:
+        return self._all or route.rule.journal
+
+    def _labels(self, route: Route) -> RowLabels:
+        return RowLabels(
+            route.name,
+            self.router.versions.get(route.file, ""),
+            route.target_endpoint,
+            route.target.dialect.name,
+            route.guarantee is not None or route.retain is not None,
+        )
+
+
+class RecordingDispatcher(Dispatcher):
+    """Dispatcher whose recipients are recorded."""
+
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        surroundings: Surroundings = ALONE,
+        *,
+        journaling: Journaling,
+    ) -> None:
+        super().__init__(router, dead_letters, surroundings)
+        self.journaling = journaling
+
+    def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
+        """Return a batch that remembers how its messages were received."""
+        return RecordedBatch(source, received, self.journaling.open_batches)
+
+    def use(self, router: Router) -> None:
+        """Put a new mapping in force, also for recording."""
+        self.journaling.use(router)
+        super().use(router)
+
+    def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """Publish a message, and note how it was received if it has recipients."""
+        if not Dispatcher.publish(self, batch, entry, message, receipt):
+            return False
+        recorded = cast(RecordedBatch, batch)
+        whole = entry.target is None or message.retain or (message.property_set.asks and entry.plan.bare)
+        recorded.came(message if whole else entry.address)
+        if self.journaling.redacts:
+            self._keep_private(recorded, entry, 1)
+        return True
+
+    def publish_burst(
+        self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """Publish messages that differ only in their bodies, and note how they were received."""
+        if not Dispatcher.publish_burst(self, batch, entry, messages, receipts):
+            return False
+        target = entry.address if entry.plan.route is None else entry.target
+        assert target is not None
+        recorded = cast(RecordedBatch, batch)
+        recorded.came_in_burst(messages, target, changed=entry.plan.route is not None)
+        if self.journaling.redacts:
+            self._keep_private(recorded, entry, len(messages))
+        return True
+
+    def _keep_private(self, batch: RecordedBatch, entry: RoutingEntry, count: int) -> None:
+        """Note what must not be recorded of the newest messages."""
+        redactor = self.journaling.private(entry)
+        if redactor is not None:
+            end = len(batch.receipts)
+            batch.private.update(dict.fromkeys(range(end - count, end), redactor))
+
+    def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
+        return self.journaling.recorder(route, endpoint)
+
+    def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
+        self.journaling.refuse(route, message, outcome, batch.received, slot)
+
+    def record_unrouted(
+        self, entry: RoutingEntry, message: Message, outcome: Outcome, received: Monotonic
+    ) -> None:
+        """Record the outcome of a message without a target, without what a route that could take it hides."""
+        journaling = self.journaling
+        if not journaling.records_unrouted:
+            return
+        try:
+            if journaling.redacts:
+                plan = entry.plan
+                if plan.namespace is None and not plan.branches:  # refused before it was routed
+                    entry = self.entry(message.sender.endpoint, None, message.address)
+                message = _redacted(message, journaling.private(entry))
+            if outcome.verdict is Verdict.REJECTED:
+                if outcome.reason is not Reason.NO_ROUTE:
+                    message = _without_content(message)
+                outcome = outcome._replace(text=f"{WAS_UNROUTED}: {outcome.text}")
+            journaling.record_unrouted(message, outcome, received)
+        except Exception as error:
+            contained("journal", error)
+
+
+def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
+    """Open the journal in `folder`. Raises JournalError if it cannot be written."""
+    converter = CONVERTER if settings.parquet and find_spec("pyarrow") is not None else ()
+    options = JournalOptions(**settings.model_dump(exclude=NO_OPTIONS), converter=converter)
+    open_batches = OpenBatches()
+    writer = JournalWriter(
+        folder,
+        settings.shard,
+        options,
+        clock=clock.now,
+        tell=lambda text: log.error("journal state changed", what=text),
+        oldest=open_batches.oldest,
+    )
+    if writer.cut:
+        log.warning("journal end incomplete, removed", removed_bytes=writer.cut)
+    key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
+    made = Journaling(
+        writer,
+        router,
+        all_=settings.all,
+        open_batches=open_batches,
+        hash_key=key,
+        unrouted=settings.unrouted,
+    )
+    made.note_mappings()
+    return made

@@ -1,0 +1,228 @@
+"""Routes and links that an operator has paused.
+
+What a paused route would deliver waits in a PauseGate in front of its end, within HELD_MESSAGES_MAX and
+HELD_BYTES_MAX. Beyond that its sources get the same outcome as for a link that is down. In an outbox
+messages wait as they do for a link. Waiting messages are not accepted, so a gateway that is killed has
+promised nothing. When the route resumes, they go first, in order of arrival, some in each turn.
+
+The names are in the store, if there is one, so that a restart does not resume what an operator has paused. A
+route that is no longer in the mapping is no longer paused, and its waiting messages are delivered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import structlog
+
+from gateway.broker.poison import poisoned
+from gateway.broker.routing import OneSink
+from gateway.mapping.routes import Route
+from gateway.model.batch import Recipient, SubBatch
+from gateway.model.message import Message, Sender, weight_of
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
+from gateway.store.recovery import set_aside
+from gateway.store.store import Store
+
+KIND: Final = "paused"  # kind of record in the store
+HELD_MESSAGES_MAX: Final = 10_000  # of one route
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+RELEASED_AT_ONCE: Final = 2_000
+
+HELD_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the route is paused, and as many messages wait as may"
+)
+
+RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
+
+log = structlog.get_logger()
+
+
+class PauseGate(OneSink):
+    """Namespace and sink in front of the end of a paused route.
+
+    `recipients_of` finds the recipients behind it, and `unrouted` returns the outcome of a message without
+    any. `open` is True while the route resumes.
+    """
+
+    def __init__(
+        self, route: Route, recipients_of: RecipientsOf, unrouted: Callable[[Route], Outcome]
+    ) -> None:
+        super().__init__(self)
+        self.route = route
+        self.open = False
+        self.messages = 0
+        self.byte_count = 0
+        self._recipients_of = recipients_of
+        self._unrouted = unrouted
+        # Parts, and how many of the first messages of each wait.
+        self._waiting: deque[tuple[SubBatch, int]] = deque()
+
+    def publish(self, part: SubBatch) -> None:
+        """Hold the messages of the part, as far as the limits allow; release the others."""
+        messages = part.messages
+        fits = self._room_for(messages)
+        if fits:
+            self.messages += fits
+            self.byte_count += weight_of(messages[:fits])
+            self._waiting.append((part, fits))
+        if fits < len(messages):
+            self.route.failed += len(messages) - fits
+            part.settle_at(range(fits, len(messages)), HELD_FULL)
+
+    def _room_for(self, messages: list[Message]) -> int:
+        room = min(len(messages), HELD_MESSAGES_MAX - self.messages)
+        byte_count = self.byte_count
+        for at, message in enumerate(messages[:room]):
+            byte_count += message.byte_count
+            if byte_count > HELD_BYTES_MAX:
+                return at
+        return room
+
+    def waiting(self) -> Iterator[tuple[SubBatch, int]]:
+        """Yield the waiting parts, with the number of their first messages that wait."""
+        yield from self._waiting
+
+    def release(self, most: int) -> None:
+        """Send about `most` messages on their way."""
+        left = most
+        while self._waiting and left > 0:
+            part, count = self._waiting.popleft()
+            left -= count
+            self.messages -= count
+            self.byte_count -= weight_of(part.messages[:count])
+            self._pass_on(part, count)
+
+    def _pass_on(self, part: SubBatch, count: int) -> None:
+        batch = part.batch.onward(PassedPart(part))
+        for at, message in enumerate(part.messages[:count]):
+            try:
+                recipients = self._recipients_of(self.route, message)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error, route=self.route.name))
+                continue
+            if recipients:
+                batch.add_from(part.slots[at], at, [(recipient, message) for recipient in recipients])
+            else:
+                outcome = self._unrouted(self.route)
+                self.route.failed += outcome is not ACCEPTED
+                part.settle_at((at,), outcome)
+        batch.send()
+
+
+class PassedPart:
+    """Source of the messages that a gate passes on of one part. A receipt is a position in the part."""
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: SubBatch) -> None:
+        self._part = part
+
+    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+        """Settle the messages in their part as the target has."""
+        if refused is None:
+            self._part.settle_at(receipts)
+            return
+        self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
+        for at, outcome in refused.items():
+            self._part.settle_at((receipts[at],), outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Pause reading from the connections that published the part."""
+        return self._part.batch.source.hold(senders)
+
+
+class Pauses:
+    """Names of the paused routes and links, and the gates of the routes.
+
+    Must be created before the store starts. `changed` is called when something is paused or resumed, or when
+    a route leads elsewhere.
+    """
+
+    def __init__(self, store: Store | None, changed: Callable[[], None] = lambda: None) -> None:
+        self.routes: set[str] = set()
+        self.links: set[str] = set()
+        self.gates: dict[str, PauseGate] = {}
+        self._releasing = False
+        self._changed = changed
+        self._store = store
+        for key, _ in () if store is None else store.things(KIND):
+            assert isinstance(key, str)
+            with set_aside(KIND, key):
+                kind, _, name = key.partition("/")
+                {"route": self.routes, "link": self.links}[kind].add(name)
+
+    def pause(self, kind: str, name: str) -> None:
+        """Pause a route or a link; `kind` is `route` or `link`. A repeated call changes nothing."""
+        (self.routes if kind == "route" else self.links).add(name)
+        if self._store is not None:
+            self._store.put(KIND, f"{kind}/{name}", b"")
+        gate = self.gates.get(name)
+        if kind == "route" and gate is not None:
+            gate.open = False
+        self._changed()
+        log.warning("operator paused route or link", kind=kind, name=name)
+
+    def resume(self, kind: str, name: str) -> None:
+        """Resume a route or a link; what waited goes first."""
+        (self.routes if kind == "route" else self.links).discard(name)
+        if self._store is not None:
+            self._store.delete(KIND, f"{kind}/{name}")
+        gate = self.gates.get(name)
+        if kind == "route" and gate is not None:
+            gate.open = True
+            self.tick()
+        self._changed()
+        log.info("operator resumed route or link", kind=kind, name=name)
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """Put these routes in force, and resume those that are not among them."""
+        named = {route.name: route for route in routes}
+        for name, gate in self.gates.items():
+            gate.route = named.get(name, gate.route)
+        for name in self.routes - named.keys():
+            self.resume("route", name)
+
+    def empty(self, name: str) -> None:
+        """Pass on what waits in front of a route that has an outbox now, in which new messages wait."""
+        if name in self.gates:
+            self._release(name, HELD_MESSAGES_MAX)
+
+    def tick(self) -> None:
+        """Release some waiting messages of routes that resume; called several times a second."""
+        for name, gate in list(self.gates.items()):
+            if gate.open:
+                self._release(name, RELEASED_AT_ONCE)
+
+    def _release(self, name: str, most: int) -> None:
+        gate = self.gates[name]
+        self._releasing = True
+        try:
+            gate.release(most)
+        finally:
+            self._releasing = False
+        if not gate.messages:
+            del self.gates[name]
+            self._changed()
+
+    def is_releasing(self) -> bool:
+        """Return True while a gate hands on what it held, which local targets have in memory only."""
+        return self._releasing
+
+    def held_of(self) -> Counter[Sender]:
+        """Return how many messages of each sender wait, each counted once, however many routes hold it."""
+        found = {
+            (id(part.batch), slot): message.sender.connection
+            for gate in self.gates.values()
+            for part, count in gate.waiting()
+            for message, slot in zip(part.messages[:count], part.slots[:count], strict=True)
+        }
+        return Counter(found.values())
+
+    def held(self) -> dict[str, int]:
+        """Return the number of messages that wait in front of each paused route."""
+        names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
+        return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

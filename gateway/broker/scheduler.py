@@ -1,0 +1,103 @@
+"""Timers of the broker: messages that expire, queues that are deleted when unused.
+
+One task sleeps until the first alarm is due. Times are in POSIX seconds, as in messages. Queues come and go
+faster than their alarms are due, so a cancelled alarm drops its reference to the callback, and the heap is
+rebuilt when half of it is cancelled alarms.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+import trio
+
+from gateway import clock
+from gateway.containment import contained
+
+SLEEP_SECS_MAX: Final = 10.0  # the wall clock may be set, or the machine have slept
+# Cancelled alarms that may be in the heap, in addition to as many as are not cancelled.
+CANCELLED_MAX: Final = 1_024
+
+
+class ScheduledCall:
+    """One call at one time."""
+
+    __slots__ = ("_alarms", "call", "utc")
+
+    def __init__(self, alarms: CallScheduler, utc: float, call: Callable[[], None]) -> None:
+        self.utc = utc
+        self.call: Callable[[], None] | None = call
+        self._alarms = alarms
+
+    def cancel(self) -> None:
+        """Cancel the call, if it was not made yet."""
+        if self.call is not None:
+            self.call = None
+            self._alarms.one_cancelled()
+
+
+class CallScheduler:
+    """Scheduler of calls at given times."""
+
+    def __init__(self) -> None:
+        self._alarms: list[tuple[float, int, ScheduledCall]] = []
+        self._cancelled = 0
+        self._numbers = count()
+        self._sleep: trio.CancelScope | None = None
+
+    def __len__(self) -> int:
+        return len(self._alarms)
+
+    def set(self, utc: float, call: Callable[[], None]) -> ScheduledCall:
+        """Schedule a call at `utc` (POSIX seconds), or soon if that has passed."""
+        alarm = ScheduledCall(self, utc, call)
+        heapq.heappush(self._alarms, (utc, next(self._numbers), alarm))
+        if self._sleep is not None and self._alarms[0][2] is alarm:
+            self._sleep.cancel()
+        return alarm
+
+    def one_cancelled(self) -> None:
+        """Count a cancelled alarm, and rebuild the heap if there are too many."""
+        self._cancelled += 1
+        if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
+            self._alarms = [entry for entry in self._alarms if entry[2].call is not None]
+            heapq.heapify(self._alarms)
+            self._cancelled = 0
+
+    def ring(self, utc: float) -> float:
+        """Call what is due.
+
+        Return when the next alarm is due, in POSIX seconds; infinity if there is none.
+        """
+        due = []
+        while self._alarms and self._alarms[0][0] <= utc:
+            due.append(heapq.heappop(self._alarms)[2])
+        for alarm in due:
+            call, alarm.call = alarm.call, None
+            if call is None:
+                self._cancelled -= 1
+            else:
+                try:
+                    call()
+                except Exception as error:
+                    contained("timer", error)
+        return self.due
+
+    @property
+    def due(self) -> float:
+        """Time of the next alarm, in POSIX seconds; infinity if there is none."""
+        return self._alarms[0][0] if self._alarms else math.inf
+
+    async def run(self, rung: Callable[[], None]) -> None:
+        """Call what is due until cancelled; `rung` is called after each round to write the results."""
+        while True:
+            self.ring(clock.utc())
+            rung()
+            due = self.due  # the calls may have set further alarms
+            with trio.CancelScope() as self._sleep:
+                await trio.sleep(max(0.0, min(due - clock.utc(), SLEEP_SECS_MAX)))
+            self._sleep = None

@@ -1,0 +1,82 @@
+"""Trials of the brokers of links before anything runs: the login, and the rights that the routes need.
+
+Nothing is declared, consumed or left behind. A protocol's dialect names its trials; if it names none, only
+the login is tried, and a finding reports that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pkgutil import resolve_name
+
+from gateway.cli.trials import Trial
+from gateway.clients.wire import Client, ConnectionOptions
+from gateway.errors import ConfigurationError, LinkError
+from gateway.mapping.linter import Finding, Severity
+from gateway.mapping.router import Router
+from gateway.protocols import DIALECTS
+from gateway.settings import LinkSettings, MqttLink, Settings
+
+
+def tried(settings: Settings, router: Router) -> Iterator[Finding]:
+    """Try every link: yield findings about failed connections, refused rights, and what cannot be tried."""
+    for name, link in settings.links.items():
+        for severity, code, text in _of(link, name, router):
+            yield Finding(severity, code, f"links.{name}: {text}", *settings.origin_of(("links", name)))
+
+
+def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severity, str, str]]:
+    if why := _untried(link):
+        yield Severity.NOTE, "untried", f"not tried, for {why}"
+        return
+    let_in: ConnectionOptions | None = None
+    for number, place in enumerate(link.addresses):
+        try:
+            access = _access(link, number)
+            _connected(access).close()
+        except (LinkError, ConfigurationError) as error:
+            yield Severity.ERROR, "unreached", f"{place}: {str(error).removeprefix(f'{place}: ')}"
+            continue
+        let_in = let_in or access
+    dialect = DIALECTS[link.protocol]
+    if let_in is not None and not dialect.trials:
+        yield Severity.NOTE, "untried", f"it lets us in; of {dialect.title} no more can be tried beforehand"
+    for trial in () if let_in is None else _trials(link, name, router):
+        assert let_in is not None
+        try:
+            client = _connected(let_in)  # a new one for each trial: a refusal closes the channel
+        except LinkError as error:
+            yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
+            return
+        try:
+            trial.act(client)
+            client.close()
+        except LinkError as error:
+            client.cut()
+            yield trial.severity, "forbidden", f"{trial.what}: {error}"
+
+
+def _untried(link: LinkSettings) -> str:
+    """Return the reason why a link cannot be tried from here, or "" if it can be tried."""
+    if not link.tls.verify:
+        return "tls.verify is false"
+    return "it proves its password by SCRAM" if link.proves_password else ""
+
+
+def _access(link: LinkSettings, number: int) -> ConnectionOptions:
+    own = link.tls
+    ca, cert, key = [None if one is None else str(one) for one in (own.ca_file, own.cert_file, own.key_file)]
+    access = ConnectionOptions(link.target(number), link.connect_timeout_secs, ca, cert, key)
+    if isinstance(link, MqttLink):
+        return access._replace(version=link.version, byte_order=link.byte_order)
+    return access
+
+
+def _connected(access: ConnectionOptions) -> Client:
+    made: Client = resolve_name(DIALECTS[access.target.protocol].client)(access)
+    return made
+
+
+def _trials(link: LinkSettings, name: str, router: Router) -> Iterator[Trial]:
+    made = DIALECTS[link.protocol].trials
+    return resolve_name(made)(link, router.subscriptions(name), router.targets(name)) if made else iter(())

@@ -1,0 +1,344 @@
+"""Checks of `gateway check`: files, folders, secrets, declarations, mappings, roles, and brokers."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from glob import has_magic
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.access.role_linter import lint_roles
+from gateway.app.access import Identities, access_of, roles_of, with_imported_hosts
+from gateway.app.exposure import exposures
+from gateway.app.mappings import refused_routes
+from gateway.broker.amqp091.declarations import gather, rehearse
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.unbound import unbound
+from gateway.cli.findings import INVALID
+from gateway.cli.options import settings_of
+from gateway.cli.progress import shown
+from gateway.documents import Place, dotted
+from gateway.errors import ConfigurationError, MappingError
+from gateway.mapping import load
+from gateway.mapping.linter import Finding, Severity, lint
+from gateway.mapping.router import Router, compile_routes
+from gateway.settings import FastListener, Settings, effective, masked
+from gateway.store.folder import fault
+from gateway.transport.certificates import load_pair, load_revocations
+
+
+class Checked(NamedTuple):
+    """Result of a check; `settings` is None if the configuration could not be read."""
+
+    settings: Settings | None
+    findings: list[Finding]
+
+    @property
+    def errors(self) -> int:
+        """Number of errors among the findings."""
+        return self._count(Severity.ERROR)
+
+    @property
+    def warnings(self) -> int:
+        """Number of warnings among the findings."""
+        return self._count(Severity.WARNING)
+
+    def _count(self, severity: Severity) -> int:
+        return sum(one.severity is severity for one in self.findings)
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of listeners, links and mapping files checked, and of findings by severity."""
+        settings = self.settings
+        return {
+            "listeners": 0 if settings is None else len(settings.listeners),
+            "links": 0 if settings is None else len(settings.links),
+            "mapping_files": 0 if settings is None else len(settings.mapping_files()),
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "notes": self._count(Severity.NOTE),
+        }
+
+    def summary(self) -> str:
+        """Return the counts as one line of text."""
+        told = [
+            f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
+            for name, count in self.counts().items()
+        ]
+        return f"checked {', '.join(told[:3])}: {', '.join(told[3:])}"
+
+    def configuration(self) -> dict[str, Any] | None:
+        """Return the effective configuration, or None if it could not be read."""
+        return None if self.settings is None else effective(self.settings)
+
+    def configuration_text(self) -> str:
+        """Return the effective configuration as YAML, or "" if it could not be read."""
+        return "" if self.settings is None else masked(self.settings)
+
+
+def checked(config: Path | None, *, connect: bool) -> Checked:
+    """Run all checks. `connect`: also connect to the brokers of links, if there is no other error."""
+    try:
+        settings = with_imported_hosts(settings_of(config))
+    except ConfigurationError as error:
+        return Checked(None, faults(error))
+    rehearsed = rehearsal(settings)
+    findings = [
+        *(unreadable(settings) or unusable(settings)),
+        *exposed(settings),
+        *mismatched(settings),
+        *absent(settings),
+        *unwritable(settings),
+        *unreachable(settings),
+        *relative(settings),
+        *unmatched(settings),
+        *empty(settings),
+        *rehearsed.findings,
+        *mapping_findings(settings, rehearsed),
+        *role_findings(settings),
+    ]
+    if connect and all(one.severity is not Severity.ERROR for one in findings):
+        from gateway.cli.broker_trials import tried
+
+        router = Router(load(settings.mapping_files()), settings.endpoints(), worlds=settings.worlds())
+        with shown("logging in at the brokers of links"):
+            findings += tried(settings, router)
+    order = list(Severity)
+    placed = [one if one.file else one._replace(**_said(settings, one.text)) for one in findings]
+    return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))
+
+
+def _said(settings: Settings, text: str) -> dict[str, Any]:
+    """Return the position, as fields of a finding, of the configuration key that a text begins with."""
+    return settings.origin_of_key(text.partition(": ")[0])._asdict()
+
+
+def faults(error: ConfigurationError) -> list[Finding]:
+    """Return a finding for each fault of a configuration or mapping that cannot be used."""
+    return [
+        Finding(Severity.ERROR, INVALID, one.reason, one.file, one.line, one.column)
+        for one in (error, *error.others)
+    ]
+
+
+def at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
+    """Build a finding about a key of the configuration, at the position where the key is set."""
+    return Finding(severity, code, text, *settings.origin_of(place))
+
+
+def unreadable(settings: Settings) -> list[Finding]:
+    """Find files that the configuration names and that this process cannot read."""
+    return [
+        at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read: {why}")
+        for place, path in settings.files()
+        if (why := _obstacle(path))
+    ]
+
+
+def _obstacle(path: Path) -> str:
+    """Return why this process cannot read a file, or "" if it can."""
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        return f"this user (number {os.geteuid()}) may not"
+    except FileNotFoundError:
+        there = next(one for one in path.absolute().parents if one.exists())
+        is_beside = there == path.absolute().parent
+        return "there is no such file" if is_beside else f"there is no such folder in {there}"
+    except IsADirectoryError:
+        return "it is a folder"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def unusable(settings: Settings) -> list[Finding]:
+    """Find secrets of users that are neither hashes nor keys, as `run` does."""
+    try:
+        access_of(settings)
+    except ConfigurationError as error:
+        return faults(error)
+    return []
+
+
+def exposed(settings: Settings) -> list[Finding]:
+    """Find settings that expose secrets or the gateway to its network."""
+    try:
+        hashes = Identities(settings).hashes
+    except ConfigurationError:
+        hashes = {}  # `unusable` reports the error
+    return [
+        at(settings, Severity.WARNING, "exposed", one.place, str(one)) for one in exposures(settings, hashes)
+    ]
+
+
+def mismatched(settings: Settings) -> list[Finding]:
+    """Find certificates whose key does not match, and certificates and CRLs that `run` could not load."""
+    named = dict(settings.files())
+    found = []
+    for place, path in named.items():
+        key = named.get((*place[:-1], "key_file"))
+        if place[-1] != "cert_file" or key is None or not (path.is_file() and key.is_file()):
+            continue
+        try:
+            load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path, key)
+        except OSError as error:
+            text = f"{dotted(place)}: {error.strerror or error}"
+            found.append(at(settings, Severity.ERROR, "certificate", place, text))
+    for place, path in named.items():
+        if place[-1] == "crl_file" and path.is_file():
+            try:
+                load_revocations(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path)
+            except OSError as error:
+                text = f"{dotted(place)}: {error.strerror or error}"
+                found.append(at(settings, Severity.ERROR, "certificate", place, text))
+    return found
+
+
+def absent(settings: Settings) -> list[Finding]:
+    """Find missing folders shared with clients; until they exist, channels that name them are closed."""
+    found = []
+    for name, listener in settings.listeners.items():
+        if not isinstance(listener, FastListener) or listener.out_of_band is None:
+            continue
+        if not (folder := listener.out_of_band.folder).is_dir():
+            place = ("listeners", name, "out_of_band", "folder")
+            text = f"{dotted(place)}: there is no folder {folder}"
+            found.append(at(settings, Severity.WARNING, "absent", place, text))
+    return found
+
+
+def unreachable(settings: Settings) -> list[Finding]:
+    """Find listeners with the PROXY protocol but no trusted balancer: no client can connect to them."""
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "unreachable",
+            ("listeners", name, "proxy_protocol"),
+            f"listeners.{name}.proxy_protocol: nobody can connect; proxy_protocol_from names the balancers",
+        )
+        for name, one in settings.listeners.items()
+        if one.proxy_protocol != "off" and not one.proxy_protocol_from
+    ]
+
+
+def unwritable(settings: Settings) -> list[Finding]:
+    """Find folders that `run` writes to and this process cannot; `run` may be meant for another user."""
+    folders: list[tuple[Place, Path, bool]] = [
+        (("store", "path"), settings.store.path, settings.store.enabled),
+        (("journal", "path"), settings.journal_path(), settings.journal.enabled),
+    ]
+    return [
+        at(settings, Severity.WARNING, "unwritable", place, f"{dotted(place)}: {why}")
+        for place, folder, used in folders
+        if used and (why := fault(folder))
+    ]
+
+
+def relative(settings: Settings) -> list[Finding]:
+    """Find relative paths in a configuration file that is not in the working directory.
+
+    They are relative to the working directory, but the author may have meant the file's folder.
+    """
+    here = Path.cwd()
+    if settings.file is None or (beside := settings.file.resolve().parent) == here:
+        return []
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "relative",
+            place,
+            f"{dotted(place)}: {path} is taken from the working directory {here}, not from {beside}, where"
+            " this file stands",
+        )
+        for place, path in _paths(settings)
+        if settings.origin_of(place).file == str(settings.file) and not path.is_absolute()
+    ]
+
+
+def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
+    """Yield the paths that are set in the configuration and relative to the working directory, if to any."""
+    named: list[tuple[Place, Path | None]] = [*settings.files()]
+    named += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
+    named += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
+    for place, path in named:
+        if path is not None and settings.says(place):
+            yield place, path
+
+
+def unmatched(settings: Settings) -> list[Finding]:
+    """Find globs of mapping files that match no file."""
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "empty",
+            ("mappings", number),
+            f"mappings[{number}]: no file is found by {glob}",
+        )
+        for number, glob in enumerate(settings.mappings)
+        if has_magic(glob) and not settings.found_by(glob)
+    ]
+
+
+def empty(settings: Settings) -> list[Finding]:
+    """Find sections without content. Their defaults apply, which is a warning if these are not nothing."""
+    found = []
+    for name in settings.empty_sections():
+        value = getattr(settings, name)
+        nothing = "[]" if isinstance(value, tuple) else "{}"
+        severity, text = Severity.NOTE, f"{name}: is empty, so its defaults apply; remove the key"
+        if value and isinstance(value, tuple | dict):
+            severity, text = Severity.WARNING, f"{text}, or write {name}: {nothing} if you want none"
+        found.append(at(settings, severity, "empty", (name,), text))
+    return found
+
+
+class Rehearsal(NamedTuple):
+    """Result of a trial of the declarations, without the content of the store, which only `run` reads.
+
+    `hosts` holds the resulting virtual hosts; None: the declarations have errors, so bindings are unknown.
+    `declaring` names the virtual hosts in which anything is declared.
+    """
+
+    findings: list[Finding]
+    hosts: AmqpHosts | None
+    declaring: set[str]
+
+
+def rehearsal(settings: Settings) -> Rehearsal:
+    """Read and try the declarations."""
+    declared, findings = gather(settings)
+    hosts, remarks = rehearse(settings, declared)
+    whole = all(one.severity is not Severity.ERROR for one in remarks)
+    return Rehearsal([*findings, *remarks], hosts if whole else None, {one.host for one in declared})
+
+
+def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
+    """Find faults and unwise rules in the mapping files, for the configured endpoints."""
+    try:
+        mappings = load(settings.mapping_files())
+    except MappingError as error:
+        return faults(error)
+    routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
+    refused = refused_routes(routes, settings)
+    hosts = rehearsed.hosts
+    return [
+        *(finding for error in refused for finding in faults(error)),
+        *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
+        *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
+    ]
+
+
+def role_findings(settings: Settings) -> list[Finding]:
+    """Find unwise roles, and routes that are unwise because of roles."""
+    try:
+        routes = compile_routes(
+            load(settings.mapping_files()), settings.endpoints(), settings.worlds()
+        ).routes
+        return lint_roles(settings, roles_of(settings), routes)
+    except ConfigurationError:
+        return []  # other checks report the error

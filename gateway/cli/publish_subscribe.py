@@ -1,0 +1,240 @@
+"""Work of `gateway publish` and `gateway subscribe`.
+
+It builds addresses and messages from options, and a client for the protocol of a URL.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+import typer
+
+from gateway.clients.wire import Client, ConnectionOptions, messages
+from gateway.errors import LinkError
+from gateway.model.address import Address
+from gateway.model.delivery_mode import DURABLE_AT_QOS
+from gateway.model.dialect import Dialect, NameRefused
+from gateway.model.message import Message
+from gateway.model.properties import Properties, Value, ValueType, is_unicode, property_set, string
+from gateway.protocols import DIALECTS, dialect_of
+from gateway.protocols.mqtt.dialect import MQTT
+from gateway.settings import LinkUrl, parse_url
+from gateway.settings.mqtt import ByteOrder
+
+__all__ = [
+    "MessagePrinter",
+    "MessageSelection",
+    "address_of",
+    "body_of",
+    "client_to",
+    "commands_to",
+    "demand",
+    "headers_of",
+    "is_unicode",
+    "made_of",
+    "messages",
+    "publish_with",
+    "target_of",
+]
+
+DEFAULTED: Final = frozenset(("service",))  # words that have a default
+
+
+Show = Callable[[Message, Path | None], bool]
+"""Function that prints a message, or the path of its saved body; False: no more messages are wanted."""
+
+
+class MessagePrinter:
+    """Printer of up to `left` messages; None: without limit."""
+
+    def __init__(self, left: int | None, as_json: bool) -> None:
+        self.left = left
+        self._as_json = as_json
+
+    def show(self, message: Message, saved: Path | None) -> bool:
+        """Print a message. Return False if it was the last one wanted."""
+        typer.echo(line_of(message, self._as_json, saved))
+        if self.left is None:
+            return True
+        self.left -= 1
+        return self.left > 0
+
+
+def dialect_to(target: LinkUrl) -> Dialect:
+    return DIALECTS[target.protocol]
+
+
+def client_to(
+    target: LinkUrl,
+    timeout: float,
+    ca_file: str | None,
+    version: str = "auto",
+    byte_order: ByteOrder = "auto",
+) -> Client:
+    """Connect to a broker; `version` and `byte_order` are for MQTT. Raises BadParameter or LinkError."""
+    dialect = dialect_to(target)
+    if not dialect.client:
+        raise typer.BadParameter(f"the command line does not speak {dialect.title}")
+    check_version(target, version, byte_order)
+    access = ConnectionOptions(target, timeout, ca_file, version=version, byte_order=byte_order)
+    made: Client = resolve_name(dialect.client)(access)
+    return made
+
+
+def check_version(target: LinkUrl, version: str, byte_order: str) -> None:
+    """Raise BadParameter if the options of MQTT do not fit the target, or each other."""
+    if (version, byte_order) == ("auto", "auto"):
+        return
+    if target.protocol != MQTT.name:
+        raise typer.BadParameter("--mqtt-version and --byte-order are for brokers of MQTT")
+    if byte_order != "auto" and version not in ("3.1", "mqipdp"):
+        raise typer.BadParameter("--byte-order is for --mqtt-version 3.1 and mqipdp")
+
+
+class MessageSelection(NamedTuple):
+    """Selection of a destination's messages: those that a selector matches, or all if it is "".
+
+    `selector_type` is the selector's language, a MIME type. With `unreliable` messages are not acknowledged.
+    """
+
+    selector: str = ""
+    selector_type: str = ""
+    unreliable: bool = False
+
+
+class ProtocolCommands(Protocol):
+    """A protocol's own implementation of the commands, for options that the common client does not have."""
+
+    def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
+        """Send a message, or the content of a file. Return the reason of a refusal, or ""."""
+
+    def subscribe(
+        self,
+        address: Address,
+        show: Show,
+        *,
+        seconds: float | None,
+        browse: bool,
+        transaction: int | None,
+        save: Path | None,
+        wanted: MessageSelection,
+    ) -> bool:
+        """Show arriving messages. Return True if the user interrupted."""
+
+
+def commands_to(target: LinkUrl, timeout: float, ca_file: str | None) -> ProtocolCommands | None:
+    """Return the commands of the target's own protocol, or None if the protocol has none."""
+    name = dialect_to(target).commands
+    made: ProtocolCommands | None = resolve_name(name)(target, timeout, ca_file) if name else None
+    return made
+
+
+def demand(target: LinkUrl, **given: str | None) -> None:
+    """Check that the user gave a word of the target protocol's address. Raises BadParameter if not."""
+    dialect = dialect_to(target)
+    if not any(given.get(word) for word in dialect.address_words if word not in DEFAULTED):
+        wants = f"--{dialect.name_word}"
+        if dialect.queue_word is not None:
+            wants = (
+                f"--{dialect.queue_word}, or --{dialect.scope_word} with {wants} or --{dialect.pattern_word}"
+            )
+        raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
+
+
+def address_of(target: LinkUrl, **given: str | None) -> Address:
+    """Build the address from the given words of the target's protocol. Raises BadParameter."""
+    demand(target, **given)
+    try:
+        return dialect_to(target).published({word: text for word, text in given.items() if text is not None})[
+            0
+        ]
+    except NameRefused as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def publish_with(client: Client, message: Message) -> str:
+    """Publish a message and disconnect. Return the reason of a refusal or failure, or ""."""
+    try:
+        refused = client.publish_many([message])
+    except LinkError as error:
+        client.cut()
+        return str(error)
+    client.close()
+    return refused[0].text if refused else ""
+
+
+def body_of(message: str | None, file: Path | None) -> bytes:
+    """Return the body of the message to publish.
+
+    The body is the text `message`, else the content of `file`, else that of standard input.
+    """
+    if message is not None:
+        return message.encode()
+    return file.read_bytes() if file is not None else sys.stdin.buffer.read()
+
+
+def target_of(url: str) -> LinkUrl:
+    """Parse the URL of a broker. Raises BadParameter if it is invalid."""
+    try:
+        return parse_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def headers_of(texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
+    """Parse headers, each NAME=VALUE. Raises BadParameter."""
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--header wants NAME=VALUE, not {text!r}")
+        pairs.append((name, string(value)))
+    return tuple(pairs)
+
+
+def made_of(
+    target: LinkUrl,
+    address: Address,
+    body: bytes,
+    qos: int,
+    retain: bool,
+    content_type: str | None,
+    reply_to: str | None,
+    headers: tuple[tuple[str, Value], ...],
+) -> Message:
+    """Build the message for a target; the retain flag is left out if the protocol has none."""
+    properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
+    retained = retain and "retain" in dialect_to(target).target_options
+    return Message(address, body, properties, qos, DURABLE_AT_QOS[qos], retained)
+
+
+def line_of(message: Message, as_json: bool, saved: Path | None) -> str:
+    address = message.address
+    properties = message.properties
+    headers = [
+        (name, value.value if value.type is ValueType.STRING else str(value.value))
+        for name, value in properties.headers
+    ]
+    try:
+        body, encoding = (message.body.decode(), "utf-8") if saved is None else (str(saved), "file")
+    except UnicodeDecodeError:
+        body, encoding = message.body.hex(), "hex"
+    place = dialect_of(address).words_of(address)
+    if not as_json:
+        return f"{' '.join(place.values()).strip()} {body}"
+    document = place | {
+        "qos": message.assurance,
+        "durable": message.durable,
+        "retain": message.retain,
+        "content_type": properties.content_type,
+        "reply_to": properties.reply_to,
+        "headers": headers,
+        "body": body,
+        "body_encoding": encoding,
+    }
+    return orjson.dumps(document, default=str).decode()

@@ -1,0 +1,542 @@
+"""Publishing with confirms on a link, for any protocol.
+
+The sink holds messages that wait to be sent and messages that were sent but not confirmed, and settles both.
+
+Messages are numbered as they are sent. Consecutive numbers of messages from one part form an UnconfirmedRun,
+so that a confirm of many costs little more than a confirm of one: all runs below the lowest unconfirmed
+number (`_floor`) are settled whole. A number that is settled out of order is remembered until the floor has
+passed it.
+
+Parts that cannot be sent now wait in order. When the connection is lost, its unconfirmed messages go to the
+front of the waiting ones, and all are sent again, never more than the window allows at a time.
+
+A broker that rejects one message may close the channel or connection without saying which message it was. The
+window is then narrowed for the messages that were in flight, and again each time that this happens, until one
+message is alone and thereby identified; with a broker that gives no reason, this takes several attempts. The
+same is done when the gateway itself cannot send something and does not know why. Messages for a place (an
+exchange, a destination) that does not exist are refused together.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gateway import clock
+from gateway.containment import contained
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+# Waiting messages are sent in slices of at most this size. The stream may pause sending between slices.
+SLICE_MESSAGES_MAX: Final = 500
+SLICE_BYTES_MAX: Final = 1_048_576
+MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and properties
+
+WAITING_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
+)
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it waited for the link")
+
+Positions = Sequence[int]
+Place = str | bytes
+RefusedPositions = tuple[SubBatch, Positions, Outcome]
+"""Messages of a part that are not sent because their place is refused, and the reason."""
+
+
+class Unconfirmed(NamedTuple):
+    """Messages of a part that are still to be sent."""
+
+    part: SubBatch
+    positions: Positions
+
+
+class UnconfirmedRun:
+    """Messages with consecutive numbers `first` to `last`; offset n is message `positions[n]` of `part`."""
+
+    __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
+
+    def __init__(
+        self, first: int, part: SubBatch, positions: Positions, mandatory: bool, sent: float
+    ) -> None:
+        self.first = first
+        self.last = first + len(positions) - 1
+        self.part = part
+        self.positions = positions
+        self.mandatory = mandatory
+        self.sent = sent
+        self.done = 0  # offsets below it are settled
+        self.settled: set[int] = set()  # higher offsets that are settled or were withdrawn from this run
+
+    def settle_to(self, number: int, outcome: Outcome) -> None:
+        """Settle all open messages up to `number` with this outcome."""
+        begin, self.done = self.done, min(number, self.last) - self.first + 1
+        if not begin and not self.settled and self.done == len(self.part.slots):
+            self.part.settle(outcome)
+        elif not self.settled:
+            self.part.settle_at(self.positions[begin : self.done], outcome)
+        else:
+            left = [offset for offset in range(begin, self.done) if offset not in self.settled]
+            self.part.settle_at([self.positions[offset] for offset in left], outcome)
+
+    def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
+        """Settle these offsets with this outcome; lower ones may stay open."""
+        self.settled.update(offsets)
+        positions = self.positions
+        self.part.settle_at([positions[offset] for offset in offsets], outcome)
+
+    def open(self) -> list[int]:
+        """Return the offsets that are not settled."""
+        return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
+
+    def left(self) -> Positions:
+        """Return the positions that are not settled."""
+        if not self.settled:
+            return self.positions[self.done :]
+        return [self.positions[offset] for offset in self.open()]
+
+
+class ConfirmedSink:
+    """Sink of a link: sends parts, and settles their messages as the broker confirms them."""
+
+    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, bytes_max: int) -> None:
+        """Create the sink of a link.
+
+        `in_flight_max` limits messages that are sent and not confirmed. `messages_max` and `bytes_max`
+        (bytes) limit the waiting ones.
+        """
+        self.in_flight_max = in_flight_max
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.in_flight = 0
+        self.waiting_messages = 0
+        self.waiting_bytes = 0
+        self._stats = stats
+        self._waiting: deque[Unconfirmed] = deque()
+        self._refusals: dict[Place, Outcome] = {}
+        self._flowing = False
+        self._stream: Stream | None = None
+        self._runs: list[UnconfirmedRun] = []
+        self._firsts: list[int] = []  # first numbers of the runs
+        self._next = 1
+        self._floor = 1
+        self._early: set[int] = set()  # numbers above the floor that are settled
+        self._window = in_flight_max
+        self._suspects = 0  # number of messages for which the window stays narrow
+        self._blamed = 0  # how often one of the suspects has caused a close
+        # Positions in the part being sent that have an outcome already.
+        self._unsent: list[tuple[Positions, Outcome]] = []
+
+    # Interface for the protocols.
+
+    @property
+    @abstractmethod
+    def _usable(self) -> bool:
+        """True if the channel can be used: messages that are sent now will reach the broker."""
+
+    @abstractmethod
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        """Send `messages`, which are at `positions` in the part. Return the positions that have to wait.
+
+        A message that cannot be encoded raises no error, and is passed to `_settle_unsent`.
+        """
+
+    @abstractmethod
+    def _place(self, message: Message) -> Place:
+        """Return the exchange or destination of a message, as the broker may refuse all messages for it."""
+
+    # Connection.
+
+    @property
+    def idle(self) -> bool:
+        """True if no message waits or is unconfirmed."""
+        return not self._waiting and not self._runs
+
+    def close(self) -> int:
+        """Requeue unconfirmed messages after the connection is lost. Return their number."""
+        self._flowing = False
+        self._stream = None
+        runs, self._runs, self._firsts = self._runs, [], []
+        self._early.clear()
+        self._next = self._floor = 1
+        self._count_in_flight()
+        return self._again([Unconfirmed(run.part, left) for run in runs if (left := run.left())])
+
+    def _again(self, again: list[Unconfirmed]) -> int:
+        """Put messages in front of the waiting ones. Return how many they are."""
+        for waiting in again:
+            self._count_waiting(waiting, 1)
+        self._waiting.extendleft(reversed(again))
+        return sum(len(waiting.positions) for waiting in again)
+
+    def _suspect(self, left: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
+        """Narrow the window, because one of the first `left` messages has caused a close or an error.
+
+        A single message is settled with this outcome and returned, once suspects were to blame `times` times.
+        Several messages return None, and at most `window` of them (0: half as many) are sent at a time.
+        """
+        self._blamed += 1
+        if left > 1:
+            self._window = window or max(1, left // 2)
+            self._suspects = left + self.in_flight
+            return None
+        if self._blamed < times:
+            self._window = self._suspects = 1
+            return None
+        part, positions = self._take(1)
+        part.settle_at(positions, outcome)
+        self._widen()
+        return part.messages[positions[0]]
+
+    def refuse(self, place: Place, outcome: Outcome) -> None:
+        """Settle messages for `place` with this outcome from now on, including those that wait."""
+        self._refusals[place] = outcome
+        refused: list[RefusedPositions] = []
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            kept = self._without_refused(one.part, one.positions, refused)
+            if len(kept) == len(one.positions):
+                self._waiting.append(one)
+                continue
+            self._count_waiting(one, -1)
+            if kept:
+                self._waiting.append(Unconfirmed(one.part, kept))
+                self._count_waiting(self._waiting[-1], 1)
+        _settle_refused(refused)
+
+    def allow(self, place: Place) -> None:
+        """Send messages for `place` again."""
+        self._refusals.pop(place, None)
+
+    # Handover to another replica.
+
+    def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
+        """Return True if the broker may have unconfirmed messages that only this link can repeat safely.
+
+        `wanted` selects the parts. The broker would recognise such a message as a duplicate if this link
+        sent it again, but not if another replica did.
+        """
+        return False
+
+    def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+        """Settle the waiting messages of wanted parts with this outcome, as another replica may send them.
+
+        Messages in doubt (see `in_doubt`) are not included.
+        """
+        settle_all(self._withdraw_waiting(lambda part, at: wanted(part)), outcome)
+
+    # Sending.
+
+    def publish(self, part: SubBatch) -> None:
+        """Send the part now if nothing waits and the window has room; otherwise queue it."""
+        messages = part.messages
+        every = range(len(messages))
+        if (
+            self._flowing
+            and not self._waiting
+            and not self._refusals
+            and self.in_flight + len(messages) <= self._window
+            and not self._stream.congested  # type: ignore[union-attr]
+        ):
+            self._try(part, every, messages)
+            return
+        self._let_wait(part, every)
+
+    def _let_wait(self, part: SubBatch, positions: Positions) -> None:
+        """Queue messages of a part behind the waiting ones and send what is possible.
+
+        If the limits are then exceeded, the newest of these messages are released.
+        """
+        refused: list[RefusedPositions] = []
+        kept = self._without_refused(part, positions, refused) if self._refusals else positions
+        if kept:
+            one = Unconfirmed(part, kept)
+            self._waiting.append(one)
+            self._count_waiting(one, 1)
+            self.pump()
+            if self._too_much_waits() and self._waiting and self._waiting[-1].part is part:
+                self._trim()
+        _settle_refused(refused)
+
+    def _too_much_waits(self) -> bool:
+        return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
+
+    def _trim(self) -> None:
+        """Release the newest messages of the last waiting part until the limits are observed."""
+        one = self._waiting.pop()
+        part, positions = one
+        self._count_waiting(one, -1)
+        room = self.messages_max - self.waiting_messages
+        byte_count = self.bytes_max - self.waiting_bytes
+        kept = 0
+        for at in positions:
+            byte_count -= part.messages[at].byte_count
+            if byte_count < 0 or kept >= room:
+                break
+            kept += 1
+        if kept:
+            self._waiting.append(Unconfirmed(part, positions[:kept]))
+            self._count_waiting(self._waiting[-1], 1)
+        part.settle_at(positions[kept:], WAITING_FULL)
+
+    def pump(self) -> None:
+        """Send waiting messages, as far as the window and the stream allow. Settle expired ones."""
+        while self._waiting and self._flowing:
+            assert self._stream is not None
+            room = self._room()
+            if room <= 0 or not self._usable or self._stream.congested:
+                return
+            part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
+            messages = [part.messages[at] for at in positions]
+            utc = clock.utc()
+            late = {
+                at
+                for at, message in zip(positions, messages, strict=True)
+                if message.expires and message.expires <= utc and self._may_expire(part, at)
+            }
+            if late:
+                if left := [at for at in positions if at not in late]:
+                    self._again([Unconfirmed(part, left)])  # before what their source publishes then
+                part.settle_at(late, EXPIRED)
+                continue
+            if not self._try(part, positions, messages):
+                return
+
+    def _room(self) -> int:
+        """Return how many messages may be sent now."""
+        return self._window - self.in_flight
+
+    def _may_expire(self, part: SubBatch, at: int) -> bool:
+        """Return True if a message may be settled as expired instead of sent."""
+        return True
+
+    def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> bool:
+        """Call `_send`. Return False if messages have to wait, which are put in front of the waiting ones.
+
+        An error closes the connection and makes all unconfirmed messages suspects. After several connections,
+        each with fewer messages, the faulty message is alone and thereby identified.
+        """
+        try:
+            rest = self._send(part, positions, messages)
+        except Exception as error:
+            self._unsent.clear()
+            stream = self._stream
+            left = self._again([Unconfirmed(part, positions)]) + self.close()
+            if self._suspect(left, INTERNAL) is not None:
+                contained("delivery", error)
+            if stream is not None:
+                stream.doom(error)
+            return True
+        if rest:
+            self._again([Unconfirmed(part, rest)])
+        unsent, self._unsent = self._unsent, []
+        for settled, outcome in unsent:
+            if len(settled) == len(part.slots):
+                part.settle(outcome)
+            else:
+                part.settle_at(settled, outcome)
+        return not rest
+
+    def _settle_unsent(self, positions: Positions, outcome: Outcome) -> None:
+        """Settle messages of the part being sent, once those around them are sent or wait in their place.
+
+        Their source may publish more then, which must not overtake, or get lower numbers.
+        """
+        self._unsent.append((positions, outcome))
+
+    def _withdraw_waiting(
+        self, wanted: Callable[[SubBatch, int], bool], most: int = sys.maxsize
+    ) -> list[Unconfirmed]:
+        """Remove the first `most` wanted messages from the waiting ones and return them unsettled."""
+        taken: list[Unconfirmed] = []
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            chosen = [at for at in one.positions if most > 0 and wanted(one.part, at)][:most]
+            most -= len(chosen)
+            if not chosen:
+                self._waiting.append(one)
+                continue
+            self._count_waiting(one, -1)
+            taken.append(Unconfirmed(one.part, chosen))
+            if len(chosen) < len(one.positions):
+                out = set(chosen)
+                self._waiting.append(Unconfirmed(one.part, [at for at in one.positions if at not in out]))
+                self._count_waiting(self._waiting[-1], 1)
+        return taken
+
+    def _take(self, room: int) -> Unconfirmed:
+        """Remove the next waiting messages of one part and return them.
+
+        They are at most `room` messages and SLICE_BYTES_MAX bytes, but at least one message.
+        """
+        part, positions = self._waiting.popleft()
+        messages = part.messages
+        byte_count = 0
+        count = 0
+        for at in positions[:room]:
+            byte_count += messages[at].byte_count
+            if count and byte_count > SLICE_BYTES_MAX:
+                break
+            count += 1
+        taken = Unconfirmed(part, positions[:count])
+        self._count_waiting(taken, -1)
+        if count < len(positions):
+            self._waiting.appendleft(Unconfirmed(part, positions[count:]))
+        return taken
+
+    def _sent(
+        self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
+    ) -> None:
+        """Give sent messages their numbers and count them; their bodies have `byte_count` bytes in all."""
+        if positions:
+            self._number(part, positions, clock.now(), mandatory=mandatory)
+            self._count_in_flight()
+            self._written(len(positions), byte_count)
+
+    def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
+        """Give the messages at `positions` the next numbers, and return these."""
+        first = self._next
+        self._runs.append(UnconfirmedRun(first, part, positions, mandatory, sent))
+        self._firsts.append(first)
+        self._next = first + len(positions)
+        return range(first, self._next)
+
+    def _written(self, count: int, byte_count: int) -> None:
+        """Count messages in the stream's send buffer, which is written at the end of the wake-up.
+
+        Their bodies have `byte_count` bytes in all.
+        """
+        self._stats.messages_out += count
+        stream = self._stream
+        assert stream is not None
+        stream.queued += byte_count + MESSAGE_OVERHEAD * count
+        stream.mark()
+
+    # Outcomes.
+
+    def _advance(self, floor: int, outcome: Outcome = ACCEPTED) -> None:
+        """Settle all open messages below number `floor` with this outcome."""
+        early = self._early
+        if early:
+            if floor - self._floor < len(early):
+                early.difference_update(range(self._floor, floor))
+            else:
+                early.difference_update([number for number in early if number < floor])
+            while floor in early:
+                early.remove(floor)
+                floor += 1
+        floor = min(floor, self._next)
+        passed = floor - self._floor
+        if passed <= 0:
+            return
+        self._floor = floor
+        whole = bisect_right(self._firsts, floor - 1)
+        if self._runs[whole - 1].last >= floor:
+            whole -= 1
+            rest: UnconfirmedRun | None = self._runs[whole]
+        else:
+            rest = None
+        finished = self._runs[:whole]
+        del self._runs[:whole]
+        del self._firsts[:whole]
+        now = clock.now()
+        observe = self._stats.latency.observe
+        for run in finished:
+            observe(now - run.sent, run.last - run.first + 1)
+            run.settle_to(run.last, outcome)
+        if rest is not None:
+            rest.settle_to(floor - 1, outcome)
+        if self._suspects:
+            self._suspects -= passed
+            if self._suspects <= 0:
+                self._widen()
+
+    def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
+        """Settle these numbers with this outcome, in any order."""
+        at = 0
+        while at < len(numbers):
+            run = self._run_of(numbers[at])
+            if run is None:
+                at += 1
+                continue
+            begin = at
+            while at < len(numbers) and run.first <= numbers[at] <= run.last:
+                at += 1
+            run.settle_some([number - run.first for number in numbers[begin:at]], outcome)
+        if numbers and outcome is not ACCEPTED:
+            self._early.update(number for number in numbers if self._floor <= number < self._next)
+            self._advance(self._floor)
+
+    def _run_of(self, number: int) -> UnconfirmedRun | None:
+        index = bisect_right(self._firsts, number) - 1
+        if index < 0 or number > self._runs[index].last:
+            return None  # confirmed before, or never sent
+        return self._runs[index]
+
+    def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Unconfirmed]:
+        """Remove the wanted messages from the unconfirmed ones and return them unsettled.
+
+        Their numbers become invalid.
+        """
+        taken: list[Unconfirmed] = []
+        for run in self._runs:
+            messages, positions = run.part.messages, run.positions
+            offsets = [offset for offset in run.open() if wanted(messages[positions[offset]])]
+            if offsets:
+                run.settled.update(offsets)
+                self._early.update(run.first + offset for offset in offsets)
+                taken.append(Unconfirmed(run.part, [positions[offset] for offset in offsets]))
+        self._advance(self._floor)
+        self._count_in_flight()
+        return taken
+
+    # Counts.
+
+    def _concerns(self, place: Place) -> bool:
+        """Return True if a message for `place` waits."""
+        return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
+
+    def _without_refused(
+        self, part: SubBatch, positions: Positions, into: list[RefusedPositions]
+    ) -> Positions:
+        """Return the positions whose place is not refused. Append the others to `into`, to be settled."""
+        refused: dict[Place, list[int]] = {}
+        for at in positions:
+            place = self._place(part.messages[at])
+            if place in self._refusals:
+                refused.setdefault(place, []).append(at)
+        if not refused:
+            return positions
+        out = {at for found in refused.values() for at in found}
+        into += [(part, found, self._refusals[place]) for place, found in refused.items()]
+        return [at for at in positions if at not in out]
+
+    def _widen(self) -> None:
+        self._window = self.in_flight_max
+        self._suspects = self._blamed = 0
+
+    def _count_waiting(self, one: Unconfirmed, sign: int) -> None:
+        messages = one.part.messages
+        self.waiting_messages += sign * len(one.positions)
+        self.waiting_bytes += sign * sum([messages[at].byte_count for at in one.positions])
+
+    def _count_in_flight(self) -> None:
+        self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)
+
+
+def _settle_refused(refused: list[RefusedPositions]) -> None:
+    """Settle messages once the others wait in their places, which their source may not overtake."""
+    for part, positions, outcome in refused:
+        part.settle_at(positions, outcome)
+
+
+def settle_all(waiting: Iterable[Unconfirmed], outcome: Outcome) -> None:
+    """Settle these messages with the outcome."""
+    for part, positions in waiting:
+        part.settle_at(positions, outcome)

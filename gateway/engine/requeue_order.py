@@ -1,0 +1,98 @@
+"""Restoration of the order of messages that one owner of a session requeued, at the next owner.
+
+A quorum queue puts requeued messages into an order of its own when they are more than 32 or the broker is
+busy (RabbitMQ 3.10), and delivers messages that are published meanwhile between them. So the previous owner
+stores fingerprints of the requeued messages in the database, in order, and the next owner buffers what
+arrives until all of them have been redelivered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+from zlib import crc32
+
+from gateway.engine.consumers import ClusterConsumer, Content
+
+KNOWN_BYTES: Final = 4_096  # part of a body that is hashed: enough to distinguish messages of one topic
+Held = tuple[ClusterConsumer, int, bool, Content]
+"""Arguments of `ClientSession.deliver`."""
+
+
+def print_of(content: Content) -> int:
+    """Return the fingerprint of a message (32 bits): its address, and the length and beginning of its body.
+
+    The content header is not included, because the broker adds to it.
+    """
+    wire, _, body = content
+    return crc32(len(body).to_bytes(8), crc32(bytes(body[:KNOWN_BYTES]), crc32(wire)))
+
+
+class GivenBack:
+    """Fingerprints of requeued messages in their order, with a buffer for messages that arrive meanwhile.
+
+    Messages are buffered until all requeued ones have arrived.
+    """
+
+    __slots__ = ("_held", "_left", "_places", "_prints")
+
+    def __init__(self, prints: Sequence[int]) -> None:
+        self._places: dict[int, deque[int]] = {}
+        for place, one in enumerate(prints):
+            self._places.setdefault(one, deque()).append(place)
+        self._prints = prints
+        self._left = len(prints)
+        self._held: list[tuple[int, Held]] = []
+
+    @property
+    def count(self) -> int:
+        """Number of requeued messages."""
+        return len(self._prints)
+
+    @property
+    def lacking(self) -> int:
+        """Number of requeued messages that have not arrived."""
+        return self._left
+
+    @property
+    def waiting(self) -> int:
+        """Number of buffered messages."""
+        return len(self._held)
+
+    def hold(self, held: Held) -> bool:
+        """Buffer one message. Return True once all requeued messages have arrived."""
+        _, _, redelivered, content = held
+        places = self._places.get(print_of(content)) if redelivered else None
+        if places:
+            self._left -= 1
+            self._held.append((places.popleft(), held))
+        else:
+            self._held.append((self.count, held))
+        return not self._left
+
+    def prints(self, again: Iterable[Content]) -> tuple[int, ...]:
+        """Return the fingerprints for the next owner, when the messages `again` are requeued.
+
+        They are those of the messages that were requeued before, whether they have arrived or not, and then
+        those of the others.
+        """
+        before = Counter(self._prints)
+        others = []
+        for one in map(print_of, again):
+            if before[one]:
+                before[one] -= 1
+            else:
+                others.append(one)
+        return (*self._prints, *others)
+
+    def in_order(self) -> list[Held]:
+        """Return all buffered messages in their order.
+
+        The requeued ones are first, in their old order; the others follow in the order of arrival.
+        """
+        return [held for _, held in sorted(self._held, key=_place)]
+
+
+def _place(one: tuple[int, Held]) -> int:
+    return one[0]

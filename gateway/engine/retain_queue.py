@@ -1,0 +1,197 @@
+"""Queue of messages that wait for the database to retain them, before they are published to the cluster.
+
+A message with RETAIN is published when the database has it: a subscriber that has a binding by then gets it
+live, and one that is bound later finds it in the database. Of each topic one message is on its way to the
+database at a time, so that a repeated operation does not undo a later one. Messages that arrive meanwhile are
+combined: the newest is retained, and all are published, in order. Later messages of the same client wait,
+too, because a client's messages keep their order.
+
+While the database is away messages wait for some seconds, and are refused then. A message that is not
+retained because the limits are reached is published nevertheless, as the embedded broker does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from gateway import clock
+from gateway.broker.mqtt.retained import RETAINED_FULL
+from gateway.egress.confirms import WAITING_FULL
+from gateway.engine.retained import AWAY, LATE, RetainedPublication, SharedRetained
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+
+WAIT_SECS: Final = 10.0  # how long messages wait while the database is away
+Key = str | tuple[str, str]
+
+
+class WaitingMessage:
+    """Message that waits.
+
+    `stored` is what the database shall retain, or None if it only waits for earlier messages. `part` is None
+    once it is settled.
+    """
+
+    __slots__ = ("at", "is_ready", "keys", "message", "part", "since", "stored")
+
+    def __init__(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
+        self.part: SubBatch | None = part
+        self.at = at
+        self.message = message = part.messages[at]
+        self.stored = stored
+        self.is_ready = stored is None
+        self.since = clock.now()
+        client = client_of(message)
+        self.keys: tuple[Key, ...] = (client,) if stored is None else (client, message.address.name)
+
+
+class Retaining:
+    """Waiting messages, by client and by topic."""
+
+    def __init__(
+        self,
+        retained: SharedRetained,
+        send: Callable[[SubBatch, Sequence[int]], None],
+        alone: Callable[[Message], SubBatch],
+        *,
+        messages_max: int,
+        bytes_max: int,
+    ) -> None:
+        """Create the queue. Messages beyond the limits are released.
+
+        `send` publishes messages of a part. `alone` returns a part of one message whose publisher is not
+        waiting.
+        """
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self._retained = retained
+        self._send = send
+        self._alone = alone
+        self._queues: dict[Key, deque[WaitingMessage]] = {}
+        self._submitted: set[str] = set()  # topics with a message on its way or waiting for the database
+        self._later: dict[str, None] = {}  # topics that wait for the database to return
+        self._messages = self._byte_count = 0
+
+    def __len__(self) -> int:
+        return self._messages
+
+    def has(self, message: Message) -> bool:
+        """Return True if messages of the same client wait."""
+        return client_of(message) in self._queues
+
+    def add(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
+        """Queue the message at position `at` of a part.
+
+        `stored` is what the database shall retain, or None if it only waits for earlier messages. The message
+        is settled with WAITING_FULL if the queue is full.
+        """
+        byte_count = part.messages[at].byte_count
+        if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
+            part.settle_at((at,), WAITING_FULL)
+            return
+        self._messages += 1
+        self._byte_count += byte_count
+        held = WaitingMessage(part, at, stored)
+        for key in held.keys:
+            self._queues.setdefault(key, deque()).append(held)
+        topic = held.message.address.name
+        if stored is not None and topic not in self._submitted:
+            self._submit(topic)
+
+    def run(self) -> None:
+        """Submit again what failed because the database was away."""
+        later, self._later = self._later, {}
+        for topic in later:
+            self._submit(topic)
+
+    def _submit(self, topic: str) -> None:
+        """Have the newest message of a topic retained, if any waits."""
+        waiting = [held for held in self._queues.get(topic, ()) if not held.is_ready]
+        if not waiting:
+            self._submitted.discard(topic)
+            return
+        self._submitted.add(topic)
+        newest = waiting[-1].stored
+        assert newest is not None  # what waits in a topic's queue is to be retained
+        self._retained.retain(newest, partial(self._replied, topic, waiting))
+
+    def _replied(self, topic: str, waiting: list[WaitingMessage], outcome: Outcome) -> None:
+        """Publish the waiting messages of a topic if the last is in the database; else retry or refuse."""
+        if outcome is ACCEPTED:
+            for held in waiting:
+                held.is_ready = True
+        elif outcome is AWAY:
+            now = clock.now()
+            for held in waiting:
+                if now - held.since >= WAIT_SECS:
+                    _settle(held, AWAY)
+            self._later[topic] = None
+        elif outcome is LATE:
+            _settle_late(waiting)
+        else:
+            self._refuse(waiting[-1], outcome)
+        self._release(waiting)
+        if topic not in self._later:
+            self._submit(topic)
+
+    def _refuse(self, held: WaitingMessage, outcome: Outcome) -> None:
+        _settle(held, outcome)
+        if outcome is RETAINED_FULL:
+            held.part, held.at = self._alone(held.message), 0
+
+    def _release(self, changed: list[WaitingMessage]) -> None:
+        """Publish the messages that are ready and first in the queues of their client and topic."""
+        found: list[WaitingMessage] = []
+        heads = deque(changed)
+        while heads:
+            held = heads.popleft()
+            if not held.is_ready or not self._is_first(held):
+                continue
+            for key in held.keys:
+                queue = self._queues[key]
+                queue.popleft()
+                if queue:
+                    heads.append(queue[0])
+                else:
+                    del self._queues[key]
+            self._messages -= 1
+            self._byte_count -= held.message.byte_count
+            found.append(held)
+        at = 0
+        while at < len(found):
+            part, begin = found[at].part, at
+            while at < len(found) and found[at].part is part:
+                at += 1
+            if part is not None:
+                self._send(part, [held.at for held in found[begin:at]])
+
+    def _is_first(self, held: WaitingMessage) -> bool:
+        for key in held.keys:
+            queue = self._queues.get(key)
+            if not queue or queue[0] is not held:
+                return False
+        return True
+
+
+def _settle(held: WaitingMessage, outcome: Outcome) -> None:
+    part, held.part, held.is_ready = held.part, None, True
+    if part is not None:
+        part.settle_at((held.at,), outcome)
+
+
+def _settle_late(waiting: list[WaitingMessage]) -> None:
+    """Settle the last message, and those of the same client that came before its later session, as LATE."""
+    newest = waiting[-1].stored
+    for held in waiting:
+        given = held.stored
+        if given and newest and given.client == newest.client and 0 < given.epoch <= newest.epoch:
+            _settle(held, LATE)
+
+
+def client_of(message: Message) -> tuple[str, str]:
+    """Return the client whose messages keep their order: its endpoint and identifier."""
+    return message.sender.endpoint, message.sender.client

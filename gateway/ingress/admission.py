@@ -1,0 +1,136 @@
+"""Admission by number: connection limits of a listener, in total, for each address and for each user.
+
+An address (for IPv6, a /64) and a user each have a share of the listener's connections. The default share is
+90 %, so that others can always connect; under the default, clients on this machine are not limited, because
+all clients of a sidecar or a local balancer come from there. Unauthenticated clients never fill a listener:
+when it is full, the oldest of them at the address with the most is disconnected, unless it connected within
+the last STRANGE_SECS. Permissions are not checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+from gateway.access.places import LOOPBACK
+from gateway.broker.shares import Shares, share_of
+from gateway.settings import Limits
+
+Holder = TypeVar("Holder")
+Seat = tuple[str, str | None]  # address, and user name after authentication
+STRANGE_SECS: Final = 1.0  # seconds in which an unauthenticated client is not evicted
+RATES_MAX: Final = 10_000  # addresses whose connects are counted; the least recent one is dropped
+
+
+class HolderRate:
+    """Token bucket for each holder: at most `most` per second, and as many at once; 0 is no limit."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._left: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
+
+    def take(self, holder: str, now: float) -> bool:
+        """Consume one token of the holder. Return False if none is left. `now` is in loop-clock seconds."""
+        if not self._most:
+            return True
+        full = max(self._most, 1.0)
+        left, since = self._left.pop(holder, (full, now))
+        left = min(full, left + (now - since) * self._most)
+        taken = left >= 1.0
+        self._left[holder] = (left - 1.0 if taken else left, now)
+        if len(self._left) > RATES_MAX:
+            del self._left[next(iter(self._left))]
+        return taken
+
+
+class ListenerConnections(Generic[Holder]):
+    """Connections of one listener, with their addresses and, once authenticated, their users."""
+
+    def __init__(self, limits: Limits, connections_max: int) -> None:
+        self._most = connections_max
+        self._per_address = share_of(connections_max, limits.connections_per_address_max)
+        self._per_user = share_of(connections_max, limits.connections_per_user_max)
+        self._address_said = limits.connections_per_address_max > 0
+        self._user_said = limits.connections_per_user_max > 0
+        self._rate = HolderRate(limits.connects_per_second_max)
+        self._places = Shares()
+        self._users = Shares()
+        self.guests: dict[Holder, Seat] = {}
+        self._seat: Seat = ("", None)  # the last one, reused: those of a fleet are equal
+        self._strangers: dict[str, dict[Holder, float]] = {}  # unauthenticated, by address, with start times
+        self._strange = Shares()  # counts of unauthenticated connections by address
+
+    def full(self, now: float) -> bool:
+        """Return True if connections_max is reached and no connection can be evicted."""
+        return len(self.guests) >= self._most and self.in_the_way(now) is None
+
+    def refusal(self, place: str, now: float) -> str:
+        """Return the name of the limit that prevents another connection from this address.
+
+        Return "" if no limit does. `now` is in loop-clock seconds.
+        """
+        if self.full(now):
+            return "connections_max"
+        counted = self._address_said or place != LOOPBACK
+        if counted and self._places[place] >= self._per_address:
+            return "connections_per_address_max"
+        return ""
+
+    def too_fast(self, place: str, now: float) -> bool:
+        """Return True if the address exceeds limits.connects_per_second_max. Counts the attempt."""
+        return not self._rate.take(place, now)
+
+    def in_the_way(self, now: float) -> Holder | None:
+        """Return the unauthenticated connection to evict for a new one, or None."""
+        place = self._strange.largest
+        if len(self.guests) < self._most or place is None:
+            return None
+        guest, since = next(iter(self._strangers[place].items()))
+        return guest if now - since >= STRANGE_SECS else None
+
+    def enter(self, guest: Holder, place: str, now: float) -> None:
+        """Add a connection that is not authenticated yet."""
+        self._sit(guest, (place, None))
+        self._places.add(place)
+        self._strangers.setdefault(place, {})[guest] = now
+        self._strange.add(place)
+
+    def may_be(self, user: str, place: str) -> bool:
+        """Return True if another connection of the user is within the limit."""
+        counted = self._user_said or place != LOOPBACK
+        return not counted or self._users[user] < self._per_user
+
+    def named(self, guest: Holder, user: str) -> None:
+        """Record the user of an authenticated connection.
+
+        Repeated calls and removed connections are ignored.
+        """
+        place, known = self.guests.get(guest, ("", user))
+        if known is not None:
+            return  # removed, or named before
+        self._forget_stranger(guest, place)
+        self._sit(guest, (place, user))
+        if self._user_said or place != LOOPBACK:
+            self._users.add(user)
+
+    def _sit(self, guest: Holder, seat: Seat) -> None:
+        if seat != self._seat:
+            self._seat = seat
+        self.guests[guest] = self._seat
+
+    def leave(self, guest: Holder) -> None:
+        """Remove a closed connection; repeated calls are ignored."""
+        if guest not in self.guests:
+            return
+        place, user = self.guests.pop(guest)
+        self._places.remove(place)
+        if user is None:
+            self._forget_stranger(guest, place)
+        elif self._user_said or place != LOOPBACK:
+            self._users.remove(user)
+
+    def _forget_stranger(self, guest: Holder, place: str) -> None:
+        same = self._strangers[place]
+        del same[guest]
+        if not same:
+            del self._strangers[place]
+        self._strange.remove(place)

@@ -1,0 +1,641 @@
+"""Publishing side of an AMQP/Fast connection: SENDs become messages of the batch, and outcomes replies.
+
+The receipt of a message is (handle, confirm-tag), or the handle alone if no reply is requested; a refused
+message closes the handle or channel in either case. A message to several destinations, and a transaction,
+have a Join as receipt. Receipts refer to the handle's object instead of its number, because the number may be
+reused before the outcome is known. Messages to peer services, fragments of streams, and transactions are
+handled here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from gateway.broker.amqpfast.partials import Partial
+from gateway.broker.amqpfast.virtual_host import FastRefused
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import BEYOND_SHARE
+from gateway.broker.routing import RoutingEntry
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqpfast.channel import (
+    DeliveryRun,
+    FastChannel,
+    FastGuest,
+    FastHandle,
+    Join,
+    PeerCall,
+    PeerSession,
+    Receipt,
+)
+from gateway.ingress.amqpfast.ingress import FastIngress
+from gateway.ingress.amqpfast.peers import begin_session
+from gateway.ingress.source import RouteRefused
+from gateway.ingress.waiting_publishes import EVERY_CHANNEL
+from gateway.model.address import Address
+from gateway.model.caches import make_room
+from gateway.model.delivery_mode import QOS_OF_DURABLE
+from gateway.model.message import MESSAGE_BYTES, Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.pending import Awaited, Pending
+from gateway.model.properties import PropertySet
+from gateway.model.spooled_bodies import Body, Spooled
+from gateway.protocols.amqpfast.commands import ChannelCommit
+from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
+from gateway.protocols.amqpfast.events import Fragment, SendRow
+from gateway.protocols.amqpfast.spec import ReplyCode, Scope
+from gateway.protocols.amqpfast.translate import (
+    REFUSALS,
+    essentials,
+    fill_defaults,
+    head_properties,
+    refusal,
+)
+
+HANDLE_ENTRIES_MAX: Final = 10_000  # cached names per handle; a client may have many handles
+
+
+def _properties(handle: FastHandle, head: bytes) -> PropertySet:
+    """Return the properties of a head, with the handle's mime-type and encoding where it has none."""
+    if handle.mime_type or handle.encoding:
+        head = fill_defaults(head, handle.mime_type, handle.encoding)
+    return head_properties(head)
+
+
+class FastPublisher:
+    """Publishing side of one connection. `unsettled` is the number of messages that await a reply."""
+
+    def __init__(self, connection: FastGuest, ingress: FastIngress) -> None:
+        self.unsettled = 0
+        self._connection = connection
+        self._ingress = ingress
+        self._let_publish: Callable[[], None] | None = None  # None: the client is not held
+
+    def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
+        """Publish whole messages. Return the rows that are postponed to another turn.
+
+        Rows are postponed if the turn's time is used up by messages that need more than the cached entry of a
+        handle, or if a decision on them is pending.
+        """
+        connection = self._connection
+        ingress = self._ingress
+        memory = ingress.dispatcher.memory
+        if memory.short and not memory.admits(connection, len(rows)):
+            for number, tag, *_ in rows:
+                self._refuse(number, tag)
+            return []
+        batch = ingress.begun_batch()
+        dispatcher = ingress.dispatcher
+        handles = connection.handles
+        sender = connection.sender
+        generation = dispatcher.generation
+        replies: list[tuple[int, int]] = []
+        handle: FastHandle | None = None
+        last_number, last_head = -1, b""
+        in_turn = iter(rows)
+        left: list[SendRow] = []
+        for row in in_turn:
+            number, tag, head, body, name = row
+            if number != last_number or handle is None or handle.silent:
+                handle = handles.get(number)
+                if handle is None:
+                    continue  # closed by an earlier row
+                last_number, last_head = number, b""
+                sender = handle.channel.sender
+                if handle.generation != generation:
+                    handle.generation = generation
+                    handle.entries.clear()
+            entries = handle.entries.get(name)
+            if head is not last_head:
+                try:
+                    properties = _properties(handle, head)
+                    durable, _, expires, retained, hops = essentials(properties)
+                except RemoteProtocolError as error:
+                    connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
+                    continue
+                last_head = head
+            if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
+                if connection.stream.spent():
+                    left = [row, *in_turn]
+                    break
+                try:
+                    self._send(handle, tag, properties.raw, body, name)
+                except Pending as pending:
+                    ingress.suspend(connection.stream, pending.awaited)
+                    left = [row, *in_turn]
+                    break
+                generation = dispatcher.generation
+                continue
+            entry = entries[0]
+            message = Message(
+                entry.address,
+                body,
+                properties,
+                QOS_OF_DURABLE[durable or tag > 0],
+                durable,
+                retained,
+                expires,
+                hops,
+                sender,
+            )
+            if dispatcher.publish(batch, entry, message, (handle, tag) if tag else handle):
+                if tag:
+                    self.unsettled += 1
+            else:
+                ingress.nobody_wanted(entry, message)
+                if tag:
+                    replies.append((number, tag))
+        if replies:
+            connection.machine.reply_many(replies)
+        done = len(rows) - len(left)
+        ingress.stats.messages_in += done
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += done
+        self._hold_back()
+        return left
+
+    def _refuse(self, number: int, tag: int) -> None:
+        """Refuse a message for lack of memory."""
+        ingress = self._ingress
+        ingress.stats.messages_in += 1
+        ingress.stats.refuse(LOW_ON_MEMORY)
+        handle = self._connection.handles.get(number)
+        if handle is not None:  # or it was closed for an earlier message
+            self.unsettled += bool(tag)
+            self.settled((handle, tag), LOW_ON_MEMORY)
+
+    def _hold_back(self) -> None:
+        """Hold the client's publishes while too many of its messages await a reply."""
+        if self.unsettled >= self._ingress.unsettled_max and self._let_publish is None:
+            self._let_publish = self._connection.waiting.hold(EVERY_CHANNEL)
+
+    def _send(
+        self,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: Body,
+        name: bytes,
+        partial: Partial | None = None,
+    ) -> None:
+        """Publish a message whose destinations are not cached.
+
+        It may belong to a transaction, or go to peers. The handle or channel is closed if the message is
+        refused. Raises Pending if a check has to wait.
+        """
+        connection = self._connection
+        partials = self._ingress.partials
+        try:
+            if handle.service == "peer":
+                called = self._peers(handle, name)
+                calls = [PeerCall(handle, peer, head, body) for peer in called]
+                if handle.channel.transacted:
+                    if partial is not None:
+                        handle.channel.transferred.append(partial)
+                    self._hold_calls(handle, tag, calls)
+                    return
+                for call in calls:
+                    self._call(call)
+                if partial is not None:
+                    partials.drop(partial)
+                connection.machine.reply(handle.number, tag)
+                return
+            entries = self._entries(handle, name)
+        except FastRefused as error:
+            if partial is not None:
+                partials.release(partial)
+            address = fast_address(handle.service, handle.name + name.decode(errors="replace"))
+            message = Message(address, body, head_properties(head), sender=connection.sender)
+            self._ingress.record_refused(message, refusal(error.code), str(error))
+            connection.refuse(handle, error.code, str(error))
+            return
+        channel = handle.channel
+        known = essentials(head_properties(head))
+        messages = [
+            Message(
+                entry.address,
+                body,
+                head_properties(head),
+                2 if channel.transacted else QOS_OF_DURABLE[known.durable or tag > 0],
+                known.durable,
+                known.retain,
+                known.expires,
+                known.hops,
+                channel.sender,
+            )
+            for entry in entries
+        ]
+        if channel.transacted:
+            if partial is not None:
+                channel.transferred.append(partial)
+            self._provisional(handle, tag, list(zip(entries, messages, strict=True)))
+        elif len(entries) == 1 and partial is None:
+            self._publish(entries[0], messages[0], (handle, tag) if tag else handle, counts=bool(tag))
+        else:
+            self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
+
+    def _peers(self, handle: FastHandle, name: bytes) -> list[str]:
+        """Return the names of the peers that a name stands for. Raises FastRefused."""
+        connection = self._connection
+        found = connection.host.find_peers(handle.name + name.decode(), whole=not name)
+        for peer in found:
+            connection.check("talk", "peer", peer)
+        return found
+
+    def _publish_joined(
+        self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
+    ) -> None:
+        """Publish copies for several destinations, with one reply for all of them.
+
+        A transfer (`partial`) ends when the message is accepted or refused.
+        """
+        partials = self._ingress.partials
+        if partial is not None:
+            partials.hand_over(partial)
+
+        def done(outcome: Outcome) -> None:
+            if partial is not None:
+                partials.end(partial, taken=outcome is ACCEPTED)
+            self.settled((handle, tag), outcome)
+
+        join = Join(len(sent), done)
+        self.unsettled += bool(tag)
+        for entry, message in sent:
+            self._publish(entry, message, join)
+
+    def _publish(
+        self, entry: RoutingEntry, message: Message, receipt: Receipt, *, counts: bool = False
+    ) -> None:
+        """Publish a message; `counts` True adds it to `unsettled`."""
+        ingress = self._ingress
+        self.unsettled += counts
+        if isinstance(message.body, Spooled):
+            most = ingress.limits.message_bytes_max
+            taken = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
+        else:
+            taken = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
+        if not taken:
+            self.settled(receipt, ingress.unclaimed(entry, message))
+
+    def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
+        """Return the routing entries of a name below the handle's. Raises FastRefused or Pending."""
+        found = handle.entries.get(name)
+        if found is not None:
+            return found
+        connection = self._connection
+        ingress, host = self._ingress, connection.host
+        full = handle.name + name.decode()
+        if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
+            return (self._entry(address),)  # not cached: there are as many as there are requesters
+        if not connection.rights.unlimited:
+            self._check(handle.service, full, whole=not name)
+        entries = [
+            self._entry(one.address)
+            for one in host.find(
+                handle.service,
+                full,
+                whole=not name,
+                slashes=ingress.slashes,
+                maker=connection.sender.user,
+            )
+        ]
+        if handle.generation != ingress.dispatcher.generation:
+            handle.generation = ingress.dispatcher.generation
+            handle.entries.clear()
+        make_room(handle.entries, min(ingress.limits.cache_entries_max, HANDLE_ENTRIES_MAX))
+        handle.entries[name] = tuple(entries)
+        return handle.entries[name]
+
+    def check_destination(self, handle: FastHandle, name: bytes) -> None:
+        """Check permissions when the first fragment of a message arrives.
+
+        Raises Pending if a check has to wait. Refusals are reported when the message is complete.
+        """
+        rights = self._connection.rights
+        if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
+            with suppress(FastRefused):
+                self._check(handle.service, handle.name + name.decode(), whole=not name)
+
+    def _entry(self, address: Address) -> RoutingEntry:
+        """Return the routing entry of an address. Raises FastRefused 403 if the client may not send to it."""
+        connection = self._connection
+        ingress, host = self._ingress, connection.host
+        decision = ingress.may_publish(connection.rights, address, host.name)
+        rule = decision.rule
+        if decision.allowed:
+            try:
+                return self._route(address)
+            except RouteRefused as error:
+                rule = str(error)
+        ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", rule)
+        raise FastRefused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
+
+    def _route(self, address: Address) -> RoutingEntry:
+        """Return the routing entry of an address for the client's rights. Raises RouteRefused."""
+        connection, ingress = self._connection, self._ingress
+        host, dispatcher = connection.host, ingress.dispatcher
+
+        def find(address: Address) -> RoutingEntry:
+            return dispatcher.entry(ingress.endpoint_of(host), host, address)
+
+        return ingress.route(connection.rights, address, find)
+
+    def _check(self, service: str, name: str, *, whole: bool) -> None:
+        """Check the permission to write before naming creates a destination. Raises FastRefused 403."""
+        host = self._connection.host
+        if not (whole and host.means_several(service, name)):
+            self._connection.check_named("write", service, name, whole=False)
+
+    def _call(self, call: PeerCall) -> None:
+        """Pass a message to its peer service. Raises FastRefused."""
+        self._peer_session(call.handle, call.peer).message(call.head, call.body)
+
+    def _peer_session(self, handle: FastHandle, peer: str) -> PeerSession:
+        """Return the handle's session with a peer, created at first use."""
+        found = handle.peer_sessions.get(peer)
+        if found is None:
+            given = self._ingress.peers[self._connection.host.name][peer]
+            found = handle.peer_sessions[peer] = begin_session(given, handle, peer)
+        return found
+
+    def stream(self, handle: FastHandle, event: Fragment) -> None:
+        """Forward a fragment of a stream to the handle's peers.
+
+        The handle or channel is closed if a peer refuses the fragment.
+        """
+        connection = self._connection
+        try:
+            if handle.channel.transacted:
+                raise FastRefused(
+                    ReplyCode.COMMAND_NOT_VALID, "a stream cannot be taken back by a transaction"
+                )
+            for peer in self._peers(handle, b""):
+                self._peer_session(handle, peer).fragment(event)
+        except FastRefused as error:
+            connection.refuse(handle, error.code, str(error))
+            return
+        connection.machine.reply(event.handle, event.tag)
+
+    def send_whole(
+        self,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: bytes,
+        name: bytes,
+        partial: Partial | None = None,
+    ) -> None:
+        """Publish a message that has arrived in fragments; its body may be on disk.
+
+        `partial` is the restartable transfer that it arrived by, if any.
+        """
+        connection = self._connection
+        ingress = self._ingress
+        memory = ingress.dispatcher.memory
+        if memory.short and not memory.admits(connection, 1):
+            if partial is not None:
+                ingress.partials.release(partial)
+            self._refuse(handle.number, tag)
+            return
+        ingress.begun_batch()
+        try:
+            properties = _properties(handle, head)
+            essentials(properties)
+        except RemoteProtocolError as error:
+            if partial is not None:
+                ingress.partials.drop(partial)
+            connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
+            return
+        try:
+            self._send(handle, tag, properties.raw, body, name, partial)
+        except Pending as pending:
+            self._send_whole_later(pending.awaited, handle, tag, head, body, name, partial)
+            return
+        ingress.stats.messages_in += 1
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += 1
+        self._hold_back()
+
+    def _send_whole_later(
+        self,
+        awaited: Awaited,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: bytes,
+        name: bytes,
+        partial: Partial | None,
+    ) -> None:
+        """Publish a complete message when a pending decision is available.
+
+        Later input of the client waits until then.
+        """
+        connection, ingress = self._connection, self._ingress
+
+        def send_or_release() -> None:
+            if not handle.silent and not connection.gone:
+                self.send_whole(handle, tag, head, body, name, partial)
+            elif partial is not None:
+                ingress.partials.release(partial)
+
+        ingress.suspend(connection.stream, awaited, send_or_release)
+
+    # Transactions.
+
+    def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]]) -> None:
+        """Add messages to the transaction. The reply reports that they could be sent."""
+        channel = handle.channel
+        channel.pending += sent
+        for _, message in sent:
+            channel.pending_bytes += message.byte_count - len(message.body) * isinstance(
+                message.body, Spooled
+            )
+        self._held_back(handle, tag)
+
+    def _hold_calls(self, handle: FastHandle, tag: int, calls: list[PeerCall]) -> None:
+        """Add messages for peers to the transaction, which they receive after COMMIT."""
+        channel = handle.channel
+        channel.calls += calls
+        for call in calls:
+            byte_count = 0 if isinstance(call.body, Spooled) else len(call.body)
+            channel.pending_bytes += MESSAGE_BYTES + len(call.head) + byte_count
+        self._held_back(handle, tag)
+
+    def _held_back(self, handle: FastHandle, tag: int) -> None:
+        """Reply to a message of the transaction.
+
+        The channel is closed instead if the transaction exceeds its limits.
+        """
+        channel = handle.channel
+        limits = self._ingress.limits
+        if channel.is_restrained:
+            self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, BEYOND_SHARE)
+            return
+        if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
+            channel.pending_bytes > limits.transaction_bytes_max
+        ):
+            text = "more is sent within a transaction than limits.transaction_... allow"
+            self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)
+            return
+        self._connection.machine.reply(handle.number, tag)
+
+    def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
+        """Execute CHANNEL COMMIT, all or nothing.
+
+        The reply waits until all messages are safe, and all acknowledgements on disk. If a message is
+        refused, nothing is acknowledged, and the channel is closed.
+        """
+        ingress = self._ingress
+        entries = self._entries_of(channel)
+        if entries is None:
+            return
+        pending, acknowledged = channel.commit(everything=ingress.commits_all)
+        transferred, channel.transferred = channel.transferred, []
+        for partial in transferred:
+            ingress.partials.hand_over(partial)
+        commit = _Commit(self, channel, command.tag, acknowledged, transferred)
+        self.unsettled += 1
+        lasting = any(message.durable for _, message in pending)
+        if lasting and not ingress.disk_healthy() and (acknowledged or len(pending) > 1):
+            assert ingress.store is not None
+            commit.finish(ingress.store.refusal)
+            return
+        join = Join(len(pending) + 1, commit.finish)
+        put_off = ingress.dispatcher.put_off_count()
+        ingress.begun_batch()
+        for entry, message in pending:
+            self._publish(entries[entry.address], message, join)
+        ingress.turn_done()
+        here = ingress.dispatcher.put_off_count() == put_off
+        if here and join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
+            for delivery in acknowledged:
+                delivery.forget_beside()
+        if lasting:
+            ingress.after_commit(join.settled)
+        else:
+            join.settled(ACCEPTED)
+
+    def answer_commit(self, channel: FastChannel, tag: int, calls: list[PeerCall], outcome: Outcome) -> None:
+        """Reply to CHANNEL COMMIT and call its peers if it was accepted; otherwise close the channel."""
+        self.unsettled -= 1
+        if channel.silent:
+            return
+        connection = self._connection
+        if outcome is ACCEPTED:
+            self._make_calls(calls)
+            connection.machine.reply_channel(channel.number, tag)
+            connection.stream.mark()
+        else:
+            _, code = REFUSALS[outcome.reason]
+            connection.close_channel(channel, code, outcome.text)
+
+    def _entries_of(self, channel: FastChannel) -> dict[Address, RoutingEntry] | None:
+        """Return the entries of a transaction's addresses under the current rules and routes.
+
+        Return None after closing the channel if one of the messages may not be sent any more.
+        """
+        entries: dict[Address, RoutingEntry] = {}
+        for entry, _ in channel.pending:
+            address = entry.address
+            try:
+                if address not in entries:
+                    entries[address] = self._route(address)
+            except RouteRefused as error:
+                connection = self._connection
+                self._ingress.denied(
+                    connection.sender, "write", f"{address.scope}:{address.name}", str(error)
+                )
+                text = f"sending to {address.name!r} is refused"
+                connection.close_channel(channel, ReplyCode.ACCESS_REFUSED, text)
+                return None
+        return entries
+
+    def _make_calls(self, calls: list[PeerCall]) -> None:
+        """Call the peers of a committed transaction.
+
+        Handles closed since then are left out, since they could not receive responses. Handles whose peer may
+        not be used any more are closed.
+        """
+        connection = self._connection
+        for call in calls:
+            if connection.handles.get(call.handle.number) is not call.handle:
+                continue
+            try:
+                connection.check("talk", "peer", call.peer)
+                self._call(call)
+            except FastRefused as error:
+                connection.refuse(call.handle, error.code, str(error))
+
+    # Replies.
+
+    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Reply to a message with this outcome, or close its handle or channel."""
+        connection = self._connection
+        if isinstance(receipt, Join):
+            receipt.settled(outcome)
+            return
+        handle, tag = receipt if isinstance(receipt, tuple) else (receipt, 0)
+        if tag:
+            self.replied(1)
+        if handle.silent:
+            return
+        if outcome is ACCEPTED:
+            connection.machine.reply(handle.number, tag)
+        else:
+            scope, code = REFUSALS[outcome.reason]
+            if scope is Scope.CHANNEL:
+                connection.close_channel(handle.channel, code, outcome.text)
+            else:
+                connection.close_handle(handle, code, outcome.text)
+        connection.stream.mark()
+
+    def replied(self, count: int) -> None:
+        """Count `count` messages with a tag as settled.
+
+        Held publishes are released when the number of unsettled ones has fallen to half of its limit.
+        """
+        self.unsettled -= count
+        if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:
+            let_publish, self._let_publish = self._let_publish, None
+            let_publish()
+
+
+class _Commit:
+    """CHANNEL COMMIT whose messages are not all settled yet.
+
+    This is an object and not a nested function, because mypyc stores a nested function in the frame that it
+    refers to. Such a cycle would keep the files of large bodies until the garbage collector runs.
+    """
+
+    __slots__ = ("_acknowledged", "_calls", "_channel", "_publisher", "_tag", "_transferred")
+
+    def __init__(
+        self,
+        publisher: FastPublisher,
+        channel: FastChannel,
+        tag: int,
+        acknowledged: list[DeliveryRun],
+        transferred: list[Partial],
+    ) -> None:
+        self._publisher = publisher
+        self._channel = channel
+        self._tag = tag
+        self._acknowledged = acknowledged
+        self._transferred = transferred
+        self._calls = channel.take_calls()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Settle the transaction's acknowledgements, then reply; `outcome` is the worst of its messages."""
+        publisher = self._publisher
+        ingress = publisher._ingress
+        for partial in self._transferred:
+            ingress.partials.end(partial, taken=outcome is ACCEPTED)
+        if self._channel.finish(self._acknowledged, taken=outcome is ACCEPTED):
+            # Settlements remain valid if the disk is full: they are written once there is space.
+            ingress.after_commit(self._answer_accepted)
+        else:
+            publisher.answer_commit(self._channel, self._tag, self._calls, outcome)
+
+    def _answer_accepted(self, written: Outcome) -> None:
+        self._publisher.answer_commit(self._channel, self._tag, self._calls, ACCEPTED)

@@ -1,0 +1,202 @@
+"""Protocol-independent interface of a client connection, with defaults for optional parts.
+
+The stream, the listener, memory management and the console use it. Each protocol has a subclass, which owns
+the stream and drives the protocol machine. The module also defines the reasons for which the gateway itself
+closes a connection.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from mypy_extensions import mypyc_attr
+
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.memory_shares import Holder
+from gateway.ingress.waiting_publishes import WaitingPublishes
+from gateway.model.message import Sender
+from gateway.model.spooled_bodies import Piece
+from gateway.telemetry.stats import FrameCounts
+from gateway.transport.stream import Stream
+
+
+class CloseReason(Enum):
+    """Reasons for which the gateway closes a connection without a fault of the client."""
+
+    STOPPING = "the gateway is stopping"
+    DISMISSED = "an operator has disconnected this client"
+    EXPIRED = "its credentials have expired"
+    REVOKED = "its user is no more"
+    UNSERVED = "what serves this client is away for too long"
+    RULES_CHANGED = "other rules are in force"
+
+
+class InFlight(NamedTuple):
+    """Messages in flight on a connection.
+
+    `unsettled` are published and await an outcome; `unacknowledged` are delivered and await an
+    acknowledgement.
+    """
+
+    unsettled: int = 0
+    unacknowledged: int = 0
+
+
+class Agreed(NamedTuple):
+    """Client properties and negotiated values, as far as the protocol has them; `frame_max` is in bytes."""
+
+    client_properties: Mapping[str, Any] = MappingProxyType({})
+    frame_max: int = 0
+    channel_max: int = 0
+    heartbeat_secs: int = 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class IngressClient:
+    """Client connection: the owner of a stream, a publisher for memory management, a row of the console.
+
+    `sender` has the client's data after authentication.
+    """
+
+    __slots__ = ()
+
+    stream: Stream
+    sender: Sender
+
+    # Interface to the stream; see gateway.transport.stream.StreamOwner.
+
+    @abstractmethod
+    def receive(self, data: bytes, now: float) -> None:
+        """Process received bytes. `now` is in loop-clock seconds."""
+
+    @abstractmethod
+    def data_to_send(self) -> bytes | list[Piece]:
+        """Return everything to be written now."""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """Resume deliveries: the client's send buffer has drained."""
+
+    @abstractmethod
+    def lost(self, reason: str) -> None:
+        """Clean up after the end of the connection for `reason`."""
+
+    # Interface to the listener.
+
+    @property
+    @abstractmethod
+    def frames(self) -> FrameCounts:
+        """Frame counter of the connection, always the same object."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """True if nothing of this connection awaits settlement."""
+
+    @abstractmethod
+    def in_flight(self) -> InFlight:
+        """Return the numbers of unsettled publishes and unacknowledged deliveries."""
+
+    @property
+    def consumes(self) -> bool:
+        """True if the client may have to acknowledge deliveries, so that it must be read."""
+        return False
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading from the client, for lack of memory. Return the function that resumes it.
+
+        Return None and go on reading if the client consumes.
+        """
+        if self.consumes:
+            return None
+        self.stream.hold()
+        return self.stream.release
+
+    def hold_publishes(self, channel: int) -> Callable[[], None] | None:
+        """Hold the publishes of a channel. Return the function that releases them.
+
+        Return None if the client consumes: its publishes are not held, but refused at twice the queue's
+        limit. A client of a protocol whose publishes do not wait is not read, as in `hold`.
+        """
+        waiting = self.waiting_publishes
+        if waiting is None:
+            return self.hold()
+        return None if self.consumes else waiting.hold(channel)
+
+    @abstractmethod
+    def shut_down(self, farewell: CloseReason) -> None:
+        """Close the connection for this reason, with the protocol's message for it."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due. `now` is in loop-clock seconds."""
+
+    def rules_changed(self) -> None:
+        """Recheck the client against changed rules. Raises Pending if a check has to wait.
+
+        By default the client is disconnected, and reconnects under the new rules. Protocols that know what
+        the client uses end only what is no longer allowed.
+        """
+        self.shut_down(CloseReason.RULES_CHANGED)
+
+    @property
+    def leaves_a_will(self) -> bool:
+        """True if a message is published when the connection is lost."""
+        return False
+
+    @property
+    def virtual_host(self) -> str:
+        """Name of the client's virtual host; "" if the protocol has none."""
+        return ""
+
+    @property
+    def channel_count(self) -> int:
+        """Number of open channels."""
+        return 0
+
+    def agreed(self) -> Agreed:
+        """Return client properties and negotiated values."""
+        return Agreed()
+
+    # Interface to disk and memory management; see gateway.broker.memory.HeldPublisher.
+
+    def blocked(self, reason: str) -> None:
+        """Set why the store is read-only; an empty string means that it is writable again."""
+
+    def told_of_memory(self, short: bool) -> None:
+        """Notify the client that memory is short, or no longer is.
+
+        By default the client gets no notification, and only notices that the gateway stops reading.
+        """
+
+    @property
+    def begun(self) -> int:
+        """Bytes of messages that are incomplete or not committed."""
+        return 0
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes of unacknowledged deliveries that are not counted elsewhere."""
+        return 0
+
+    @property
+    def transactions(self) -> Iterable[tuple[Holder, int]]:
+        """Open transactions, each with the bytes of its publishes in memory."""
+        return ()
+
+    @property
+    def waiting_publishes(self) -> WaitingPublishes[Any] | None:
+        """Publishes that wait until a full queue has capacity; None if the protocol has none."""
+        return None
+
+    @property
+    def incomplete(self) -> int:
+        """Bytes of messages that are incomplete."""
+        return self.begun - sum([byte_count for _, byte_count in self.transactions])
+
+    def let_go_for_memory(self) -> None:
+        """Close the connection, because no memory is left for its incomplete messages."""
+        self.stream.end(LOW_ON_MEMORY.text)

@@ -1,0 +1,166 @@
+"""Connections of one listener: admission by number, lookup by sender, rate limits and eviction.
+
+`IngressClients` contains every open connection, before and after its protocol has begun. It applies the
+limits of the module `admission`, logs refusals, limits the receive rate of each stream, and holds the
+publishers of a full queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+
+from gateway import clock
+from gateway.access.places import place_of
+from gateway.access.rights import Rights
+from gateway.ingress.admission import ListenerConnections
+from gateway.ingress.client import IngressClient
+from gateway.model.message import Sender
+from gateway.settings import Limits, User
+from gateway.telemetry.audit import audit
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.rate import ConnectionRate
+from gateway.transport.stream import Stream, WriteSet
+
+SHORT_INTERVAL_SECS: Final = 4  # shorter heartbeats need more than one tick a second
+
+log = structlog.get_logger(limited=True)
+
+
+class Entrance(NamedTuple):
+    """Time of a client's admission, in loop-clock seconds, and its protocol version."""
+
+    since: float
+    version: str
+
+
+class IngressClients:
+    """Connections of one listener. `users` may have individual receive rates."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        stats: ListenerStats,
+        writes: WriteSet,
+        users: Mapping[str, User] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.hurried: set[IngressClient] = set()  # connections that need more frequent ticks
+        self._users = users or {}
+        self._writes = writes
+        self._door: ListenerConnections[IngressClient] = ListenerConnections(limits, limits.connections_max)
+        self.connections = self._door.guests
+        self._by_sender: dict[Sender, IngressClient] = {}  # authenticated connections
+
+    @property
+    def name(self) -> str:
+        """Name of the listener."""
+        return self.stats.name
+
+    # Admission.
+
+    def full(self) -> bool:
+        """Return True if connections_max is reached and no connection can be evicted."""
+        return self._door.full(clock.now())
+
+    def refusal(self, place: str) -> str:
+        """Return the name of the limit that prevents a connection from this address now; "" if none does.
+
+        Counts the attempt towards connects_per_second_max.
+        """
+        now = clock.now()
+        return (
+            "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
+        )
+
+    def refused(self, word: str, remote: str) -> None:
+        """Count and log a connection refused for the limit `word`."""
+        self.stats.refused.add(word)
+        audit("refused", endpoint=self.name, remote=remote, reason=word)
+        log.warning("connection refused, limit reached", listener=self.name, remote=remote, limit=word)
+
+    def no_place(self, stream: Stream) -> bool:
+        """Close a connection from a shared port, and log it, if the connection exceeds a limit here.
+
+        Return True in that case.
+        """
+        word = self._door.refusal(place_of(stream.remote), clock.now())
+        if word:
+            self.refused(word, stream.remote)
+            stream.abort(word)
+        return bool(word)
+
+    def enter(self, connection: IngressClient, stream: Stream) -> None:
+        """Add a connection as the stream's owner; evict an unauthenticated one if the listener is full."""
+        now = clock.now()
+        stranger = self._door.in_the_way(now)
+        if stranger is not None:
+            self.refused("gave_way", stranger.stream.remote)
+            stranger.stream.abort("it has not said who it is, and its place is needed")
+        stream.owner = connection
+        self._door.enter(connection, place_of(stream.remote), now)
+        self.stats.opened(connection.frames)
+
+    def may_be(self, user: str, remote: str) -> bool:
+        """Return True if another connection of the user is within the limit."""
+        return self._door.may_be(user, place_of(remote))
+
+    def named(self, connection: IngressClient, user: str, rights: Rights) -> None:
+        """Record the user of an authenticated connection and set its receive rate.
+
+        Call once per connection: each call would grant another second's allowance.
+        """
+        self._door.named(connection, user)
+        self._by_sender[connection.sender] = connection
+        own = self._users.get(user)
+        if own is not None or not rights.unlimited:
+            connection.stream.rate = self.rate(rights, own)
+
+    def forget(self, connection: IngressClient) -> None:
+        """Remove a closed connection."""
+        self.hurried.discard(connection)
+        self._door.leave(connection)
+        if self._by_sender.get(connection.sender) is connection:
+            del self._by_sender[connection.sender]
+        self.stats.closed(connection.frames)
+
+    # Receive rates and ticks.
+
+    def rate(self, *given: Rights | User | None) -> ConnectionRate | None:
+        """Return the receive rate of a connection, or None for no limit.
+
+        Each value is that of the last argument that sets it, or of the listener's limits.
+        """
+        byte_count = self.limits.receive_bytes_per_sec_max
+        messages = self.limits.receive_messages_per_sec_max
+        for one in given:
+            if one is not None and one.receive_bytes_per_sec_max is not None:
+                byte_count = one.receive_bytes_per_sec_max
+            if one is not None and one.receive_messages_per_sec_max is not None:
+                messages = one.receive_messages_per_sec_max
+        return ConnectionRate(byte_count, messages, clock.now()) if byte_count or messages else None
+
+    def hurry(self, connection: IngressClient, interval: float) -> None:
+        """Give a connection more frequent ticks if its client expects bytes every `interval` seconds.
+
+        An interval of 0 means that the client expects none.
+        """
+        if 0 < interval < SHORT_INTERVAL_SECS:
+            self.hurried.add(connection)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Hold the publishers of a full queue or session. Return the functions that release them."""
+        releases = []
+        for sender in senders:
+            guest = self._by_sender.get(sender.connection)
+            if guest is not None and (release := guest.hold_publishes(sender.channel)) is not None:
+                releases.append(release)
+        self.stats.held += len(releases)
+        return releases
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self._writes.flush()

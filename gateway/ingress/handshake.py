@@ -1,0 +1,59 @@
+"""Base of connections whose client may send data ahead of the handshake's responses.
+
+Such data waits unprocessed in the protocol machine. After each step of the handshake the connection requests
+the next events from the machine. Used by AMQP 0-9-1 and AMQP/Fast.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Generic, Protocol, TypeVar
+
+from mypy_extensions import mypyc_attr
+
+from gateway.ingress.client import IngressClient
+
+
+class ServerMachine(Protocol):
+    """Protocol machine, which is fed with bytes and counts frames."""
+
+    received: Any
+    sent: Any
+
+    @property
+    def unread(self) -> bool:
+        """True if the machine has bytes that it has not processed."""
+
+    def receive_data(self, data: bytes, now: float) -> list[Any]:
+        """Process bytes. Return the resulting events. `now` is in loop-clock seconds."""
+
+
+MachineT = TypeVar("MachineT", bound=ServerMachine)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class HandshakingGuest(IngressClient, Generic[MachineT]):
+    """Client connection in which data sent ahead of the handshake's responses waits in the machine."""
+
+    machine: MachineT
+    _ready: bool  # the handshake is over
+
+    @property
+    def frames(self) -> MachineT:
+        """Frame counter: the protocol machine."""
+        return self.machine
+
+    @abstractmethod
+    def _process(self, events: list[Any]) -> None:
+        """Process events, or postpone them."""
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Process received bytes, and during the handshake also bytes that waited in the machine."""
+        machine = self.machine
+        handshake = not self._ready
+        self._process(self.stream.postponed() or machine.receive_data(data, now))
+        if handshake:
+            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
+                self._process(events)
+        if machine.unread:
+            self.stream.again()

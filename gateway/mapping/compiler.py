@@ -1,0 +1,152 @@
+"""Patterns and target templates of routes, each compiled to a Python expression over the levels of a name.
+
+A route is read once, but evaluated for each new address, of which a fleet has more than any cache holds. Its
+pattern is a test of some levels, its target's template a list of levels: both are known when the mapping is
+read, so they become code then. Routes of the same shape share the code and differ in its literals. Other
+forms (several rests, the sender, a queue's name) are interpreted by patterns.py and templates.py, which also
+define what the code has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, cast
+
+from gateway.mapping.names import LevelTranslation, changes
+from gateway.mapping.patterns import Pattern, TokenKind, Tokens
+from gateway.mapping.templates import Name, Template
+from gateway.model.dialect import Levels
+
+Fits = Callable[[Levels], bool]
+Makes = Callable[[str, Levels], str]
+Code = Callable[..., object]
+TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds the translation
+SHAPES_MAX: Final = 4_096  # of which the code is kept, for other routes
+
+
+def fits(pattern: Pattern) -> Fits | None:
+    """Compile a pattern to a test of a name's levels. Return None if the pattern has several rests.
+
+    The test is valid only for names that no leading wildcard has to leave alone.
+    """
+    tokens = pattern.tokens
+    rest = _only_rest(tokens)
+    if rest is None:
+        return None
+    count = len(tokens)
+    tests = [f"len(levels) == {count}" if rest == count else f"len(levels) >= {count - 1}"]
+    literals: list[str] = []
+    tests += [
+        f"levels[{_place(tokens, at)}] == {_literal(token.text, literals)}"
+        for at, token in enumerate(tokens)
+        if token.kind is TokenKind.LITERAL
+    ]
+    return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}", literals))
+
+
+def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
+    """Compile a template to a function from a matching source name and its levels to the target's name.
+
+    Return None if the template needs more than the levels of the name. The function may raise NameRefused.
+    """
+    literals: list[str] = []
+    parts = _parts(pattern, template, literals)
+    if parts is None:
+        return None
+    separator = template.separator
+    # Both have the translation as a parameter; `plain` is for names in which there is nothing to translate.
+    plain, full = (
+        _code(f"lambda levels, {TRANSLATE}: {separator!r}.join(({''.join(one)}))", literals)
+        for one in zip(*parts, strict=True)
+    )
+    changed = changes(translate)
+    joint = "" if changed(pattern.dialect.separator) else pattern.dialect.separator
+
+    def make(name: str, levels: Levels) -> str:
+        whole = name if joint else name.replace(pattern.dialect.separator, "")
+        return str((full if changed(whole) else plain)(levels, translate))
+
+    return make
+
+
+def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
+    """Return two expressions for each level of the template, untranslated and translated, with a final comma.
+
+    Add the literals that they name to `literals`. Return None if the template or the pattern cannot be
+    compiled.
+    """
+    places = {
+        token.text: at
+        for at, token in enumerate(pattern.tokens)
+        if token.text and token.kind is not TokenKind.LITERAL
+    }
+    if _only_rest(pattern.tokens) is None or not template.levels:
+        return None
+    parts: list[tuple[str, str]] = []
+    for level in template.levels:
+        both = [_piece(pattern, places, piece, literals) for piece in level]
+        if any(one is None for one in both):
+            return None
+        found = [one for one in both if one is not None]
+        if not found:
+            parts.append(("'', ", "'', "))
+        else:
+            plain, full = zip(*found, strict=True)
+            parts.append((f"{' + '.join(plain)}, ", f"{' + '.join(full)}, "))
+    return parts
+
+
+def _piece(
+    pattern: Pattern, places: dict[str, int], piece: str | Name, literals: list[str]
+) -> tuple[str, str] | None:
+    if isinstance(piece, str):
+        name = _literal(piece, literals)
+        return name, name
+    tokens = pattern.tokens
+    if piece.name == pattern.dialect.name_word:
+        return "*levels", f"*map({TRANSLATE}, levels)"
+    if piece.name not in places:
+        return None
+    at = places[piece.name]
+    if tokens[at].kind is TokenKind.ONE:
+        one = f"levels[{_place(tokens, at)}]"
+        return one, f"{TRANSLATE}({one})"
+    behind = len(tokens) - at - 1
+    several = f"levels[{at}:{-behind if behind else ''}]"
+    return f"*{several}", f"*map({TRANSLATE}, {several})"
+
+
+def _only_rest(tokens: Tokens) -> int | None:
+    """Return the index of the only rest, the token count if there is none, or None if there are several."""
+    rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
+    if len(rests) > 1:
+        return None
+    return rests[0] if rests else len(tokens)
+
+
+def _place(tokens: Tokens, at: int) -> int:
+    """Return the level index of the token at `at`; behind the rest it is negative, counted from the end."""
+    rest = _only_rest(tokens)
+    assert rest is not None
+    return at if at < rest else at - len(tokens)
+
+
+def _literal(text: str, literals: list[str]) -> str:
+    """Add a literal to those of a piece of code, and return the name that it has there."""
+    literals.append(text)
+    return f"literal_{len(literals) - 1}"
+
+
+def _code(function: str, literals: list[str]) -> Code:
+    """Return the function that this module wrote, with its literals."""
+    return _shared(function, len(literals))(*literals)
+
+
+@lru_cache(SHAPES_MAX)
+def _shared(function: str, literals: int) -> Callable[..., Code]:
+    """Return a function from the literals to `function`, which holds nothing but numbers and known names."""
+    names = ", ".join([f"literal_{at}" for at in range(literals)])
+    builtins = {"__builtins__": {"len": len, "map": map}}
+    made = eval(f"lambda {names}: {function}", builtins)  # noqa: S307 - made of nothing from elsewhere
+    return cast("Callable[..., Code]", made)

@@ -1,0 +1,62 @@
+"""Routes of replies: from the endpoint that requests were delivered to, back to the requester's endpoint.
+
+Each route with `answers: direct` has a route `NAME+answers` for the opposite direction, which carries the
+messages published to its return addresses. That route has no pattern and no template of its own: the return
+address determines both its source and its target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gateway.mapping.patterns import Pattern
+from gateway.mapping.return_addresses import restored
+from gateway.mapping.routes import AmendingRoute, ResolvedRoute, Route, ShapedRoute, Target
+from gateway.mapping.schema import DeliveryGuarantee, From, To
+from gateway.mapping.templates import Template, vocabulary
+from gateway.model.address import Address
+from gateway.model.properties import Properties
+
+ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
+
+
+def answering(asking: Route) -> Route:
+    """Build the route of the replies to the requests that the route `asking` delivers.
+
+    The route changes only the address, and clears the retain flag. A reply that has a reply address itself
+    gets a return address, too.
+    """
+    source, target = asking.target, asking.pattern
+    pattern = Pattern(source.dialect, (), source.service)
+    update = {
+        "name": asking.name + ANSWERS,
+        "source": From.model_construct(endpoint=asking.target_endpoint),
+        "to": To.model_construct(endpoint=asking.source, retain=False, mandatory=False),
+        "delivery": DeliveryGuarantee(),
+        "message_id": "keep",
+        "deduplicate": None,
+        "on_reject": None,
+    }
+    words = vocabulary(pattern)
+    place = Target(target.dialect, Template("", target.dialect, words), None, target.scope)
+    rule = asking.rule.model_copy(update=update)
+    made = Route(rule, pattern, place, (), None, asking.file, asking.line, asking.column)
+    made.join(asking.tell_kept, asking.returns)
+    return made
+
+
+def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
+    """Return the resolved route of messages at a return address of `requester`. `coded`: see Return."""
+    plain = ShapedRoute(route, requester, hops_max, route.shape)
+    return CodedAnswer(plain) if coded else plain
+
+
+class CodedAnswer(AmendingRoute):
+    """A resolved route that then restores the requester's correlation from its base64 form."""
+
+    __slots__ = ()
+
+    def amended(self, stated: Properties) -> Properties:
+        """Return the properties with the correlation decoded from base64."""
+        return replace(stated, correlation=restored(stated.correlation))

@@ -1,0 +1,79 @@
+"""Merging of small archive files of one day and route.
+
+Files are merged when there are many small ones; or when the day is over, and together they reach the target
+size, or two of them are tiny. Merging is as expensive as writing, so files of the present day are not
+rewritten by every run, and files of a long run are not rewritten at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import pyarrow.parquet as pq
+
+from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.writer import FILED, ArchiveWriter
+from gateway.pipeline.journal.arrow import DICTIONARIES
+
+CODED_NAMES: Final = sorted(DICTIONARIES & set(FILED))
+# Small files of one day that are merged. While the day lasts they are of similar size, so that no row is
+# rewritten often.
+SMALL_MAX: Final = 8
+TINY_PER_USEFUL: Final = 32  # A file is tiny if this many of them make one of the target size.
+
+
+class Merge(NamedTuple):
+    """Files of one day and route that are merged into files named `name`."""
+
+    name: str
+    files: tuple[Filed, ...]
+
+
+def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
+    """Return the merges that are due. Files of at least half of `file_bytes` bytes are not merged."""
+    newest = max((file.date for file in manifest.files), default="")
+
+    def alike(file: Filed) -> tuple[str, str, int]:
+        return file.date, file.route, _size_class(file) if file.date == newest else 0
+
+    small = [file for file in manifest.files if file.byte_count < file_bytes // 2]
+    found: list[Merge] = []
+    for (date, _, _), group in groupby(sorted(small, key=lambda file: (*alike(file), file.path)), key=alike):
+        for files in _filled(group, file_bytes):
+            tiny = sum(file.byte_count < file_bytes // TINY_PER_USEFUL for file in files)
+            useful = len(files) > 1 and sum(file.byte_count for file in files) >= file_bytes
+            if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
+                found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
+    return found
+
+
+def _size_class(file: Filed) -> int:
+    """Return a number that is equal for files of similar size.
+
+    Eight files of one class make one of the next.
+    """
+    return file.byte_count.bit_length() // 3
+
+
+def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
+    """Yield groups of files that together have about `file_bytes` bytes; the last group may have less."""
+    run: list[Filed] = []
+    for file in files:
+        run.append(file)
+        if sum(one.byte_count for one in run) >= file_bytes:
+            yield run
+            run = []
+    yield run
+
+
+def merge(archive: Archive, wanted: Merge, file_bytes: int) -> list[Filed]:
+    """Write the files of one merge as one file, or as few as possible. The old files stay."""
+    first = wanted.files[0]
+    writer = ArchiveWriter(archive, wanted.name, first.date, first.route, 2 * file_bytes)
+    for file in wanted.files:
+        with archive.system.open_input_file(archive.path(file.path)) as source:
+            for batch in pq.ParquetFile(source, read_dictionary=CODED_NAMES).iter_batches():
+                writer.write(batch)
+    return writer.close()

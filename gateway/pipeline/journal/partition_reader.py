@@ -1,0 +1,112 @@
+"""Reading of a journal partition in a task, as Arrow batches of a suitable number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from socket import gethostname
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
+from gateway.pipeline.journal.filters import SelectedRows
+from gateway.pipeline.journal.options import LoadOptions
+from gateway.pipeline.journal.planner import JournalPartition, reader_of
+from gateway.pipeline.workers import spare_imports
+from gateway.store.journal.reader import Block, Gap, NoFolderError
+
+BATCH_ROWS: Final = 10_000  # Rows in a batch for Spark; one flush of the gateway may have few rows.
+CODED_ROWS: Final = (
+    65_536  # Rows in a batch for this package's own code: each column of each batch costs 5 µs.
+)
+BATCH_BYTES: Final = 16 * 1_048_576  # Bytes at which a batch is complete, since bodies may be large.
+
+
+def read_part(
+    options: LoadOptions,
+    wanted: SelectedRows,
+    names: tuple[str, ...],
+    part: InputPartition,
+    batches: Callable[[LoadOptions, SelectedRows, tuple[str, ...], JournalPartition], Iterator[Arrow]]
+    | None = None,
+) -> Iterator[Arrow]:
+    """Yield the rows of a partition in batches.
+
+    `batches` builds the batches; None builds batches of about BATCH_ROWS rows. Raises JournalError, and
+    PipelineError for faults of this machine.
+    """
+    # Spark passes its own partition when there is nothing to read.
+    if not isinstance(part, JournalPartition):
+        return
+    spare_imports()
+    try:
+        yield from (batches or _gathered)(options, wanted, names, part)
+    except NoFolderError as error:
+        raise PipelineError(
+            f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
+            " the same path, or it is shipped to a store (gateway pipeline ship)"
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"shard {part.shard} of the journal in {options.folder.uri} cannot be read on {gethostname()}:"
+            f" {error}"
+        ) from error
+
+
+def _gathered(
+    options: LoadOptions, wanted: SelectedRows, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
+    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
+    return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
+
+
+def coded(
+    options: LoadOptions, wanted: SelectedRows, names: tuple[str, ...], part: JournalPartition
+) -> Iterator[Arrow]:
+    """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
+    return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
+
+
+def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
+    gathered: list[Arrow] = []
+    rows = byte_count = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows, byte_count = rows + batch.num_rows, byte_count + batch.nbytes
+        if rows >= most or byte_count >= BATCH_BYTES:
+            yield joined(gathered)
+            gathered, rows, byte_count = [], 0, 0
+    if rows:
+        yield joined(gathered)
+
+
+def _mapped(
+    options: LoadOptions,
+    wanted: SelectedRows,
+    names: tuple[str, ...],
+    part: JournalPartition,
+    made: Callable[[Block, Sequence[str]], Arrow],
+) -> Iterator[Arrow]:
+    """Yield one batch for each block."""
+    received = wanted.received
+    for block in reader_of(options).blocks(
+        part.shard,
+        part.first,
+        end=part.next,
+        near=part.place,
+        from_us=received.first,
+        to_us=received.until,
+        only=wanted.only,
+    ):
+        if isinstance(block, Gap):
+            continue
+        batch = made(block, names)
+        chosen = wanted.rows(block)
+        first = max(part.first, block.begin) - block.header.base
+        count = min(part.next, block.end) - block.header.base - first
+        if count < batch.num_rows:
+            batch = batch.slice(first, count)
+            chosen = None if chosen is None else chosen.slice(first, count)
+        yield batch if chosen is None else batch.filter(chosen)

@@ -1,0 +1,195 @@
+"""Buffer of a live source: messages received from the broker that Spark has not committed.
+
+One thread owns the connection: it reads while the buffer has capacity, acknowledges committed messages, and
+reconnects when the connection fails. A message can be acknowledged only on the connection that delivered it.
+So when a connection is replaced, messages that Spark has not planned are dropped, because they are
+redelivered; planned ones stay. Each message has the number of its connection, its *life*. Capacity counts
+messages until they are acknowledged, which bounds the memory of the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, NamedTuple
+
+from gateway.clients.wire import Client, ReceivedMessage
+from gateway.errors import GatewayError, LinkError
+from gateway.pipeline.live.columns import Received
+
+TURN_SECS: Final = 0.05  # Longest delay of an acknowledgement while nothing arrives.
+GATHER_SECS: Final = 0.1  # A batch is extended while messages keep arriving within this time.
+RETRY_SECS_MIN: Final = 0.2
+RETRY_SECS_MAX: Final = 5.0
+SECOND: Final = 1_000_000
+
+
+class BufferLimits(NamedTuple):
+    """Limits of the buffer, and seconds that the broker may be unreachable."""
+
+    messages_max: int
+    bytes_max: int
+    away_secs_max: float
+
+
+class _HeldRow(NamedTuple):
+    life: int
+    arrival: ReceivedMessage
+    row: Received
+
+
+class Receiver:
+    """Receiver of messages on connections from `connect`.
+
+    Messages are numbered from 0 in order of arrival.
+    """
+
+    def __init__(self, connect: Callable[[], Client], limits: BufferLimits) -> None:
+        self._connect = connect
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._held: deque[_HeldRow] = deque()
+        self._first = 0  # Number of the first buffered message.
+        self._planned = 0  # Spark has planned the messages before this number.
+        self._byte_count = 0
+        self._life = 0
+        self._answers: deque[ReceivedMessage] = deque()  # Messages of this life to acknowledge.
+        self._failure: Exception | None = None
+        self._connected_at: float | None = None  # None without a connection.
+        self._came = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="live source", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and leave unacknowledged messages to the broker."""
+        self._closing = True
+        self._thread.join(RETRY_SECS_MAX)
+
+    # Methods for Spark.
+
+    def latest(self, above: int, most: int | None) -> int:
+        """Return the number behind the newest message, at most `above` + `most`.
+
+        Messages before it count as planned, and stay until they are committed. Raises the error that prevents
+        a connection.
+        """
+        with self._lock:
+            self._check()
+            end = self._first + len(self._held)
+            if most is not None:
+                end = min(end, above + most)
+            self._planned = max(self._planned, end)
+            return max(end, above)
+
+    def wait(self, above: int, seconds: float) -> None:
+        """Wait until messages behind number `above` have arrived and no more follow.
+
+        Return also if nothing has arrived for `seconds`. Without a connection, wait for one. Raises the error
+        that prevents a connection, once the broker was unreachable for too long.
+        """
+        last = time.monotonic()
+        while True:
+            self._came.clear()
+            with self._lock:
+                self._check()
+                some = self._first + len(self._held) > above
+                since = self._connected_at
+            if some:
+                patience = GATHER_SECS
+            elif since is None:
+                patience = TURN_SECS
+            else:
+                patience = max(last, since) + seconds - time.monotonic()
+            if patience > 0 and self._came.wait(patience):
+                last = time.monotonic()
+            elif some or since is not None:
+                return
+
+    def rows(self, start: int, end: int) -> list[Received]:
+        """Return the messages from `start` to before `end`, without committed ones."""
+        with self._lock:
+            first = self._first
+            return [held.row for held in islice(self._held, max(start - first, 0), max(end - first, 0))]
+
+    def commit(self, end: int) -> None:
+        """Acknowledge and drop all messages before `end`."""
+        with self._lock:
+            while self._held and self._first < end:
+                held = self._held.popleft()
+                self._first += 1
+                self._byte_count -= held.row.message.body.__len__()
+                if held.life == self._life:
+                    self._answers.append(held.arrival)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # Methods of the thread.
+
+    def _run(self) -> None:
+        good = time.monotonic()
+        wait = RETRY_SECS_MIN
+        while not self._closing:
+            client: Client | None = None
+            try:
+                client = self._connect()
+                good, wait = time.monotonic(), RETRY_SECS_MIN
+                with self._lock:
+                    self._connected_at = good
+                self._receive(client)
+                client.close()
+                return
+            except LinkError as error:
+                self._begin_life()
+                if client is not None:
+                    client.cut()
+                    good = time.monotonic()
+                if time.monotonic() - good >= self._limits.away_secs_max:
+                    self._fail(error)
+                    return
+            except (GatewayError, OSError) as error:
+                if client is not None:
+                    client.cut()
+                self._fail(error)
+                return
+            time.sleep(wait)
+            wait = min(wait * 2, RETRY_SECS_MAX)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._failure = error
+        self._came.set()
+
+    def _begin_life(self) -> None:
+        with self._lock:
+            self._connected_at = None
+            self._life += 1
+            self._answers.clear()
+            while self._first + len(self._held) > self._planned:
+                self._byte_count -= len(self._held.pop().row.message.body)
+
+    def _receive(self, client: Client) -> None:
+        while not self._closing:
+            with self._lock:
+                answers, self._answers = list(self._answers), deque()
+                full = (
+                    len(self._held) >= self._limits.messages_max or self._byte_count >= self._limits.bytes_max
+                )
+            client.acknowledge(answers)
+            if full:
+                client.rest(TURN_SECS)
+                continue
+            arrivals = client.arrivals(TURN_SECS)
+            if arrivals:
+                now = int(time.time() * SECOND)
+                with self._lock:
+                    for arrival in arrivals:
+                        row = Received(arrival.message, now, arrival.redelivered)
+                        self._held.append(_HeldRow(self._life, arrival, row))
+                        self._byte_count += len(arrival.message.body)
+                self._came.set()

@@ -1,0 +1,211 @@
+"""Job `ship`: copies complete segments of the journal to a store, where jobs read them like a folder.
+
+Complete segments do not change, except by merging, and by conversion to Parquet: a file may appear under its
+name or another with the rows of the files behind it, which are then deleted. So a file is copied if the store
+has none of its name and size, and a file that the journal no longer has is deleted in the store when another
+one has its rows. A file in Parquet has another name, so a listing of the store that is under way could find
+neither: the others are deleted by the run after that which copied it. A file is
+written under a temporary name and moved when it is complete. The mapping files beside the journal are copied
+as well. Files beyond the retention are deleted in the store by the time of their newest row, oldest first,
+and are not copied again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+from pyarrow import fs
+
+from gateway.errors import PipelineError
+from gateway.pipeline.stores import StoreFolder
+from gateway.store.journal.mappings import FOLDER, folders_of, versions
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import NAME, Segment
+from gateway.store.journal.summary import Summary
+
+DAY_SECS: Final = 86_400.0
+LISTED_MAX: Final = 10  # Attempts for one shard.
+COPY_BYTES: Final = 8 * 1_048_576
+DRAFT: Final = ".tmp"
+DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
+
+
+class Shipped(NamedTuple):
+    """Result of a run: files and bytes copied, files deleted, and files now in the store."""
+
+    files: int
+    byte_count: int
+    deleted: int
+    total: int
+
+
+def ship(
+    journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] = time.time
+) -> Shipped:
+    """Copy complete segments that the store does not have. Return what was done.
+
+    `keep_days` deletes files in the store whose newest row is older; None deletes none. Raises PipelineError
+    if the store is unreachable or cannot be written, JournalError if the journal's folder does not exist.
+    """
+    system, root = to.reached().arrow()
+    if to.is_local and Path(to.uri).resolve() == journal.resolve():
+        raise PipelineError(f"{to.uri} is the journal itself; give another folder")
+    try:
+        oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
+        _ship_mappings(journal, system, root)
+        return _shipped(journal, system, root, to, oldest_us)
+    except OSError as error:
+        raise PipelineError(f"the journal cannot be shipped to {to.uri}: {error}") from error
+
+
+def _ship_mappings(journal: Path, system: fs.FileSystem, root: str) -> None:
+    for below in folders_of(journal, JournalReader(journal).shards()):
+        folder = f"{root}/{(below / FOLDER).relative_to(journal).as_posix()}"
+        there = {info.path.rpartition("/")[2] for info in system.get_file_info(_selector(folder))}
+        for one in versions(below):
+            if one.path.name not in there:
+                _copy(one.path, system, f"{folder}/{one.path.name}")
+
+
+def _selector(folder: str) -> fs.FileSelector:
+    return fs.FileSelector(folder, recursive=True, allow_not_found=True)
+
+
+def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
+    infos = system.get_file_info(_selector(root))
+    for info in infos:
+        if info.path.endswith(DRAFT) and info.mtime and info.mtime.timestamp() < time.time() - DRAFT_SECS:
+            _delete(system, info.path)  # Left by an interrupted run.
+    found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
+    there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}
+    run = _Run(journal, system, root, oldest_us, there)
+    for shard in JournalReader(journal).shards():
+        run.ship(shard)
+    if oldest_us and there:
+        for name in _over(to, oldest_us):
+            run.delete(name)
+    return Shipped(run.files, run.byte_count, run.deleted, len(there))
+
+
+class _Run:
+    """One run. `there` has the files of the store with their sizes, and is updated."""
+
+    def __init__(
+        self, journal: Path, system: fs.FileSystem, root: str, oldest_us: int, there: dict[str, int]
+    ) -> None:
+        self._reader = JournalReader(journal)
+        self._journal = journal
+        self._system = system
+        self._root = root
+        self._oldest_us = oldest_us
+        self._there = there
+        self.files = self.byte_count = self.deleted = 0
+
+    def ship(self, shard: str) -> None:
+        """Copy the complete segments of a shard. Raises OSError.
+
+        A running gateway may merge or delete segments after they were listed; then they are listed again.
+        """
+        for again in range(LISTED_MAX, 0, -1):
+            try:
+                self._ship(self._reader.segments(shard), shard)
+                return
+            except FileNotFoundError:
+                if again == 1:
+                    raise
+
+    def _ship(self, segments: list[Segment], shard: str) -> None:
+        covered: list[range] = []
+        for segment, summary, following in _complete(self._reader, segments):
+            name = segment.path.relative_to(self._journal).as_posix()
+            is_there = self._there.get(name) == segment.byte_count
+            if is_there or segment.next is None:
+                covered.append(range(segment.first, following))
+            if is_there or _is_over(segment, summary, self._oldest_us):
+                continue
+            byte_count = _copy(segment.path, self._system, f"{self._root}/{name}")
+            self._there[name] = byte_count
+            self.files, self.byte_count = self.files + 1, self.byte_count + byte_count
+        kept = {one.path.relative_to(self._journal).as_posix() for one in segments}
+        for name in [name for name in self._there if _shard_of(name) == shard and name not in kept]:
+            if any(_first_of(name) in rows for rows in covered):
+                self.delete(name)
+
+    def delete(self, name: str) -> None:
+        """Delete a file of the store."""
+        _delete(self._system, f"{self._root}/{name}")
+        del self._there[name]
+        self.deleted += 1
+
+
+def _delete(system: fs.FileSystem, path: str) -> None:
+    with suppress(FileNotFoundError):  # Another run has deleted it in between.
+        system.delete_file(path)
+
+
+def _over(store: StoreFolder, oldest_us: int) -> list[str]:
+    """Return the names of files in a store that are too old, but never the newest of a shard."""
+    reader = JournalReader(store.path())
+    found = []
+    for shard in reader.shards():
+        folder = f"{shard.rpartition('/')[0]}/" if "/" in shard else ""
+        for segment in reader.segments(shard)[:-1]:
+            if not _is_over(segment, reader.summary(segment), oldest_us):
+                break
+            found.append(f"{folder}{segment.path.name}")
+    return found
+
+
+def _is_over(segment: Segment, summary: Summary | None, oldest_us: int) -> bool:
+    """Return True if the newest row is older than `oldest_us`.
+
+    For a file without a summary the time at which it was last written decides.
+    """
+    if summary is None or not summary.rows:
+        return segment.path.stat().st_mtime * 1e6 < oldest_us
+    return summary.received[1] < oldest_us
+
+
+def _complete(
+    reader: JournalReader, segments: list[Segment]
+) -> Iterator[tuple[Segment, Summary | None, int]]:
+    """Yield the complete segments with their summary, and the number behind their rows.
+
+    Raises FileNotFoundError if one was merged, converted or deleted.
+    """
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        segment.path.stat()
+        summary = reader.summary(segment)
+        if summary is not None:
+            yield segment, summary, summary.next
+        elif following is not None:  # Its writer was killed.
+            yield segment, None, following.first
+
+
+def _copy(file: Path, system: fs.FileSystem, path: str) -> int:
+    """Copy a file. Return the bytes copied, which may differ from the listed size."""
+    count = 0
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    draft = f"{path}.{uuid4().hex}{DRAFT}"  # Another run may copy it at the same time.
+    with file.open("rb") as source, system.open_output_stream(draft) as sink:
+        while data := source.read(COPY_BYTES):
+            sink.write(data)
+            count += len(data)
+    system.move(draft, path)
+    return count
+
+
+def _shard_of(name: str) -> str:
+    """Return the name of the shard, as the reader has it."""
+    folder, _, file = name.rpartition("/")
+    number = int(file.partition("-")[0])
+    return f"{folder}/{number}" if folder else str(number)
+
+
+def _first_of(name: str) -> int:
+    return int(name.rpartition("/")[2].split("-")[1].partition(".")[0])

@@ -1,0 +1,370 @@
+"""Fast encoding of outgoing messages: what does not change between messages is encoded once.
+
+A Notifier belongs to one handle of a client's connection, a Producer to one of ours. Both append the pieces
+of each message to their channel's `out`; most pieces are cached bytes. The pieces of the last message are
+compared by identity, because names and heads are shared objects. A body that does not fit one fragment is
+sent in several, one after the other.
+
+A Transfer sends one message piece by piece as its body becomes available; other commands of its channel wait
+until it is complete (2.2.8.8). A stream never completes, so only messages are kept off its channel. `head` is
+the bytes of a message's head behind its body-size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from gateway.errors import LocalProtocolError
+from gateway.model.caches import make_room
+from gateway.model.spooled_bodies import Body, Piece
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import END, U16, U32
+from gateway.protocols.amqpfast.server import ServerConnection
+from gateway.protocols.amqpfast.spec import (
+    BODY_SIZE_MAX,
+    DELIVERED,
+    HANDLE_NOTIFY,
+    HANDLE_SEND,
+    ID_MAX,
+    NOTIFY_STREAMING,
+    OUT_OF_BAND,
+    PARTIAL,
+    RECOVERY,
+    REDELIVERED,
+    SEND_STREAMING,
+    SHORT_STRING_MAX,
+)
+from gateway.protocols.amqpfast.states import Channel, Handle, HandleState
+
+BEGIN: Final = Struct(">HBH").pack  # size, type, handle
+FRAGMENT: Final = Struct(">IBB").pack  # fragment-size, bits, length of the name
+NUMBER: Final = U32.pack
+TAG: Final = U16.pack
+NO_TAG: Final = TAG(0)  # of all fragments but the last: one message has one reply
+SEND_FIELDS: Final = 12  # size of SEND with an empty name, in bytes
+NOTIFY_FIELDS: Final = 14
+PREPARED_BYTES_MAX: Final = 4096  # a larger head rarely repeats; caching it would cost memory
+PREPARED_MAX: Final = 4096  # cached beginnings of messages of one handle
+
+NotifyRow = tuple[bool, bytes, bytes, Body]
+SendRow = tuple[bytes, bytes, Body]
+
+
+class MessageWriter:
+    """Cache of the bytes around tag or number that notifying and sending share."""
+
+    _kind: int
+    _fields: int
+
+    def __init__(self, connection: ServerConnection | ClientConnection, handle: int) -> None:
+        found = connection._handles.get(handle)
+        if found is None or found.state is not HandleState.OPEN:
+            raise LocalProtocolError(f"handle {handle} is not open")
+        self._handle: Handle = found
+        self._channel: Channel = found.channel
+        self._sent = connection.sent
+        self._frame_max = connection.frame_max
+        self._prepared: dict[tuple[bytes, int, int], tuple[bytes, bytes, bytes, int]] = {}
+        self._name = b""
+        self._head = b""
+        self._size = -1
+        self._bits = 0
+        self._begin = b""
+        self._middle = b""
+        self._room = 0
+
+    @property
+    def usable(self) -> bool:
+        """True if the handle is still open. Otherwise messages are dropped, as the peer would discard them.
+
+        Raises LocalProtocolError while a stream of ours is sent on the channel.
+        """
+        if self._channel.streaming:
+            raise LocalProtocolError("no message may be sent on the channel of a stream")
+        return self._handle.state is HandleState.OPEN
+
+    def fits(self, name: bytes, head: bytes) -> bool:
+        """Return True if the name fits a short string and the head fits a fragment of the negotiated size."""
+        return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
+
+    def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
+        """Encode what surrounds tag or number and body. Return False if the head does not fit a fragment.
+
+        `_room` becomes the number of body bytes in the first fragment.
+        """
+        known = self._prepared.get((name, size, bits))
+        if known is not None and known[0] is head:
+            _, self._begin, self._middle, self._room = known
+        else:
+            room = self._frame_max - 4 - len(head)
+            if room < 0 or size > BODY_SIZE_MAX or len(name) > SHORT_STRING_MAX:
+                return False
+            self._room = min(size, room)
+            partial = size > room
+            given = b"" if partial else name
+            self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
+            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
+            self._middle = fragment + given + END + NUMBER(size) + head
+            if len(self._prepared) >= PREPARED_MAX:
+                make_room(self._prepared, PREPARED_MAX)
+            if len(head) <= PREPARED_BYTES_MAX:
+                self._prepared[name, size, bits] = (head, self._begin, self._middle, self._room)
+        self._name, self._head, self._size, self._bits = name, head, size, bits
+        return True
+
+    def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
+        """Queue the part of a body that did not fit the first fragment, in further fragments.
+
+        `key` is the encoded tag or number of these fragments, `last_key` that of the last one.
+        """
+        out = self._channel.out
+        most = self._frame_max
+        size = len(body)
+        for at in range(self._room, size, most):
+            piece = body[at : at + most]
+            partial = at + most < size
+            name = b"" if partial else self._name
+            out += (
+                BEGIN(self._fields + len(name), self._kind, self._handle.number),
+                key if partial else last_key,
+                FRAGMENT(len(piece), self._bits | partial, len(name)),
+                name,
+                END,
+                piece,
+            )
+            self._sent[self._kind] += 1
+
+
+class Notifier(MessageWriter):
+    """Delivery on one handle of a client. The constructor raises LocalProtocolError if it is not open.
+
+    `delivered` is False for messages that BROWSE requested.
+    """
+
+    _kind = HANDLE_NOTIFY
+    _fields = NOTIFY_FIELDS
+
+    def __init__(self, connection: ServerConnection, handle: int, *, delivered: bool = True) -> None:
+        super().__init__(connection, handle)
+        self._delivered = DELIVERED if delivered else 0
+
+    @property
+    def owes(self) -> bool:
+        """True if a reply is due on the channel: no message may be sent before it (3.2.11)."""
+        return self._channel.owes()
+
+    def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
+        """Queue one message; see `notify_many`. Return True if it could be queued."""
+        return not self.notify_many(number, ((redelivered, name, head, body),))
+
+    def notify_many(self, first_number: int, rows: Iterable[NotifyRow]) -> list[int]:
+        """Queue messages with consecutive numbers from `first_number` on.
+
+        A row is (redelivered, full name, head, body). Returns the numbers of the messages that were not
+        queued because their head does not fit a fragment of the client.
+        """
+        unsent: list[int] = []
+        if not self.usable:
+            return unsent
+        out = self._channel.out
+        last_name, last_head, last_size, last_redelivered = self._name, self._head, self._size, False
+        if self._bits & REDELIVERED:
+            last_redelivered = True
+        begin, middle, room = self._begin, self._middle, self._room
+        number = first_number
+        for redelivered, name, head, body in rows:
+            size = len(body)
+            if (
+                head is not last_head
+                or name is not last_name
+                or size != last_size
+                or redelivered is not last_redelivered
+            ):
+                if not self._prepare(name, head, size, self._delivered | (REDELIVERED if redelivered else 0)):
+                    unsent.append(number)
+                    number += 1
+                    continue
+                last_name, last_head, last_size, last_redelivered = name, head, size, redelivered
+                begin, middle, room = self._begin, self._middle, self._room
+            if size == room:
+                out += (begin, NUMBER(number), middle, body)
+            else:
+                out += (begin, NUMBER(number), middle, body[:room])
+                self._rest(NUMBER(number), NUMBER(number), body)
+            number += 1
+        self._sent[HANDLE_NOTIFY] += number - first_number - len(unsent)
+        return unsent
+
+
+class Producer(MessageWriter):
+    """Sending on one handle of a server. The constructor raises LocalProtocolError if it is not open.
+
+    With `confirm` each message has its own confirm-tag, for which the event Replies reports the reply.
+    """
+
+    _kind = HANDLE_SEND
+    _fields = SEND_FIELDS
+
+    def __init__(self, connection: ClientConnection, handle: int, *, confirm: bool = False) -> None:
+        super().__init__(connection, handle)
+        self._confirm = confirm
+
+    @property
+    def room(self) -> int:
+        """Number of messages that may be sent until replies arrive."""
+        return ID_MAX - len(self._channel.awaited)
+
+    def send_many(self, rows: Iterable[SendRow]) -> list[int]:
+        """Queue messages as rows of (name behind that of the handle, head, body).
+
+        Returns the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its
+        head does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if
+        `room` is exceeded.
+        """
+        tags: list[int] = []
+        channel = self._channel
+        if not self.usable:
+            return [-1 for _ in rows]
+        out, awaited = channel.out, channel.awaited
+        last_name, last_head, last_size = self._name, self._head, self._size
+        begin, middle, room = self._begin, self._middle, self._room
+        key = self._handle.number << 16
+        confirm, tag, last_tag = self._confirm, 0, channel.last_tag
+        count = 0
+        for name, head, body in rows:
+            size = len(body)
+            if head is not last_head or name is not last_name or size != last_size:
+                if not self._prepare(name, head, size, 0):
+                    tags.append(-1)
+                    continue
+                last_name, last_head, last_size = name, head, size
+                begin, middle, room = self._begin, self._middle, self._room
+            if confirm:
+                if len(awaited) >= ID_MAX:
+                    raise LocalProtocolError(f"{ID_MAX} replies are awaited already")
+                tag = last_tag = last_tag % ID_MAX + 1
+                channel.last_tag = tag
+                awaited.append(key | tag)
+            if size == room:
+                out += (begin, TAG(tag), middle, body)
+            else:
+                out += (begin, NO_TAG, middle, body[:room])
+                self._rest(NO_TAG, TAG(tag), body)
+            tags.append(tag)
+            count += 1
+        self._sent[HANDLE_SEND] += count
+        return tags
+
+
+class Transfer:
+    """Outgoing message on one handle, sent piece by piece.
+
+    The constructor raises LocalProtocolError if the handle is not open or another message is being sent on
+    its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. With `resumed` the peer has the
+    head and part of the body already (READY), and writing continues there. A `streaming` message ends with
+    its handle. Only `tell` may be used if `out_of_band`.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection | ClientConnection,
+        handle: int,
+        head: bytes,
+        body_size: int,
+        *,
+        name: bytes = b"",
+        number: int = 0,
+        bits: int = 0,
+        resumed: bool = False,
+        streaming: bool = False,
+        out_of_band: bool = False,
+    ) -> None:
+        found = connection._handles.get(handle)
+        if found is None or found.state is not HandleState.OPEN:
+            raise LocalProtocolError(f"handle {handle} is not open")
+        if found.channel.sending is not None:
+            raise LocalProtocolError("another message is under way on this channel")
+        if len(name) > SHORT_STRING_MAX or len(head) + 4 > connection.frame_max:
+            raise LocalProtocolError("name or head is too long")
+        self._connection = connection
+        self._handle = found
+        self._notifies = isinstance(connection, ServerConnection)
+        self._name = name
+        self._number = number
+        self._bits = bits | out_of_band * OUT_OF_BAND | resumed * RECOVERY
+        if streaming:
+            self._bits |= NOTIFY_STREAMING if self._notifies else SEND_STREAMING
+        self._head = b"" if resumed or out_of_band else NUMBER(0 if streaming else body_size) + head
+        channel = found.channel
+        channel.sending = found
+        channel.streaming = streaming
+        if not streaming:
+            channel.out = []
+
+    @property
+    def usable(self) -> bool:
+        """True if the message is incomplete and its handle open. Otherwise what is written is dropped."""
+        return self._handle.channel.sending is self._handle
+
+    @property
+    def room(self) -> int:
+        """Maximum size in bytes of the next `write`."""
+        return self._connection.frame_max - len(self._head)
+
+    def write(self, data: Piece, *, last: bool = False, tag: int = 0) -> None:
+        """Queue the next bytes of the body, at most `room`.
+
+        `tag` is a client's confirm-tag, from `new_tag`. Bytes on disk stay there until `pieces_to_send`
+        returns them. Raises LocalProtocolError for too many bytes, and for the end of a stream.
+        """
+        if last and self._handle.channel.streaming:
+            raise LocalProtocolError("a stream ends with its handle or channel")
+        if len(data) > self.room:
+            raise LocalProtocolError(f"a fragment has {self.room} bytes at most")
+        if self._fragment(len(self._head) + len(data), last, tag):
+            if self._head:
+                self._connection.out.append(self._head)
+                self._head = b""
+            self._connection.queue(data)
+            self._finish(last)
+
+    def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:
+        """Queue a fragment of `size` bytes, head included, whose bytes are sent out of band.
+
+        Raises LocalProtocolError if the transfer is not out of band.
+        """
+        if not self._bits & OUT_OF_BAND:
+            raise LocalProtocolError("this transfer is not out of band")
+        if self._fragment(size, last, tag):
+            self._finish(last)
+
+    def _fragment(self, size: int, last: bool, tag: int) -> bool:
+        """Queue the command of a fragment of `size` bytes.
+
+        Return False if the transfer is no longer usable.
+        """
+        if not self.usable:
+            return False
+        handle = self._handle
+        name = self._name if last else b""
+        bits = self._bits | (0 if last else PARTIAL)
+        if self._notifies:
+            key, kind, fields = NUMBER(self._number), HANDLE_NOTIFY, NOTIFY_FIELDS
+        else:
+            key, kind, fields = TAG(tag), HANDLE_SEND, SEND_FIELDS
+            if tag:
+                handle.channel.awaited.append(handle.number << 16 | tag)
+        begin = BEGIN(fields + len(name), kind, handle.number)
+        self._connection.out.append(begin + key + FRAGMENT(size, bits, len(name)) + name + END)
+        self._connection.sent[kind] += 1
+        return True
+
+    def _finish(self, last: bool) -> None:
+        """End the message after its last fragment, and queue the commands that waited for its end."""
+        if last:
+            channel = self._handle.channel
+            held = channel.out
+            self._connection._drop_sending(channel)
+            channel.out += held

@@ -1,0 +1,513 @@
+"""End of a journal's shard: the segment in use, the next one, and the deletion of the oldest.
+
+One process writes one shard of one folder. A block is written at a known offset, so that a block that failed
+halfway is overwritten by the next attempt. An incomplete end that an earlier process left is cut off when the
+shard is opened, and numbering continues behind the last complete block; the newest segment is therefore kept,
+however old.
+
+A segment is complete when it is large or old enough, or has too many small blocks. Then an index is written
+behind its last block. A segment with many small blocks is rewritten with few large ones, and the small
+segments of a past period are merged into one. Rewriting happens in another file, which then replaces the
+first: a reader sees the old file or the new one, and a crash leaves one of them.
+
+With a converter, complete segments become Parquet instead (conversion.py), oldest first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from gateway.clock import utc as wall_time
+from gateway.model.times import WallTime
+from gateway.store.journal.conversion import Conversion, ConversionError, remove_drafts
+from gateway.store.journal.format import Bytes, DamageError, JournalError, Laid, lay_out, seal
+from gateway.store.journal.merge import merge_segments, remove_leftovers, statistics_of
+from gateway.store.journal.reader import block_from
+from gateway.store.journal.segments import (
+    At,
+    Segment,
+    content_of,
+    segment_name,
+    segments_in,
+    size_of,
+    walk,
+    without_repeats,
+)
+from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
+from gateway.store.recovery import set_aside
+from gateway.store.timeline import scale_ahead_secs, time_record
+
+RETENTION_SECS: Final = 60.0  # between two checks of the retention limits
+PIECES_MAX: Final = 1_000  # of one system call (IOV_MAX is 1 024)
+MERGED_FROM: Final = 16  # small blocks; a segment with fewer is not rewritten
+SMALL_MAX: Final = 256  # small blocks in the segment in use, which readers read one by one
+# Bytes at a segment's end that stay in the page cache, for readers of new rows.
+CACHED_BYTES: Final = 4 * 1_048_576
+MERGED_PART: Final = 4  # part of a segment's size; a larger segment is not merged with others
+CONVERT_AGAIN_SECS: Final = 3_600.0  # after a failed conversion
+PERIOD_SECS: Final = 3_600.0  # period whose segments are merged, if their age has no limit
+Pwritev = Callable[[int, Sequence[Bytes], int], int]
+
+
+class Appender:
+    """Appending to one shard. All methods but the constructor belong to the writer's thread.
+
+    Limits of 0 do not limit. `next` is the sequence number of the next row, `cut` the number of bytes that
+    were cut off. The constructor raises JournalError if another process writes the shard, or the folder
+    cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shard: int,
+        *,
+        segment_bytes: int,
+        segment_secs: float,
+        retention_bytes: int,
+        retention_secs: float,
+        sync_interval_secs: float,
+        level: int = 0,
+        converter: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda _: None,
+        utc: Callable[[], WallTime] = wall_time,
+        pwritev: Pwritev = os.pwritev,
+    ) -> None:
+        if sys.byteorder != "little":
+            raise JournalError("the journal is written on little-endian machines only")
+        self.folder = folder
+        self.shard = shard
+        self._segment_bytes = segment_bytes
+        self._segment_secs = segment_secs
+        self._retention_bytes = retention_bytes
+        self._retention_secs = retention_secs
+        self._sync_secs = sync_interval_secs
+        self._level = level
+        self._period = segment_secs or PERIOD_SECS
+        self._summary = Summary(0, 0)  # of the segment in use
+        self._merging_failed: set[Path] = set()
+        self._to_merge = True  # True if there may be segments to merge
+        self._periods_known: dict[tuple[Path, int], int] = {}
+        self._converter = converter
+        self._tell = tell
+        self._conversion: Conversion | None = None
+        self._convert_from: dict[Path, WallTime] = {}  # time of the next attempt, after one has failed
+        self._utc = utc
+        self._pwritev = pwritev
+        self.next = 0
+        self.cut = 0
+        self.segments = 0
+        self._file: int | None = None
+        self._byte_count = 0
+        self._let_go_to = 0  # offset up to which the file need not stay in the page cache
+        self._opened = utc()  # when the segment in use was opened
+        self._written = 0.0  # when its last row was written, on the scale of the segments' ages
+        self._unsynced = False
+        self._synced = utc()
+        self._looked: WallTime | None = None  # time of the last check of the retention limits
+        self._ahead_secs = 0.0  # time of the segments' ages minus the time of `utc`
+        self._lock = -1
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = self._locked()
+            self._continue_time()
+            self._recover()
+        except OSError as error:
+            self._unlock()
+            raise JournalError(f"the journal in {folder} cannot be written: {error.strerror}") from error
+        except JournalError:
+            self._unlock()
+            raise
+
+    def append(self, blocks: Sequence[Laid]) -> int:
+        """Write some of the consecutive `blocks`. Return how many, at least one.
+
+        Raises OSError; then the journal is unchanged.
+        """
+        first = blocks[0]
+        if self._file is not None and self._is_full(first.header.byte_count):
+            self._finish()
+        if self._file is None:
+            self._begin(first.header.base)
+        assert self._file is not None
+        room = (self._segment_bytes or sys.maxsize) - self._byte_count
+        byte_count = first.header.byte_count
+        pieces = [*first.pieces]
+        count = 1
+        for header, more, _ in blocks[1:]:
+            if byte_count + header.byte_count > room or len(pieces) + len(more) > PIECES_MAX:
+                break
+            byte_count += header.byte_count
+            pieces += more
+            count += 1
+        try:
+            self._write(self._file, pieces, byte_count)
+        except OSError:
+            with suppress(OSError):  # otherwise the rest is overwritten, or cut off at the next start
+                os.ftruncate(self._file, self._byte_count)
+            raise
+        for header, _, statistics in blocks[:count]:
+            self._summary.add(self._byte_count, header, statistics, small=is_small(header))
+            self._byte_count += header.byte_count
+        self.next = self._summary.next
+        self._written = self._age_scale()
+        self._unsynced = True
+        return count
+
+    def tick(self) -> None:
+        """Do what is due by the clock: sync, the next segment, retention, merging. Raises OSError."""
+        now = self._utc()
+        if self._file is not None and self._is_full(0):
+            self._finish()
+        elif self._unsynced and self._sync_secs and not 0 <= now - self._synced < self._sync_secs:
+            self._sync()
+        if self._looked is None or not 0 <= now - self._looked < RETENTION_SECS:
+            self._retire()
+        if self._conversion is not None:
+            self._convert_on(self._conversion, now)
+        elif self._to_merge:
+            try:
+                self._put_together(now)
+            except JournalError as error:  # again after the next segment; what is recorded goes on
+                self._to_merge = False
+                self._tell(f"segments of {self.folder} cannot be merged or converted: {error}")
+
+    def close(self) -> None:
+        """Sync what was written, and release the shard. Raises OSError."""
+        try:
+            if self._conversion is not None:
+                self._conversion.stop()
+            if self._file is not None:
+                self._leave()
+                self._retire()
+        finally:
+            self._unlock()
+
+    def _locked(self) -> int:
+        path = self.folder / f"{self.shard}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+            os.close(lock)
+            raise JournalError(
+                f"process {owner} writes shard {self.shard} of the journal in {self.folder};"
+                " give this one another folder or shard"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        return lock
+
+    def _continue_time(self) -> None:
+        """Continue the time of the process before, so that no setting of the wall clock changes an age."""
+        if self._time_file.exists():
+            with set_aside("time of the journal", self._time_file):
+                self._ahead_secs = scale_ahead_secs(self._time_file.read_text())
+
+    def _age_scale(self) -> float:
+        """Return the present time on the scale of the segments' ages, which no setting of a clock moves."""
+        return self._utc() + self._ahead_secs
+
+    def _record_time(self) -> None:
+        """Write the present time for the next process. Raises OSError."""
+        draft = self._time_file.with_suffix(".time-new")
+        draft.write_text(time_record(self._ahead_secs))
+        draft.replace(self._time_file)
+
+    @property
+    def _time_file(self) -> Path:
+        return self.folder / f"{self.shard}.time"
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _own(self) -> list[Segment]:
+        return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
+
+    def _recover(self) -> None:
+        """Continue at the end of the newest segment, unless it is complete, and cut off what is behind it."""
+        remove_leftovers(self.folder, self.shard)
+        remove_drafts(self.folder, self.shard)
+        own = self._without_repeats(self._own())
+        self.segments = len(own)
+        if not own:
+            return
+        newest = own[-1]
+        if newest.next is not None:
+            self.next = newest.next
+            return
+        summary = Summary(newest.first, newest.first)
+        end, opened = 0, self._utc()
+        with newest.path.open("rb", buffering=0) as file:
+            complete = summary_of(file, newest)
+            if complete is not None:
+                self.next = complete.next
+                return
+            for at in walk(file, newest.path):
+                if isinstance(at, At) and (raw := content_of(file, at)) is not None:
+                    opened = opened if end else WallTime(at.header.first_us / 1e6)
+                    plain = at.header.rows and not at.header.gap
+                    statistics = statistics_of(block_from(newest.shard, at, raw)) if plain else None
+                    summary.add(at.offset, at.header, statistics, small=is_small(at.header))
+                    end = at.end
+            byte_count = size_of(file)
+        self.next = summary.next
+        self._summary = summary
+        self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._byte_count, self._opened = (
+            end,
+            min(opened, self._utc()),
+        )  # its rows have times of the wall clock
+        # The file's time is on the scale if its writer closed it, and else that of the wall clock.
+        written = newest.path.stat().st_mtime + max(self._ahead_secs, 0.0)
+        self._written = min(written, self._age_scale())
+        if byte_count > end:
+            os.ftruncate(self._file, end)
+            self.cut = byte_count - end
+            self._unsynced = True
+
+    def _without_repeats(self, own: list[Segment]) -> list[Segment]:
+        """Delete segments whose rows a merge had copied before it was killed, and return the others."""
+        left: list[Segment] = []
+        reached = 0
+        for segment in own:
+            if segment.first < reached:
+                segment.path.unlink(missing_ok=True)
+                continue
+            left.append(segment)
+            if segment.next is not None:
+                reached = segment.next
+                continue
+            with segment.path.open("rb", buffering=0) as file:
+                summary = summary_of(file, segment)
+            reached = segment.first if summary is None else summary.next
+        return left
+
+    def _begin(self, first: int) -> None:
+        path = self.folder / segment_name(self.shard, first)
+        self._summary = Summary(first, first)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._byte_count = self._let_go_to = 0
+        self._opened, self._written = self._utc(), self._age_scale()
+        self.segments += 1
+        if self._sync_secs:
+            folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)  # the name of the file has to survive, too
+            finally:
+                os.close(folder)
+
+    def _is_full(self, byte_count: int) -> bool:
+        """Return True if `byte_count` more bytes belong to the next segment.
+
+        A segment without rows is never full.
+        """
+        if self._summary.next == self._summary.first:
+            return False
+        if self._summary.small >= SMALL_MAX:
+            return True
+        if self._segment_bytes and self._byte_count + byte_count > self._segment_bytes:
+            return True
+        return bool(self._segment_secs) and self._utc() - self._opened >= self._segment_secs
+
+    def _write(self, file: int, pieces: Sequence[Bytes], byte_count: int) -> None:
+        written = self._pwritev(file, pieces, self._byte_count)
+        while written < byte_count:
+            begins = [0, *accumulate(map(len, pieces))]
+            left = [
+                piece[max(0, written - begin) :]
+                for begin, piece in zip(begins, pieces, strict=False)
+                if begin + len(piece) > written
+            ]
+            written += self._pwritev(file, left, self._byte_count + written)
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        self._synced = self._utc()
+        os.fsync(self._file)
+        self._unsynced = False
+        self._let_go(self._file)
+
+    def _let_go(self, file: int) -> None:
+        """Drop written pages from the page cache, except the latest.
+
+        There they would displace pages that are read more often, and a new page may cost more than everything
+        that is written into it.
+        """
+        begin, end = self._let_go_to, (self._byte_count // CACHED_BYTES - 1) * CACHED_BYTES
+        if end > begin and hasattr(os, "posix_fadvise"):  # not on every system
+            with suppress(OSError):  # only a hint
+                os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
+            self._let_go_to = end
+
+    def _finish(self) -> None:
+        """Complete the segment in use: append an index, or rewrite it if it has many small blocks."""
+        summary = self._summary
+        assert self._file is not None
+        if summary.small < MERGED_FROM:
+            index = seal(lay_out(index_draft(self.shard, self._byte_count, summary), 0))
+            self._write(self._file, index.pieces, index.header.byte_count)
+            self._byte_count += index.header.byte_count
+            self._unsynced = True
+        self._leave()
+        if summary.small >= MERGED_FROM:
+            self._merge([one for one in self._own() if one.first == summary.first])
+        self._to_merge = True
+        self._retire()
+
+    def _leave(self) -> None:
+        file = self._file
+        assert file is not None
+        if self._unsynced and self._sync_secs:
+            self._sync()
+        self._file = None
+        os.utime(file, (self._written, self._written))  # retention does not use the wall clock
+        os.close(file)
+
+    def _merge(self, segments: Sequence[Segment]) -> bool:
+        """Merge complete segments into one. Return False, and leave them unchanged, if that fails."""
+        try:
+            merge_segments(segments, level=self._level)
+        except (OSError, DamageError):
+            self._merging_failed.update(segment.path for segment in segments)
+            self._periods_known.update(dict.fromkeys([(one.path, one.inode) for one in segments], -1))
+            return False
+        return True
+
+    def _put_together(self, now: WallTime) -> None:
+        """Merge the segments of one past period, if there are several and they are not too large."""
+        own = [one for one in self._own() if self._file is None or one.first != self._summary.first]
+        if self._converter and (conversion := self._to_convert(own, now)) is not None:
+            self._conversion = conversion
+            return
+        for some in self._periods(own, now):
+            if self._merge(some):
+                return  # the next tick merges others
+        self._to_merge = False
+
+    def _to_convert(self, own: Sequence[Segment], now: WallTime) -> Conversion | None:
+        """Start the conversion of the oldest segments that are not Parquet, if there are any.
+
+        A large segment is converted at once, small ones when their period is over, together.
+        """
+        limit = self._segment_bytes or sys.maxsize
+        waiting: list[Segment] = []
+        period, byte_count = -1, 0
+        ages_now = self._age_scale()
+        for segment in without_repeats(own):
+            if segment.next is not None or self._convert_from.get(segment.path, WallTime(0.0)) > now:
+                if waiting:
+                    break
+                continue
+            of = int((ages_now - _age(segment, ages_now)) // self._period)
+            is_over = of < ages_now // self._period or segment.byte_count > limit // MERGED_PART
+            if not is_over or (waiting and (of != period or byte_count + segment.byte_count > limit)):
+                break
+            waiting.append(segment)
+            period, byte_count = of, byte_count + segment.byte_count
+        if not waiting:
+            return None
+        try:
+            return Conversion(self._converter, self.shard, waiting, self._end_of(waiting[-1], own))
+        except OSError as error:
+            self._not_converted(waiting, error, now)
+        return None
+
+    def _end_of(self, segment: Segment, own: Sequence[Segment]) -> int:
+        """Return the number behind the rows of a complete segment. Raises OSError."""
+        with segment.path.open("rb", buffering=0) as file:
+            summary = summary_of(file, segment)
+        if summary is not None:
+            return summary.next
+        following = next((one.first for one in own if one.first > segment.first), None)
+        if following is None:
+            return self.next if self._file is None else self._summary.first
+        return following
+
+    def _convert_on(self, conversion: Conversion, now: WallTime) -> None:
+        """Commit a conversion that has ended."""
+        if not conversion.has_ended:
+            return
+        self._conversion = None
+        try:
+            conversion.commit()
+        except (ConversionError, OSError) as error:
+            self._not_converted(conversion.segments, error, now)
+        self._retire()
+
+    def _not_converted(self, segments: Sequence[Segment], error: Exception, now: WallTime) -> None:
+        """Report a failed conversion; segments stay as they are until the next attempt."""
+        self._tell(f"{segments[0].path} cannot be written as Parquet: {error}")
+        later = WallTime(now + CONVERT_AGAIN_SECS)
+        waiting = {path: until for path, until in self._convert_from.items() if until > now}
+        self._convert_from = waiting | dict.fromkeys([one.path for one in segments], later)
+
+    def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
+        """Yield lists of consecutive segments to merge: of the same period, which is over."""
+        waiting: list[Segment] = []
+        period, byte_count = -1, 0
+        for segment in own:
+            of = self._period_of(segment)
+            most = (self._segment_bytes or sys.maxsize) // MERGED_PART
+            if segment.byte_count > most:  # the few large segments of a busy hour are not merged
+                of = -1
+            fits = of == period and byte_count + segment.byte_count <= most * MERGED_PART
+            if not fits:
+                if len(waiting) > 1:
+                    yield waiting
+                waiting, byte_count = [], 0
+            period = of
+            if 0 <= of < now // self._period:
+                waiting.append(segment)
+                byte_count += segment.byte_count
+        if len(waiting) > 1:
+            yield waiting
+
+    def _period_of(self, segment: Segment) -> int:
+        """Return the number of the period in which a segment's rows were settled; -1 to leave it alone."""
+        known = self._periods_known.get((segment.path, segment.inode))
+        if known is None:
+            summary = None
+            if segment.next is None and segment.path not in self._merging_failed:
+                with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
+                    summary = summary_of(file, segment)
+            rows = 0 if summary is None else summary.rows
+            known = -1 if summary is None or not rows else int(summary.settled[0] / 1e6 // self._period)
+            self._periods_known[segment.path, segment.inode] = known
+        return known
+
+    def _retire(self) -> None:
+        """Delete the oldest segments beyond the retention limits, never the newest."""
+        self._looked, ages_now = self._utc(), self._age_scale()
+        own = self._own()
+        byte_count = sum(segment.byte_count for segment in own)
+        left = len(own)
+        for segment in own[:-1]:
+            over = self._retention_bytes and byte_count > self._retention_bytes
+            old = self._retention_secs and _age(segment, ages_now) > self._retention_secs
+            if not (over or old):
+                break
+            segment.path.unlink(missing_ok=True)
+            byte_count -= segment.byte_count
+            left -= 1
+        self.segments = left
+        with suppress(OSError):  # on a full disk the last record serves as well
+            self._record_time()
+
+
+def _age(segment: Segment, now: float) -> float:
+    """Return the seconds since the last row was written."""
+    try:
+        return now - segment.path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

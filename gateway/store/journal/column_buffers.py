@@ -1,0 +1,439 @@
+"""Columns of settled messages, gathered on the event loop until they fill a block.
+
+The columns are copied out of the messages at once, and so are the bytes of bodies; of messages that differ
+only in their bodies the first one is examined. A message can therefore be freed once it is delivered. If a
+few thousand messages were kept until their block is encoded, they would fill the processor's caches, and
+later messages would be created in cold memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Final, NamedTuple
+
+from gateway.model.address import Address
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import PropertySet
+from gateway.model.spooled_bodies import Spooled
+from gateway.store.journal.bursts import Bursts
+from gateway.store.journal.format import Bytes
+from gateway.store.journal.runs import RUN_ALIKE, Runs, alike_in, lengths_of, runs_of
+from gateway.store.journal.wires import NOWHERE_ENTRY, Entered, address_entries, set_entries
+
+MEMORY_BYTES: Final = 1_048_576
+# Size of a memory at which it is flushed, so that the next part most likely fits.
+NEARLY_FULL: Final = MEMORY_BYTES - MEMORY_BYTES // 8
+# Of a waiting block; a smaller content is copied instead of keeping its memory.
+COPIED_BYTES: Final = MEMORY_BYTES // 16
+MEMORIES_MAX: Final = 16  # that wait to be reused; more may be in use
+NOWHERE: Final[Runs[Address]] = Runs([], None)
+NO_SETS: Final[Runs[PropertySet]] = Runs([], None)
+
+
+class RowLabels(NamedTuple):
+    """Labels that a recipient gives to all its messages.
+
+    `route` is "" for messages that stayed in their own namespace. `endpoint` and `protocol` are the target's.
+    `reshapes` is True if the route may change assurance, durable or retain.
+    """
+
+    route: str
+    mapping_version: str
+    endpoint: str
+    protocol: str
+    reshapes: bool = True
+
+
+class Settled(NamedTuple):
+    """Messages that were settled together with one outcome.
+
+    `messages` are as they were handed to the sink, or None if a route refused `sources`. `sources` are as
+    they were received, or None if they are equal to `messages`. The times are in microseconds UTC. `slots`
+    are their places in what was received together, or None for 0, 1, 2 ... `origins` are the source addresses
+    if nothing else but the hop count changed; then there are no `sources`. `bursts` are the same messages in
+    order, if all of them were received in bursts.
+    """
+
+    labels: RowLabels
+    messages: list[Message] | None
+    sources: list[Message] | None
+    outcome: Outcome
+    received_us: int
+    settled_us: int
+    slots: Sequence[int] | None = None
+    origins: list[Address] | None = None
+    bursts: Bursts | None = None
+
+    @property
+    def heads(self) -> list[Message]:
+        """Messages as received, except for their addresses and hops if there are `origins`."""
+        return self.sources or self.messages or []
+
+
+class Guarantees(NamedTuple):
+    """Assurance, durable and retain of messages, one byte each.
+
+    `lengths` is the number of rows for which each value stands, or None for one row.
+    """
+
+    columns: tuple[bytes, bytes, bytes]
+    lengths: Sequence[int] | None
+
+
+class Heads(NamedTuple):
+    """Fields of messages besides address, properties and body, with rows as in `guarantees`.
+
+    `expires` is None if no message expires.
+    """
+
+    guarantees: Guarantees
+    hops: bytes
+    expires: list[float] | None
+
+
+class SettledRows(NamedTuple):
+    """Columns of `Settled`, for `rows` rows.
+
+    `protocol` is that of the source addresses. `heads` and `sets` are as received. `targets` are the target
+    addresses: None if they equal the sources, NOWHERE if there is no target. `went` is as delivered, or None
+    if it equals the received guarantees. `sizes` are those of the bodies in bytes; `whole` says which bodies
+    are recorded, or is None if all or none are. Sets and addresses whose entries are already encoded are
+    empty here.
+    """
+
+    labels: RowLabels
+    outcome: Outcome
+    received_us: int
+    settled_us: int
+    rows: int
+    slots: Sequence[int] | None
+    protocol: str
+    heads: Heads
+    sets: Runs[PropertySet]
+    senders: Runs[Sender]
+    sources: Runs[Address]
+    targets: Runs[Address] | None
+    went: Guarantees | None
+    sizes: Runs[int]
+    whole: list[bool] | None
+
+
+class Memories:
+    """Pool of memory for the bytes of blocks.
+
+    New pages from the system cost as much as encoding a block, so memory is reused. One thread takes it,
+    another may return it.
+    """
+
+    __slots__ = ("_free",)
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """Return memory of MEMORY_BYTES bytes."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(mmap(-1, MEMORY_BYTES, MAP_PRIVATE | MAP_ANONYMOUS))
+
+    def give_back(self, memory: memoryview) -> None:
+        """Return memory that is no longer read to the pool."""
+        if len(self._free) < MEMORIES_MAX:
+            self._free.append(memory)
+
+
+class ByteColumn:
+    """Consecutive bytes, in a memory as far as they fit."""
+
+    __slots__ = ("_more", "memory", "taken")
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.taken = 0
+        self._more: list[bytes] = []
+
+    def put(self, data: bytes) -> None:
+        """Append bytes."""
+        begin = self.taken
+        self.taken = end = begin + len(data)
+        if end <= MEMORY_BYTES:
+            self.memory[begin:end] = data
+        else:
+            self._more.append(data)
+
+    @property
+    def lent(self) -> bool:
+        """True if `data` returns the memory itself.
+
+        While the disk is full a quiet gateway still encodes a small block each second; if each kept its
+        memories, they would grow without limit.
+        """
+        return self.taken > COPIED_BYTES and not self._more
+
+    def data(self) -> Bytes:
+        """Return all bytes."""
+        if self.lent:
+            return self.memory[: self.taken]
+        held = self.taken - sum(map(len, self._more))
+        return b"".join([self.memory[:held], *self._more])
+
+
+class Apart(NamedTuple):
+    """Columns whose values most likely differ from row to row, and get an entry for each row."""
+
+    sets: bool = False
+    sources: bool = False
+    targets: bool = False
+
+
+TOGETHER: Final = Apart()
+
+
+class OwnEntries:
+    """Entries of a column whose rows, or runs of rows, have one each.
+
+    They are copied at once, while they are in the processor's caches, so that their messages can be freed.
+    """
+
+    __slots__ = ("_forms", "_lengths", "held", "sizes")
+
+    def __init__(self, memory: memoryview) -> None:
+        self.held = ByteColumn(memory)
+        self.sizes: list[int] = []
+        self._forms: list[bytes] = []
+        self._lengths: list[tuple[Sequence[int] | None, int]] = []
+
+    def add(self, entered: Entered, lengths: Sequence[int] | None) -> None:
+        """Add entries, with the number of rows for which each stands."""
+        forms, data = entered
+        self._forms.append(forms)
+        self._lengths.append((lengths, len(forms)))
+        self.sizes += map(len, data)
+        self.held.put(b"".join(data))
+
+    @property
+    def forms(self) -> bytes:
+        """Forms of the entries, one byte each."""
+        return b"".join(self._forms)
+
+    @property
+    def lengths(self) -> Sequence[int] | None:
+        """Number of rows for which each entry stands."""
+        return lengths_of(self._lengths)
+
+
+class Gathering:
+    """Rows of a future block.
+
+    Bodies of up to `body_bytes_max` bytes are recorded; 0 records none. `sets`, `sources` and `targets` are
+    the encoded entries of the columns that are `apart`.
+    """
+
+    __slots__ = ("body_bytes_max", "byte_count", "held", "parts", "rows", "sets", "sources", "targets")
+
+    def __init__(self, memories: Memories, *, body_bytes_max: int, apart: Apart = TOGETHER) -> None:
+        self.held = ByteColumn(memories.take())
+        """Bodies that are recorded."""
+        self.sets = OwnEntries(memories.take()) if apart.sets else None
+        self.sources = OwnEntries(memories.take()) if apart.sources else None
+        self.targets = OwnEntries(memories.take()) if apart.targets else None
+        self.parts: list[SettledRows] = []
+        self.rows = 0
+        self.byte_count = 0
+        """Size of all bodies in bytes, recorded or not."""
+        self.body_bytes_max = body_bytes_max
+
+    @property
+    def _held(self) -> list[ByteColumn]:
+        own = (self.sets, self.sources, self.targets)
+        return [self.held, *[entries.held for entries in own if entries is not None]]
+
+    def memories(self, *, lent: bool) -> list[memoryview]:
+        """Return the memories to free after the block is written (`lent`), or at once (not `lent`)."""
+        return [held.memory for held in self._held if held.lent is lent]
+
+    @property
+    def nearly_full(self) -> bool:
+        """True if there is soon no space for the entries of properties or of addresses."""
+        return any(held.taken > NEARLY_FULL for held in self._held[1:])
+
+    def add(self, settled: Settled) -> None:
+        """Add messages, at least one. Those that were received in bursts are not examined one by one."""
+        labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
+        went: Guarantees | None = None
+        targets: Runs[Address] | None
+        if bursts is not None:
+            heads, bodies = Runs(bursts.firsts, bursts.lengths), bursts.bodies
+            came = addresses_of(heads)
+            targets = Runs(bursts.targets, bursts.lengths) if labels.route else None  # they stayed
+            origins = None
+        else:
+            looked_at = settled.heads
+            heads, bodies = alike_in(looked_at), [message.body for message in looked_at]
+            came, targets = addresses_of(heads), None
+            if messages is None:
+                targets = NOWHERE
+            elif origins is not None:
+                came, targets = runs_of(origins), came
+            elif sources is not None:
+                gone = alike_in(messages)
+                targets = addresses_of(gone)
+                if labels.reshapes:
+                    went = _guarantees(gone)
+        protocol = came.objects[0].protocol
+        came, targets = self._addresses(came, targets, len(bodies))
+        sizes, whole = self._take(bodies)
+        self.parts.append(
+            SettledRows(
+                *(labels, outcome, received_us, settled_us, len(bodies), slots, protocol),
+                *(_heads(heads, hop=origins is not None), self._sets(heads), _senders_of(heads)),
+                *(came, targets, went),
+                *(sizes, whole),
+            )
+        )
+        self.rows += len(bodies)
+
+    def _addresses(
+        self, came: Runs[Address], targets: Runs[Address] | None, rows: int
+    ) -> tuple[Runs[Address], Runs[Address] | None]:
+        """Encode the entries of addresses that are `apart`, and return the addresses that are left."""
+        if self.sources is not None:
+            self.sources.add(address_entries(came.objects), came.lengths)
+        if self.targets is not None:
+            gone = came if targets is None else targets
+            if gone.objects:
+                self.targets.add(address_entries(gone.objects), gone.lengths)
+            else:
+                self.targets.add(NOWHERE_ENTRY, [rows])
+            targets = None if targets is None else NOWHERE
+        if self.sources is not None and (targets is not None or self.targets is not None):
+            came = NOWHERE
+        return came, targets
+
+    def _sets(self, runs: Runs[Message]) -> Runs[PropertySet]:
+        messages, lengths = runs
+        first = messages[0].property_set
+        sets = [first]
+        for one in messages:
+            if one.property_set is not first:
+                sets = [message.property_set for message in messages]
+                break
+        else:
+            lengths = _whole_length(runs)
+        if self.sets is not None:
+            self.sets.add(set_entries(sets), lengths)
+            return NO_SETS
+        return Runs(sets, lengths)
+
+    def _take(self, bodies: list[bytes]) -> tuple[Runs[int], list[bool] | None]:
+        """Copy the bodies that are recorded. Return their sizes, and which ones are recorded."""
+        most = self.body_bytes_max
+        sizes = list(map(len, bodies))
+        count, largest = len(sizes), sizes[0]
+        if sizes.count(largest) == count:
+            total, runs = largest * count, Runs(sizes[:1], [count])
+        else:
+            total, largest, runs = sum(sizes), max(sizes), Runs(sizes, None)
+        self.byte_count += total
+        if not most:
+            return runs, None
+        if largest <= most:
+            data = b"".join(bodies)
+            if (
+                len(data) == total
+            ):  # otherwise one of them is a file (model/spooled_bodies.py), which is not read
+                self.held.put(data)
+                return runs, None
+        whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
+        self.held.put(b"".join([body for body, taken in zip(bodies, whole, strict=True) if taken]))
+        return runs, whole
+
+
+def _whole_length(runs: Runs[Message]) -> list[int]:
+    return [len(runs.objects) if runs.lengths is None else sum(runs.lengths)]
+
+
+def _heads(runs: Runs[Message], *, hop: bool) -> Heads:
+    """Return the fields of messages. With `hop` they have crossed one route more than when received."""
+    if len(runs.objects) > 1 and _alike(runs.objects):
+        runs = Runs(runs.objects[:1], _whole_length(runs))
+    messages = runs.objects
+    hops = _small([one.hops for one in messages])
+    expires = [one.expires for one in messages]
+    never = expires.count(NEVER) == len(expires)
+    return Heads(_guarantees(runs), hops.translate(_ONE_LESS) if hop else hops, None if never else expires)
+
+
+def _senders_of(runs: Runs[Message]) -> Runs[Sender]:
+    """Return the runs of senders; of single messages only if the runs are long enough.
+
+    The connections of one wake-up are read one after the other, so their messages form runs.
+    """
+    messages, lengths = runs
+    if lengths is not None:
+        return Runs([message.sender for message in messages], lengths)
+    last = messages[0].sender
+    senders, counts = [last], []
+    count = 0
+    for one in messages:
+        sender = one.sender
+        if sender is not last:
+            senders.append(sender)
+            counts.append(count)
+            last, count = sender, 0
+        count += 1
+    counts.append(count)
+    if len(senders) * RUN_ALIKE > len(messages):
+        return Runs([message.sender for message in messages], None)
+    return Runs(senders, counts)
+
+
+def _guarantees(runs: Runs[Message]) -> Guarantees:
+    messages = runs.objects
+    return Guarantees(
+        (
+            bytes([message.assurance for message in messages]),
+            bytes([message.durable for message in messages]),
+            bytes([message.retain for message in messages]),
+        ),
+        runs.lengths,
+    )
+
+
+def _alike(messages: list[Message]) -> bool:
+    """Return True if all messages have the same guarantees, hops and expiry, as most of a device's have.
+
+    Comparing all costs a fraction of encoding columns, and the first difference ends it.
+    """
+    first = messages[0]
+    assurance, durable, retain = first.assurance, first.durable, first.retain
+    hops, expires = first.hops, first.expires
+    for one in messages:
+        if (
+            one.assurance != assurance
+            or one.durable != durable
+            or one.retain != retain
+            or one.hops != hops
+            or one.expires != expires
+        ):
+            return False
+    return True
+
+
+_ONE_LESS: Final = bytes((0, *range(255)))
+
+
+def _small(numbers: list[int]) -> bytes:
+    """Encode numbers as one byte each; a peer may claim more hops than fit."""
+    try:
+        return bytes(numbers)
+    except ValueError:
+        return bytes([min(number, 255) for number in numbers])
+
+
+def addresses_of(runs: Runs[Message]) -> Runs[Address]:
+    """Return the addresses of messages."""
+    return Runs([message.address for message in runs.objects], runs.lengths)

@@ -1,0 +1,361 @@
+"""Encoding of gathered rows as the buffers of one block.
+
+Repeated values are written once in a dictionary, and as numbers in the rows: senders, addresses and property
+sets by row, routes and outcomes by part. The dictionaries of rows persist from block to block, so that
+repeated traffic finds its numbers (and the dictionary's bytes) ready. A message costs a few list
+comprehensions and look-ups, without a function call or a tuple for each row.
+
+A message that crossed has two versions: the received one, which a backtest needs, and the delivered one.
+Content and guarantees are recorded of the first, `delivered_*` and `target_*` of the second.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain, groupby
+from typing import Final, NamedTuple
+
+from gateway.model.address import Address
+from gateway.model.message import NEVER, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import PropertySet
+from gateway.store.journal.column_buffers import (
+    Apart,
+    Gathering,
+    Guarantees,
+    Heads,
+    OwnEntries,
+    RowLabels,
+    SettledRows,
+)
+from gateway.store.journal.columns import COLUMNS, OUTCOME, RECIPIENT, SENDER
+from gateway.store.journal.entries import NUMBER, BlockDictionary, bitmap, bytes_of, even_offsets, offsets
+from gateway.store.journal.format import (
+    BlockStatistics,
+    Buffer,
+    Bytes,
+    Draft,
+    Header,
+    encode_columns,
+    expanded,
+)
+from gateway.store.journal.runs import Runs, chained, lengths_of, repeated, runs_of, spread
+from gateway.store.journal.wall import SECOND
+from gateway.store.journal.wires import (
+    NOWHERE_ENTRY,
+    Wires,
+    address_entries,
+    held_buffers,
+    set_entries,
+)
+
+LATEST: Final = 9e12  # POSIX seconds that fit 64 bits as microseconds; a peer may claim more
+ROWS_USUAL: Final = 4_096  # of a part; the places of more rows are encoded each time
+_FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
+_TIME: Final = struct.Struct("<q").pack
+
+
+_LaneKey = tuple[RowLabels, str]
+"""Labels, and the protocol in which the messages were received."""
+ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
+
+
+class Encoder:
+    """Encoder of blocks, with the dictionaries that blocks share."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self._senders = BlockDictionary(len(SENDER))
+        self._sender_numbers: dict[int, bytes] = {}  # by identity, which is faster than the hash of a tuple
+        self._kept: list[Sender] = []  # those senders, so that no identity is reused
+        self._sources = _Addresses()
+        self._targets = _Addresses()
+        self._sets = Wires()
+        self._set_numbers: dict[PropertySet, bytes] = {}
+
+    def afresh(self) -> Encoder:
+        """Return an encoder with empty dictionaries."""
+        return Encoder(self._shard)
+
+    def encode(self, base: int, gathering: Gathering) -> Draft:
+        """Return the block of the gathered rows, of which the first has number `base`.
+
+        Bodies are not copied: their memory may be reused only after the block is written.
+        """
+        parts, rows = gathering.parts, gathering.rows
+        heads = [part.heads for part in parts]
+        by_part = _by_part(parts)
+        senders = self._sender_indices(chained([part.senders for part in parts]), rows)
+        came = [part.sources for part in parts]
+        sources = targets = self._sources.encoded(gathering.sources, came, gathering)
+        if any(part.targets is not None for part in parts):
+            gone = [part.sources if part.targets is None else part.targets for part in parts]
+            targets = self._targets.encoded(gathering.targets, gone, gathering)
+        elif gathering.targets is not None:
+            self._targets.passed(rows)
+        sets = self._encoded_sets(gathering)
+        lengths = lengths_of([(head.guarantees.lengths, len(head.hops)) for head in heads])
+        flags = _flags([head.guarantees for head in heads])
+        hops = repeated(b"".join([head.hops for head in heads]), 1, lengths)
+        buffers = [
+            *by_part.rows,
+            _slots(parts),
+            senders,
+            sources.indices,
+            targets.indices,
+            sets.indices,
+            *(*flags, hops),
+            *_delivered(parts, flags),
+            *_expiries(heads, lengths),
+            *_bodies(gathering),
+            *self._senders.end(rows),
+            *by_part.entries,
+            *sources.entries,
+            *targets.entries,
+            *sets.entries,
+        ]
+        first, last = min([part.received_us for part in parts]), max([part.received_us for part in parts])
+        header = Header(0, self._shard, 0, base, rows, first, last, len(COLUMNS), 0, 0, 0)
+        done = [part.settled_us for part in parts]
+        statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
+        return Draft(header, ENCODED_COLUMNS, buffers, statistics)
+
+    def _sender_indices(self, runs: Runs[Sender], rows: int) -> Buffer:
+        numbers = self._sender_numbers
+        if self._senders.begin(rows):
+            numbers.clear()
+            self._kept.clear()
+        senders, lengths = runs
+        try:
+            return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
+        except KeyError:
+            fresh = {id(sender): sender for sender in senders if id(sender) not in numbers}
+            self._kept += fresh.values()
+            texts = [list(map(bytes_of, sender.names)) for sender in fresh.values()]
+            numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
+            return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
+
+    @property
+    def apart(self) -> Apart:
+        """Columns whose next values should be gathered with an entry for each row."""
+        return Apart(self._sets.differ, self._sources.differ, self._targets.differ)
+
+    def _encoded_sets(self, gathering: Gathering) -> _Encoded:
+        known, numbers = self._sets, self._set_numbers
+        parts, rows = gathering.parts, gathering.rows
+        if gathering.sets is not None:
+            known.passed(rows)
+            return _own(gathering.sets)
+        lengths = lengths_of([(part.sets.lengths, part.rows) for part in parts])
+        sets = list(chain.from_iterable([part.sets.objects for part in parts]))
+        if known.begin(rows):
+            numbers.clear()
+        fresh: list[PropertySet] = []
+        try:
+            indices = b"".join([numbers[one] for one in sets])
+        except KeyError:
+            fresh = [one for one in dict.fromkeys(sets) if one not in numbers]
+            numbers.update(zip(fresh, known.add_all(*set_entries(fresh)), strict=True))
+            indices = b"".join([numbers[one] for one in sets])
+        return _Encoded(repeated(indices, 4, lengths), known.end(rows, len(fresh)))
+
+
+class _Encoded(NamedTuple):
+    """Buffers of columns that share a dictionary of encoded entries."""
+
+    indices: Buffer
+    entries: list[Buffer]
+
+
+class _Addresses:
+    """Dictionary of the source addresses, or of the target addresses, of blocks."""
+
+    def __init__(self) -> None:
+        self._known = Wires()
+        self._numbers: dict[str, dict[bytes, bytes]] = {}  # by protocol, then by wire
+        self._nowhere = b""
+        self._fresh = 0
+
+    @property
+    def differ(self) -> bool:
+        """True if the next addresses are not looked up."""
+        return self._known.differ
+
+    def passed(self, rows: int) -> None:
+        """Count rows that were not looked up."""
+        self._known.passed(rows)
+
+    def encoded(
+        self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
+    ) -> _Encoded:
+        """Return the buffers of a block's addresses, from `own` entries or from `runs`.
+
+        All addresses of a part are of one protocol.
+        """
+        known, parts, rows = self._known, gathering.parts, gathering.rows
+        if own is not None:
+            known.passed(rows)
+            return _own(own)
+        if known.begin(rows):
+            self._numbers.clear()
+            self._nowhere = b""
+        self._fresh = 0
+        found: list[Runs[bytes]] = []
+        # One look-up table for each protocol, because two protocols may have equal wires.
+        at = 0
+        for protocol, same in groupby(runs, _protocol_of):
+            some = list(same)
+            if protocol:
+                found.append(self._numbered(protocol, chained(some)))
+            else:
+                if not self._nowhere:
+                    (self._nowhere,) = known.add_all(*NOWHERE_ENTRY)
+                count = sum(part.rows for part in parts[at : at + len(some)])
+                found.append(Runs([self._nowhere], [count]))
+            at += len(some)
+        indices = _indices(chained(found))
+        return _Encoded(indices, known.end(rows, self._fresh))
+
+    def _numbered(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
+        addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
+        numbers = self._numbers.get(protocol)
+        if numbers is None:
+            numbers = self._numbers[protocol] = {}
+        try:
+            return Runs([numbers[one.wire] for one in addresses], lengths)
+        except KeyError:
+            fresh = {address.wire: address for address in addresses if address.wire not in numbers}
+            self._fresh += len(fresh)
+            made = self._known.add_all(*address_entries(list(fresh.values())))
+            numbers.update(zip(fresh, made, strict=True))
+            return Runs([numbers[one.wire] for one in addresses], lengths)
+
+
+def _own(entries: OwnEntries) -> _Encoded:
+    lengths = entries.lengths
+    places = b"" if lengths is None else _places(None, len(lengths))
+    buffers = held_buffers(entries.forms, entries.sizes, entries.held.data())
+    return _Encoded(repeated(places, 4, lengths), buffers)
+
+
+def _indices(numbers: Runs[bytes]) -> Buffer:
+    return repeated(b"".join(numbers.objects), 4, numbers.lengths)
+
+
+def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
+    """Return the buffers of the bodies: sizes, validity, offsets, bytes."""
+    parts, rows = gathering.parts, gathering.rows
+    runs = chained([part.sizes for part in parts])
+    even = runs.lengths is not None and runs.objects.count(runs.objects[0]) == len(runs.objects)
+    if even:
+        runs = Runs(runs.objects[:1], [rows])
+    sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
+    if not gathering.body_bytes_max:
+        return sizes, b"", b"", b""
+    data = gathering.held.data()
+    if any(part.whole for part in parts):
+        whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
+        kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
+        return sizes, bitmap(whole), offsets(kept), data
+    return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), data
+
+
+class _ByPart(NamedTuple):
+    """Buffers of columns that are constant in a part: of the rows and of the dictionaries."""
+
+    rows: list[Buffer]
+    entries: list[bytes]
+
+
+def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
+    """Return the columns that are constant in each part. Their dictionaries belong to the block alone."""
+    recipients: dict[_LaneKey, bytes] = {}
+    outcomes: dict[Outcome, bytes] = {}
+    received, settled, recipient, result, counts = [], [], [], [], []
+    for part in parts:
+        labels, outcome, received_us, settled_us, count, *_ = part
+        key = (labels, part.protocol)
+        number = recipients.get(key)
+        if number is None:
+            number = recipients[key] = NUMBER(len(recipients))
+        told = outcomes.get(outcome)
+        if told is None:
+            told = outcomes[outcome] = NUMBER(len(outcomes))
+        received.append(_TIME(received_us))
+        settled.append(_TIME(settled_us))
+        recipient.append(number)
+        result.append(told)
+        counts.append(count)
+    rows = [
+        repeated(b"".join(column), len(column[0]), counts)
+        for column in (received, settled, recipient, result)
+    ]
+    return _ByPart(rows, [*_lane_entries(tuple(recipients)), *_outcome_entries(tuple(outcomes))])
+
+
+# Most blocks have the same few recipients and outcomes.
+@lru_cache(maxsize=16)
+def _lane_entries(keys: tuple[_LaneKey, ...]) -> list[bytes]:
+    entries = BlockDictionary(len(RECIPIENT))
+    entries.add_all([(protocol.encode(), *map(bytes_of, labels[:4])) for labels, protocol in keys])
+    return entries.end(0)
+
+
+@lru_cache(maxsize=16)
+def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
+    entries = BlockDictionary(len(OUTCOME))
+    entries.add_all(
+        [
+            (verdict.name.lower().encode(), reason.value.encode(), bytes_of(text))
+            for verdict, reason, text in outcomes
+        ]
+    )
+    return entries.end(0)
+
+
+def _protocol_of(runs: Runs[Address]) -> str:
+    """Return the protocol of the addresses, or "" if there are none."""
+    return runs.objects[0].protocol if runs.objects else ""
+
+
+def _flags(parts: Sequence[Guarantees]) -> list[Buffer]:
+    """Return the columns of assurance, durable and retain."""
+    lengths = lengths_of([(part.lengths, len(part.columns[0])) for part in parts])
+    columns = zip(*[part.columns for part in parts], strict=True)
+    return [repeated(b"".join(column), 1, lengths) for column in columns]
+
+
+def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
+    """Return the columns of assurance, durable and retain as delivered; `flags` itself if nothing changed."""
+    if all(part.went is None for part in parts):
+        return flags
+    return _flags([part.heads.guarantees if part.went is None else part.went for part in parts])
+
+
+def _slots(parts: Sequence[SettledRows]) -> bytes:
+    return b"".join([_places(part.slots, part.rows) for part in parts])
+
+
+def _places(slots: Sequence[int] | None, count: int) -> bytes:
+    if slots is None and count <= ROWS_USUAL:
+        return _FIRST_PLACES[: 4 * count]
+    return struct.pack(f"<{count}I", *(range(count) if slots is None else slots))
+
+
+def _expiries(heads: Sequence[Heads], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
+    """Return validity and values of the expiry times; empty buffers if no row expires."""
+    if all(head.expires is None for head in heads):
+        return b"", b""
+    expires = list(
+        chain.from_iterable(
+            [[NEVER] * len(head.hops) if head.expires is None else head.expires for head in heads]
+        )
+    )
+    values = array("q", [int(min(moment, LATEST) * SECOND) for moment in expires]).tobytes()
+    present = bytes([moment != NEVER for moment in expires])
+    if lengths is not None:
+        present = expanded(present, 1, lengths)
+    return bitmap(present) if NEVER in expires else b"", repeated(values, 8, lengths)
