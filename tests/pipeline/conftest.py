@@ -28,6 +28,9 @@ OPTIONS: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": f"{CHECKPOINTS}.FileSystemBasedCheckpointFileManager",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
+    # For its pages, which are off, Spark describes each plan after each of its stages, and in detail.
+    "spark.sql.ui.explainMode": "simple",
     "spark.driver.memory": "1g",
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.databricks.delta.snapshotPartitions": "1",
