@@ -59,10 +59,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before the markers choose."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before the markers choose; where no marker chooses, nobody asks what the tests need."""
+    chosen = bool(config.getoption("markexpr"))
     for item in items:
-        for what in sorted(needs_of(item)):
+        for what in sorted(needs_of(item)) if chosen else ():
             item.add_marker(pytest.mark.needs(what))
         if is_compiled() and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip("a class of the test has the place of a compiled one"))

@@ -56,6 +56,7 @@ def refuse_programs(event: str, arguments: tuple[object, ...]) -> None:
         refuse_alone(str(arguments[0]))
 
 
+@cache
 def folder_of(path: Path) -> str | None:
     """Which of FOLDERS a file or folder is in."""
     return next((name for name in FOLDERS if path.is_relative_to(TESTS / name)), None)
