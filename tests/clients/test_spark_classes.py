@@ -14,7 +14,7 @@ import pyspark
 
 from tests.clients.builds import NotBuiltError, built
 from tests.conftest import missing
-from tests.interop.java import spark_classes
+from tests.interop.java import QUICK, spark_classes
 
 
 def test_spark_maps_its_classes_and_does_not_load_them() -> None:
@@ -23,7 +23,7 @@ def test_spark_maps_its_classes_and_does_not_load_them() -> None:
     except NotBuiltError as error:
         missing(str(error))
     home = Path(pyspark.__file__).parent
-    options = " ".join((*spark_classes(), "-Xlog:class+load:stdout"))
+    options = " ".join((*QUICK, *spark_classes(), "-Xlog:class+load:stdout"))
     done = subprocess.run(
         (home / "bin/spark-submit", "--version"),
         env=os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},

@@ -9,7 +9,9 @@ from tests.clients.builds import SPARK_CLASSES, NotBuiltError, built
 
 # The classes are those of released jars, or compiled by Spark: Java need not prove that they are sound.
 UNVERIFIED: Final = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
-QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", *UNVERIFIED)
+# With one compiler Java has 48 MB for its code, which the session of a hundred tests fills over and over.
+ROOM: Final = "-XX:ReservedCodeCacheSize=240m"
+QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", ROOM, *UNVERIFIED)
 
 
 def quicken_spark() -> None:
