@@ -242,6 +242,7 @@ class ConfirmedSink:
             and not self._waiting
             and not self._refusals
             and self.in_flight + len(messages) <= self._window
+            and self._usable
             and not self._stream.congested  # type: ignore[union-attr]
         ):
             self._try(part, every, messages)

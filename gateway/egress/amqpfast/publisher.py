@@ -152,8 +152,6 @@ class FastLinkPublisher(ConfirmedSink):
         return message.address.wire
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
-        if not self._usable:
-            return positions
         rows: list[tuple[bytes, bytes, bytes]] = []
         chosen: list[int] = []
         sent: list[int] = []

@@ -73,11 +73,15 @@ PlaceInBatch = tuple[SubBatch, int]
 class PublisherOutlet(Protocol):
     """Interface of the connection for its publisher."""
 
+    @property
+    def is_open(self) -> bool:
+        """False once the broker has ended the connection, also if packets before that are not handled yet."""
+
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
         """Encode PUBLISH packets. Return the positions of those that are too large."""
 
     def release(self, packet_ids: list[int]) -> None:
-        """Encode PUBREL packets."""
+        """Encode PUBREL packets, if the connection is open."""
 
 
 class Terms(NamedTuple):
@@ -291,7 +295,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
     @property
     def _usable(self) -> bool:
-        return self._outlet is not None
+        return self._outlet is not None and self._outlet.is_open
 
     def _place(self, message: Message) -> bytes:
         return message.address.wire

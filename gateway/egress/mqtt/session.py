@@ -116,7 +116,7 @@ class MqttLinkConnection(Bringer):
 
     def _acknowledge(self) -> None:
         machine = self.machine
-        if machine.state is State.OPEN:
+        if self.is_open:
             if self.pubacks:
                 machine.acknowledge(PacketType.PUBACK, self.pubacks)
                 self.pubacks = []
@@ -164,15 +164,24 @@ class MqttLinkConnection(Bringer):
 
     # Interface for the publisher: the connection is its outlet.
 
+    @property
+    def is_open(self) -> bool:
+        """False once the broker has ended the connection: DISCONNECT may be behind packets of the same read.
+
+        What was received before it counts; nothing can be sent.
+        """
+        return self.machine.state is State.OPEN
+
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
         """Encode PUBLISH packets. Return the positions of those that are larger than the broker accepts."""
         given = self.machine.aliased(rows) if self.machine.alias_max else rows
         return self.machine.publish_many(given)
 
     def release(self, packet_ids: list[int]) -> None:
-        """Send PUBREL."""
-        self.machine.acknowledge(PacketType.PUBREL, packet_ids)
-        self.stream.mark()
+        """Send PUBREL, if the connection is open."""
+        if self.is_open:
+            self.machine.acknowledge(PacketType.PUBREL, packet_ids)
+            self.stream.mark()
 
     # Interface for the link session.
 
@@ -221,12 +230,12 @@ class MqttLinkConnection(Bringer):
         if kind is PacketType.PUBREL:
             answer = PacketType.PUBCOMP
             known, strangers = self._session.receiver.release(rows)
-            if known:
+            if known and self.is_open:
                 machine.acknowledge(answer, known)
         else:
             answer = PacketType.PUBREL
             strangers = self._session.publisher.acked(kind, rows)
-        for packet_id in strangers:
+        for packet_id in strangers if self.is_open else ():
             machine.send_ack(answer, packet_id, unknown)
 
     def _auth(self, packet: Auth) -> None:

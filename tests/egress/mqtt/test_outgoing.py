@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -20,6 +20,7 @@ from gateway.protocols.mqtt.runs import PublishRow
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message
+from tests.egress.mqtt.remote import row as publish_row
 from tests.idle import idle_report
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
@@ -520,6 +521,50 @@ async def test_a_broker_that_is_busy_holds_nothing_against_a_message(
     world.connect()
     assert world.outcomes == dict.fromkeys([body.encode() for body in bodies], ACCEPTED)
     assert world.session.idle
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_acknowledgements_right_before_disconnect_count_and_nothing_is_sent_behind_it(qos: int) -> None:
+    world = World(in_flight_max=2)
+    world.subscribe("up/#")
+    remote = world.connect()
+    remote.acks = False
+    world.publish(*[message(body, qos) for body in ("one", "two", "three")])
+    world.talk()
+    world.deliver(publish_row("back", 2, 7))
+    remote.ack(remote.rows[:1])
+    remote.machine.acknowledge(PacketType.PUBREL, [7])
+    remote.machine.acknowledge(PacketType.PUBREC, [9_999])  # a packet id that the link has not used
+    remote.machine.send_disconnect(ReasonCode.SERVER_BUSY)
+    world.talk()
+    assert "server_busy" in world.stream.why
+    world.present = True
+    world.connect()
+    assert [body for _, body in world.sent()] == [b"two", b"three"]
+    assert world.outcomes == dict.fromkeys([b"one", b"two", b"three"], ACCEPTED)
+
+
+async def test_what_an_acknowledgement_right_before_disconnect_makes_a_source_publish_waits() -> None:
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("one"))
+    world.talk()
+    settle = world.source.settle
+
+    def publish_next(*outcome: Any) -> None:
+        settle(*outcome)
+        world.source.settle = settle  # type: ignore[method-assign]
+        world.publish(message("two"))
+
+    world.source.settle = publish_next  # type: ignore[method-assign]
+    remote.ack(remote.rows)
+    remote.machine.send_disconnect(ReasonCode.SERVER_BUSY)
+    world.talk()
+    assert world.stream.why.startswith("the broker disconnected us")
+    assert world.outcomes == {b"one": ACCEPTED}
+    world.connect()
+    assert world.outcomes == dict.fromkeys([b"one", b"two"], ACCEPTED)
 
 
 async def test_only_the_connections_that_a_busy_broker_did_not_end_count_against_a_message() -> None:
