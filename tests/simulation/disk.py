@@ -64,17 +64,27 @@ class SteppedThread:
 
 
 class Disk:
-    """State of the disk below all stores of a simulation."""
+    """State of the disk of one gateway."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fault = ""  # error of each commit; "" while the disk works
         self._writer: Writer | None = None
 
-    def commit(self, connection: sqlite3.Connection) -> None:
-        """Raise the error of a commit while there is a fault."""
-        if self.fault:
-            raise sqlite3.OperationalError(self.fault)
+    @property
+    def connections(self) -> type[sqlite3.Connection]:
+        """Return the class of connections whose commits fail with this disk."""
+        disk = self
+
+        class Connection(sqlite3.Connection):
+            """Connection to a database on this disk."""
+
+            def commit(self) -> None:
+                if disk.fault:
+                    raise sqlite3.OperationalError(disk.fault)
+                super().commit()
+
+        return Connection
 
     @property
     def has_work(self) -> bool:
@@ -106,7 +116,7 @@ class Disk:
 
     def crash(self) -> Path:
         """Copy what the disk has now. Return the folder of the copy."""
-        copy = self.folder.with_name("crashed")
+        copy = self.folder.with_name(f"{self.folder.name} crashed")
         shutil.copytree(self.folder, copy, ignore=shutil.ignore_patterns(LOCK))
         self._writer = None
         self.fault = ""  # of the folder that is given up; the caller sets the fault again
@@ -119,30 +129,23 @@ class Disk:
 
 
 @contextmanager
-def virtual_disk(folder: Path) -> Iterator[Disk]:
-    """Have stores that are opened within the block use the disk of a simulation."""
-    disk = Disk(folder)
+def virtual_disks(*folders: Path) -> Iterator[list[Disk]]:
+    """Have stores that are opened in these folders within the block use disks of a simulation."""
+    disks = {folder: Disk(folder) for folder in folders}
     made, take = Store.__init__, Reserve.take
 
-    class Connection(sqlite3.Connection):
-        """Connection whose commits fail with the disk."""
-
-        def commit(self) -> None:
-            disk.commit(self)
-            super().commit()
-
     @wraps(made)
-    def open_store(store: Store, *place: Any, **options: Any) -> None:
-        made(store, *place, factory=Connection, **options)
+    def open_store(store: Store, folder: Path, **options: Any) -> None:
+        made(store, folder, factory=disks[folder].connections, **options)
 
     def start(store: Store, call_soon: CallSoon) -> None:
-        disk.start(store, call_soon)
+        disks[store.folder].start(store, call_soon)
 
     def take_reserve(reserve: Reserve) -> bool:
-        return not disk.fault and take(reserve)
+        return not disks[reserve._path.parent].fault and take(reserve)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Store, "__init__", open_store))
         stack.enter_context(patch.object(Store, "start", start))
         stack.enter_context(patch.object(Reserve, "take", take_reserve))
-        yield disk
+        yield list(disks.values())

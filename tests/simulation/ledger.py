@@ -51,12 +51,19 @@ class Destination:
     """True if no message may arrive twice that was sent at QoS 2, or by a route that deduplicates."""
     is_ordered: bool = True
     is_session: bool = False
+    is_copied: bool = False
+    """True behind a link, which sends copies: a repeat is another message for who receives it, without a
+    mark."""
+    is_ordered_by_qos: bool = False
+    """True if only messages of one QoS are in order (MQTT 5: 4.6)."""
     exists: bool = False
     is_purged: bool = False
     """True while a client's purge may be on its way."""
     sent: list[Publication] = field(default_factory=list)
     received: Counter[int] = field(default_factory=Counter)
     excused: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+    """Ids of what may arrive twice although it `is_once`."""
     last: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
 
@@ -76,11 +83,13 @@ class Ledger:
         self.results: dict[int, list[Publication]] = defaultdict(list)  # of jobs, by their ids
         self._numbers: Counter[tuple[str, str]] = Counter()
 
-    def destination(self, name: str, *, is_once: bool = False, is_ordered: bool = True) -> Destination:
+    def destination(
+        self, name: str, *, is_once: bool = False, is_ordered: bool = True, is_copied: bool = False
+    ) -> Destination:
         """Return the destination of this name; a new one does not exist yet."""
         if name not in self.destinations:
             is_session = name.startswith(("session", "$share"))
-            self.destinations[name] = Destination(name, is_once, is_ordered, is_session)
+            self.destinations[name] = Destination(name, is_once, is_ordered, is_session, is_copied)
         return self.destinations[name]
 
     def publish(
@@ -155,14 +164,16 @@ class Ledger:
         before = destination.received[id]
         destination.received[id] += 1
         if before:
-            if destination.is_once and qos == 2 and not one.is_unsafe:
+            is_doubtful = one.is_unsafe or id in destination.doubtful
+            if destination.is_once and qos == 2 and not is_doubtful:
                 self.faults.append(f"{destination.name}: {self.name_of(one)} has arrived twice")
             elif not is_repeat and self._is_marked(destination, one):
                 self.faults.append(
                     f"{destination.name}: {self.name_of(one)} has arrived twice and is not marked as a repeat"
                 )
         elif destination.is_ordered and not is_repeat and not self._may_be_late(destination, one):
-            key = one.publisher, one.address, f"{by} {one.qos == 0}"  # QoS 0 waits for no disk
+            line = one.qos if destination.is_ordered_by_qos else one.qos == 0  # which waits for no disk
+            key = one.publisher, one.address, f"{by} {line}"
             last = destination.last.get(key, 0)
             if last > one.number:
                 self.faults.append(
@@ -174,12 +185,16 @@ class Ledger:
     def _is_marked(self, destination: Destination, one: Publication) -> bool:
         """Return True if a repeat for this destination must say that it is one."""
         is_recorded = self._is_disk_sound or not destination.is_session
-        return destination.is_ordered and one.attempts == 1 and not one.is_unsafe and is_recorded
+        is_single = one.attempts == 1 and not one.is_unsafe and not destination.is_copied
+        return destination.is_ordered and is_single and is_recorded
 
     def _may_be_late(self, destination: Destination, one: Publication) -> bool:
         """Return True if another attempt may arrive behind later messages, because the first may be gone."""
-        is_gone = one.ttl_secs != NEVER or one.id in destination.excused or not self._is_disk_sound
-        return one.is_unsafe or (one.attempts > 1 and is_gone)
+        may_expire = one.ttl_secs != NEVER
+        is_gone = may_expire or one.id in destination.excused or not self._is_disk_sound
+        # A link sends a copy again, with a time of its own, and its target may have taken those behind it.
+        is_late_copy = destination.is_copied and (may_expire or not self._is_disk_sound)
+        return one.is_unsafe or is_late_copy or (one.attempts > 1 and is_gone)
 
     @staticmethod
     def name_of(one: Publication) -> str:

@@ -27,7 +27,9 @@ class Site(Protocol):
 
     ledger: Ledger
     random: Random
-    is_ending: bool
+
+    @property
+    def is_ending(self) -> bool: ...
 
     @property
     def now(self) -> float: ...

@@ -34,6 +34,7 @@ class Wire:
         self.stalled = False
         self.is_half_open = False  # the client has vanished, and the gateway does not know
         self.client_has_ended = False
+        self.client_is_shut = False  # the client sends nothing more, and still reads
         self.is_reset = False
         self.gateway_has_ended = False
         self._random = random
@@ -50,7 +51,7 @@ class Wire:
         """True if the gateway's socket has something to read, or an end."""
         if self.stalled or self.is_half_open:
             return False
-        return bool(self.sent) or self.client_has_ended or self.is_reset
+        return bool(self.sent) or self.client_has_ended or self.client_is_shut or self.is_reset
 
     @property
     def is_writable(self) -> bool:
@@ -89,12 +90,22 @@ class Wire:
 
 
 class VirtualSocket:
-    """The gateway's socket of a wire."""
+    """A gateway's socket of a wire to one of its clients."""
 
     def __init__(self, wire: Wire, descriptor: int, free: Callable[[int], None]) -> None:
         self.wire = wire
         self._descriptor = descriptor
         self._free = free
+
+    @property
+    def is_readable(self) -> bool:
+        """True if there is something to read, or an end."""
+        return self.wire.is_readable
+
+    @property
+    def is_writable(self) -> bool:
+        """True if the socket accepts bytes, or an error."""
+        return self.wire.is_writable
 
     def fileno(self) -> int:
         """Return the virtual descriptor; -1 after `close`."""
@@ -109,28 +120,35 @@ class VirtualSocket:
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Return bytes, or b"" at the end. Raises BlockingIOError or ConnectionResetError."""
         wire = self.wire
+        return self._read(wire.sent, wire.client_has_ended or wire.client_is_shut, size, flags)
+
+    def _read(self, incoming: bytearray, has_ended: bool, size: int, flags: int) -> bytes:
+        wire = self.wire
         if wire.is_reset:
             raise ConnectionResetError("reset")
-        if wire.stalled or wire.is_half_open or not wire.sent:
-            if wire.client_has_ended and not wire.is_half_open:
+        if wire.stalled or wire.is_half_open or not incoming:
+            if has_ended and not wire.is_half_open:
                 return b""
             raise BlockingIOError
-        data = bytes(wire.sent[: wire.portion(min(size, len(wire.sent)))])
+        data = bytes(incoming[: wire.portion(min(size, len(incoming)))])
         if not flags & socket.MSG_PEEK:
-            del wire.sent[: len(data)]
+            del incoming[: len(data)]
         return data
 
     def send(self, data: bytes | memoryview, flags: int = 0) -> int:
         """Accept some of the bytes. Raises BlockingIOError or BrokenPipeError."""
+        return self._write(self.wire.written, self.wire.client_has_ended, data)
+
+    def _write(self, outgoing: bytearray, has_ended: bool, data: bytes | memoryview) -> int:
         wire = self.wire
-        if wire.is_reset or wire.client_has_ended:
+        if wire.is_reset or has_ended:
             raise BrokenPipeError("the peer has closed")
-        room = SEND_BUFFER_BYTES - len(wire.written)
+        room = SEND_BUFFER_BYTES - len(outgoing)
         if room <= 0:
             raise BlockingIOError
         accepted = data[: wire.portion(min(room, len(data)))]
-        if not wire.is_half_open or wire.written:
-            wire.written += accepted
+        if not wire.is_half_open or outgoing:
+            outgoing += accepted
         return len(accepted)
 
     def sendmsg(self, buffers: Any, *more: Any) -> int:
@@ -144,9 +162,54 @@ class VirtualSocket:
     def close(self) -> None:
         """Close the gateway's end."""
         if self._descriptor >= 0:
-            self.wire.gateway_has_ended = True
+            self._end()
             self._free(self._descriptor)
             self._descriptor = -1
+
+    def _end(self) -> None:
+        self.wire.gateway_has_ended = True
+
+    def die(self, *, is_reset: bool, dead: Wire) -> None:
+        """Leave the wire, because the process has died; what it still does reaches `dead`."""
+        self._end()
+        if is_reset:
+            self.wire.reset()
+        self.wire = dead
+
+
+class LinkSocket(VirtualSocket):
+    """A gateway's socket of a wire to a remote gateway, at which it is a client."""
+
+    @property
+    def is_readable(self) -> bool:
+        """True if there is something to read, or an end."""
+        wire = self.wire
+        if wire.stalled or wire.is_half_open:
+            return False
+        return bool(wire.written) or wire.gateway_has_ended or wire.is_reset
+
+    @property
+    def is_writable(self) -> bool:
+        """True if the socket accepts bytes, or an error."""
+        wire = self.wire
+        return len(wire.sent) < SEND_BUFFER_BYTES or wire.is_reset or wire.gateway_has_ended
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Return bytes, or b"" at the end. Raises BlockingIOError or ConnectionResetError."""
+        return self._read(self.wire.written, self.wire.gateway_has_ended, size, flags)
+
+    def send(self, data: bytes | memoryview, flags: int = 0) -> int:
+        """Accept some of the bytes. Raises BlockingIOError or BrokenPipeError."""
+        if self.wire.gateway_has_ended and not self.wire.is_reset:
+            return len(data)  # nobody reads them
+        return self._write(self.wire.sent, False, data)
+
+    def shutdown(self, how: int) -> None:
+        """End the gateway's direction."""
+        self.wire.client_is_shut = True
+
+    def _end(self) -> None:
+        self.wire.client_has_ended = True
 
 
 class VirtualSocketLoop:
@@ -204,14 +267,26 @@ class VirtualSocketLoop:
         """Open a connection to a listener. A listener that does not accept closes it at once."""
         self._wires += 1
         wire = Wire(self._wires, self._random, splits=self._splits)
-        descriptor = next(number for number in range(len(self._sockets) + 1) if number not in self._sockets)
-        end = VirtualSocket(wire, descriptor, self._free)
-        self._sockets[descriptor] = end
+        end = self._add(VirtualSocket, wire)
         if listener.open:
             listener._add(cast(socket.socket, end), HOST, 10_000 + self._wires)
         else:
             end.close()
         return wire
+
+    def link(self, wire: Wire) -> socket.socket:
+        """Return this gateway's socket of a wire to a remote gateway."""
+        return cast(socket.socket, self._add(LinkSocket, wire))
+
+    def _add(self, kind: type[VirtualSocket], wire: Wire) -> VirtualSocket:
+        descriptor = next(number for number in range(len(self._sockets) + 1) if number not in self._sockets)
+        end = self._sockets[descriptor] = kind(wire, descriptor, self._free)
+        return end
+
+    @property
+    def links(self) -> list[Wire]:
+        """Return the wires to remote gateways."""
+        return [end.wire for end in self._sockets.values() if isinstance(end, LinkSocket)]
 
     def _free(self, descriptor: int) -> None:
         del self._sockets[descriptor]
@@ -222,8 +297,8 @@ class VirtualSocketLoop:
         return bool(self._working) or any(map(self._ready_events, self._events))
 
     def _ready_events(self, descriptor: int) -> int:
-        wire = self._sockets[descriptor].wire
-        ready = (READ if wire.is_readable else 0) | (WRITE if wire.is_writable else 0)
+        end = self._sockets[descriptor]
+        ready = (READ if end.is_readable else 0) | (WRITE if end.is_writable else 0)
         return ready & self._events[descriptor]
 
     def serve(self, now: float) -> None:
@@ -250,8 +325,5 @@ class VirtualSocketLoop:
     def crash(self) -> None:
         """Take all connections from a process that has died. What it has written may still arrive."""
         for end in self._sockets.values():
-            end.wire.gateway_has_ended = True
-            if self._random.random() < 0.5:
-                end.wire.reset()
-            end.wire = Wire(0, self._random, splits=False)
+            end.die(is_reset=self._random.random() < 0.5, dead=Wire(0, self._random, splits=False))
         self.calls.clear()

@@ -22,7 +22,14 @@ FEATURES: Final = (
     "paged",
     "wills",
     "retained",
+    "fast",
+    "link-mqtt",
+    "link-amqp",
+    "link-back",
+    "outbox",
 )
+LINKS: Final = frozenset({"link-mqtt", "link-amqp"})
+OF_LINKS: Final = frozenset({"link-back", "outbox"})  # features that need a link
 FAULTS: Final = (
     "crash",
     "stop",
@@ -41,6 +48,17 @@ FAULTS: Final = (
     "split",
     "away",
 )
+FAR_FAULTS: Final = (
+    "far-crash",
+    "far-stop",
+    "far-full-disk",
+    "far-slow-disk",
+    "link-cut",
+    "link-half-open",
+    "link-stall",
+    "unreachable",
+    "link-pause",
+)
 STEPS: Final = 400
 
 
@@ -56,11 +74,19 @@ class Plan:
 
     @classmethod
     def of_seed(cls, seed: int, steps: int = STEPS) -> Plan:
-        """Return the plan of a seed. A further feature or fault does not change the others."""
+        """Return the plan of a seed. A further feature or fault does not change the others.
+
+        A second gateway is slow: some seeds have links.
+        """
         random = Random(f"plan {seed}")
         some, more = random.choice((0.3, 0.5, 0.8)), random.choice((0.1, 0.3, 0.6))
         features = frozenset(one for one in FEATURES if Random(f"{one} {seed}").random() < some)
-        faults = frozenset(one for one in FAULTS if Random(f"{one} {seed}").random() < more)
+        if Random(f"links {seed}").random() < 0.6:
+            features -= LINKS
+        if not features & LINKS:
+            features -= OF_LINKS
+        known = FAULTS + FAR_FAULTS if features & LINKS else FAULTS
+        faults = frozenset(one for one in known if Random(f"{one} {seed}").random() < more)
         return cls(seed, steps, features or frozenset({"sessions"}), faults)
 
     def smaller(self) -> list[Plan]:

@@ -6,7 +6,7 @@ The objects are those of `gateway run`; only sockets, time and the store's threa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -16,11 +16,12 @@ import trio.testing
 from gateway.app import Gateway
 from gateway.app import gateway as gateway_module
 from gateway.app.mappings import MappingFiles
+from gateway.clock import SteadyClock
 from gateway.settings import Settings
 from gateway.transport.socket_loop import LOOP
 from tests.simulation.disk import Disk
 from tests.simulation.network import VirtualSocketLoop
-from tests.simulation.virtual_clock import VirtualClock
+from tests.simulation.virtual_clock import VirtualClock, within_process
 
 STOP_SECS_MAX: Final = 60.0
 
@@ -65,14 +66,20 @@ class VirtualProcess:
         self._nursery = nursery
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        self._utc = SteadyClock()
+
+    def active(self) -> AbstractContextManager[None]:
+        """Have what runs within the block belong to this process."""
+        return within_process(self._utc)
 
     async def start(self) -> None:
         """Start a gateway; returns when it listens."""
         LOOP.set(self._network)  # type: ignore[arg-type]
-        self._clock.begin_process()
+        self._utc = SteadyClock()  # begins with the wall clock
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
-        self.gateway = await self._nursery.start(self._run)
+        with self.active():
+            self.gateway = await self._nursery.start(self._run)
         await trio.testing.wait_all_tasks_blocked()  # each poller watches its sockets
         self.running = True
 
@@ -96,7 +103,8 @@ class VirtualProcess:
 
     async def stop(self, turn: Callable[[], Awaitable[None]]) -> None:
         """Send SIGTERM, and await `turn` until the process has ended."""
-        self.gateway.stop()
+        with self.active():
+            self.gateway.stop()
         until = self._clock.at + STOP_SECS_MAX
         while not self._ended.is_set():
             assert self._clock.at < until, "the gateway does not stop"

@@ -36,6 +36,6 @@ def report(result: Result, *, lines_max: int = 40) -> str:
             f"faults: {', '.join(sorted(plan.faults)) or 'none'}",
             *(f"  {one}" for one in result.faults[:20]),
             f"  {plan.command()}",
-            *result.trace[-lines_max:],
+            *result.trace[max(len(result.trace) - lines_max, 0) :],
         ]
     )

@@ -12,7 +12,6 @@ import hashlib
 import shutil
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,20 +24,23 @@ import trio
 import trio.testing
 
 from gateway import containment
+from gateway.app import Gateway
 from gateway.app.operations import pause, resume
 from gateway.broker.dead_letters import Letter
 from gateway.protocols.mqtt.spec import Version
 from gateway.settings import Http, Limits, Settings, StoreSettings
 from tests.configured import make_listener
-from tests.idle import idle_report
 from tests.simulation.amqp_client import AmqpClient
-from tests.simulation.disk import BROKEN, FULL, Disk, virtual_disk
+from tests.simulation.disk import virtual_disks
+from tests.simulation.fast_client import FastClient
 from tests.simulation.ledger import Destination, Ledger
 from tests.simulation.mqtt_client import MqttClient, Wish
-from tests.simulation.network import VirtualSocketLoop, Wire
-from tests.simulation.plan import Plan
-from tests.simulation.process import VirtualProcess, without_threads
-from tests.simulation.virtual_clock import VirtualClock, virtual_time
+from tests.simulation.network import VirtualSocketLoop
+from tests.simulation.plan import FAR_FAULTS, Plan
+from tests.simulation.process import without_threads
+from tests.simulation.remote import Remote, link_settings, links_of, routes_of
+from tests.simulation.simulated_gateway import Client, Course, SimulatedGateway
+from tests.simulation.virtual_clock import virtual_time
 from tests.store.durability import watched
 
 LOOPBACK: Final = "127.0.0.1"
@@ -48,11 +50,16 @@ routes:
   - {name: once, from: {endpoint: amqp091, exchange: in}, to: {endpoint: mqtt, topic: "once/{routing_key}"},
      deduplicate: {window: 10m}}
 """
+FAST_ROUTE: Final = (
+    '  - {name: to-fast, from: {endpoint: mqtt, topic: "f/#"},'
+    " to: {endpoint: amqpfast, service: queue, destination: fast.q}}\n"
+)
 RELOADED: Final = (
     '  - {name: more, from: {endpoint: mqtt, topic: "more/#"}, to: {endpoint: amqp091, queue: near}}\n'
 )
 TTL_SECS: Final = 2
 EXPIRY_SECS: Final = 3_600
+LINKED_TURNS_MAX: Final = 100
 SETTLE_TURNS_MAX: Final = 4_000
 QUIET_TURNS: Final = 80  # turns without any event, after which nothing else will happen
 TURN_SECS: Final = 0.1
@@ -81,49 +88,44 @@ class Result:
 class Simulation:
     """A run of one plan."""
 
-    def __init__(
-        self, plan: Plan, clock: VirtualClock, disk: Disk, network: VirtualSocketLoop, mapping: Path
-    ) -> None:
+    def __init__(self, plan: Plan, course: Course, near: SimulatedGateway, mapping: Path) -> None:
         self.plan = plan
-        self.ledger = Ledger(is_disk_sound=not plan.faults & {"full-disk", "broken-disk"})
-        self.random = Random(f"actions {plan.seed}")
-        self.is_ending = False
-        self.lines: list[str] = []
-        self._clock = clock
-        self._disk = disk
-        self._network = network
+        self.near = near
+        self.ledger = course.ledger
+        self.random = course.random
+        self.remote: Remote | None = None
+        self._course = course
         self._mapping = mapping
-        self._stalled: list[tuple[float, Wire]] = []
-        self._disk_fault_until = 0.0
-        self._slow_disk_until = 0.0
-        self._dropped: Counter[str] = Counter()  # by processes that have ended
-        self.devices: list[MqttClient] = []
-        self.programs: list[AmqpClient] = []
+        fast = FAST_ROUTE if "fast" in plan.features else ""
+        self._routes = MAPPING + fast + routes_of(plan)
         self._addresses: dict[str, list[Destination]] = {}
+        mapping.write_text(self._routes)
         self._make_clients()
 
-    # What clients use.
+    def add_remote(self, remote: Remote) -> None:
+        """Have the near gateway's links lead to a remote one."""
+        self.remote = remote
+        self._addresses |= remote.addresses
+        if (home := self.ledger.destinations.get("home")) is not None:
+            self.reader.queues.append(home)
 
     @property
     def now(self) -> float:
         """Return the virtual time."""
-        return self._clock.at
-
-    def connect(self, listener: str) -> Wire:
-        """Open a connection to the gateway, or one that ends at once."""
-        if not self._process.running:
-            wire = Wire(0, self.random, splits=False)
-            wire.reset()
-            return wire
-        return self._network.connect(self._process.gateway.listeners[listener])
+        return self._course.clock.at
 
     def trace(self, *words: object) -> None:
         """Note an event."""
-        self.lines.append(f"{self._clock.at:9.2f} " + " ".join(str(word) for word in words))
+        self._course.trace(*words)
 
     @property
-    def _clients(self) -> list[MqttClient | AmqpClient]:
-        return [*self.devices, *self.programs]
+    def gateways(self) -> list[SimulatedGateway]:
+        """Return the gateway, or both."""
+        return [self.near] if self.remote is None else [self.near, self.remote.far]
+
+    @property
+    def _clients(self) -> list[Client]:
+        return [one for gateway in self.gateways for one in gateway.clients]
 
     # The cast.
 
@@ -133,8 +135,8 @@ class Simulation:
         for one in queues.values():
             one.exists = True
         version = Version.V311 if has("mqtt311") else Version.V5
-        self.devices.append(MqttClient(self, "writer", expiry_secs=EXPIRY_SECS, version=version))
-        self.devices.append(MqttClient(self, "passer", expiry_secs=EXPIRY_SECS))
+        self.near.devices.append(MqttClient(self.near, "writer", expiry_secs=EXPIRY_SECS, version=version))
+        self.near.devices.append(MqttClient(self.near, "passer", expiry_secs=EXPIRY_SECS))
         if has("sessions"):
             for name, qos in (("exact", 2), ("ready", 1)):
                 to = ledger.destination(f"session {name}", is_once=True)
@@ -156,43 +158,58 @@ class Simulation:
             to = ledger.destination("session heir")
             self._add_device("heir", [Wish("w/#", 1, to)])
             heirs = [] if self.plan.faults & {"full-disk", "broken-disk"} else [to]
-            self.devices.append(MqttClient(self, "mortal", heirs=heirs))
+            self.near.devices.append(MqttClient(self.near, "mortal", heirs=heirs))
+        if has("fast"):
+            self._make_fast_clients()
         if has("retained"):
             self._addresses["r/a"] = self._addresses["r/b"] = []
         self._make_programs(queues)
 
     def _make_programs(self, queues: dict[str, Destination]) -> None:
         has = self.plan.features.__contains__
-        self.programs.append(AmqpClient(self, "program"))
+        self.near.programs.append(AmqpClient(self.near, "program"))
         if has("queue") or has("get"):
             self._addresses["/direct"] = [queues["direct"]]
         if has("ttl"):
             self._addresses["/ttl"] = [queues["dead"]]
         if has("transactions"):
             self._addresses["/jobs"] = [queues["jobs"]]
-            self.programs.append(AmqpClient(self, "worker", jobs=queues["jobs"], results=queues["done"]))
+            self.near.programs.append(
+                AmqpClient(self.near, "worker", jobs=queues["jobs"], results=queues["done"])
+            )
         consumed = [queues[name] for name in ("near", "dead", "done")]
         if has("queue") and not has("get"):
             consumed.append(queues["direct"])
-        self.reader = AmqpClient(self, "reader", queues=consumed)
+        self.reader = AmqpClient(self.near, "reader", queues=consumed)
         self.reader.consumes = self.random.random() < 0.7
-        self.programs.append(self.reader)
-        self.getter = AmqpClient(self, "getter", queues=[queues["direct"]]) if has("get") else None
+        self.near.programs.append(self.reader)
+        self.getter = AmqpClient(self.near, "getter", queues=[queues["direct"]]) if has("get") else None
         if self.getter is not None:
             self.getter.consumes = False
-            self.programs.append(self.getter)
+            self.near.programs.append(self.getter)
         if has("slow"):
-            for one in self._clients:
+            for one in self.near.clients:
                 one.is_slow = self.random.random() < 0.5
+
+    def _make_fast_clients(self) -> None:
+        near = self.near
+        queue = self.ledger.destination("fast queue")
+        topic = self.ledger.destination("fast topic")
+        queue.exists = True
+        near.fast_clients.append(FastClient(near, "fast sender"))
+        near.fast_clients.append(
+            FastClient(near, "fast reader", consumed={"queue fast.q": queue, "topic fast.t": topic})
+        )
+        self._addresses |= {"queue fast.q": [queue], "topic fast.t": [topic], "f/a": [queue]}
 
     def _add_device(self, name: str, wishes: list[Wish]) -> None:
         receive_max = self.random.choice((1, 3, 10, 100))
-        self.devices.append(
-            MqttClient(self, name, expiry_secs=EXPIRY_SECS, wishes=wishes, receive_max=receive_max)
+        self.near.devices.append(
+            MqttClient(self.near, name, expiry_secs=EXPIRY_SECS, wishes=wishes, receive_max=receive_max)
         )
 
     def _settings(self) -> Settings:
-        queues: list[dict[str, Any]] = [{"name": name} for name in QUEUES if name != "ttl"]
+        queues: list[dict[str, Any]] = [{"name": name} for name in (*QUEUES, "home") if name != "ttl"]
         arguments = {
             "x-message-ttl": TTL_SECS * 1_000,
             "x-dead-letter-exchange": "",
@@ -212,13 +229,19 @@ class Simulation:
             "http": Http(enabled=False),
             "limits": Limits(**limits),
             "drain_timeout_secs": 2.0,
-            "store": StoreSettings(path=self._disk.folder),
+            "store": StoreSettings(path=self.near.disk.folder),
             "mappings": (str(self._mapping),),
+            "links": link_settings(self.plan),
             "declare": {
                 "queues": tuple(queues),
-                "exchanges": ({"name": "in", "type": "fanout"},),
+                "exchanges": ({"name": "in", "type": "fanout"}, {"name": "out", "type": "fanout"}),
             },
         }
+        if "fast" in self.plan.features:
+            names = {"queues": ["fast.q"], "topics": ["fast.t"]}
+            given["listeners"]["amqpfast"] = make_listener(
+                protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts={"/": {"destinations": names}}
+            )
         return Settings(**given)
 
     # Running.
@@ -226,11 +249,16 @@ class Simulation:
     async def run(self) -> None:
         """Run all steps, and the end."""
         async with trio.open_nursery() as nursery:
-            self._process = VirtualProcess(self._settings(), self._disk, self._network, self._clock, nursery)
-            await self._process.start()
+            if self.remote is not None:
+                await self.remote.far.start(self.remote.settings(), nursery)
+            await self.near.start(self._settings(), nursery)
             for one in self._clients:
                 one.connect()
             await self._fair_turns(12)
+            for _ in range(LINKED_TURNS_MAX if self.remote is not None else 0):
+                await self._fair_turn()
+                if self.remote is None or self.remote.is_linked:
+                    break
             for number in range(self.plan.steps):
                 await self._step()
                 if self.ledger.faults:
@@ -245,7 +273,8 @@ class Simulation:
 
     async def _step(self) -> None:
         random = self.random
-        self._mend_what_is_over()
+        for gateway in self.gateways:
+            gateway.mend_what_is_over()
         action = random.choices(
             ("client", "pump", "serve", "store", "calls", "time", "fault"), (6, 6, 8, 4, 4, 3, 1)
         )[0]
@@ -253,20 +282,30 @@ class Simulation:
             case "client":
                 self._client_acts()
             case "pump":
-                for one in random.sample(self._clients, min(PUMPED, len(self._clients))):
+                clients = self._clients
+                for one in random.sample(clients, min(PUMPED, len(clients))):
                     one.pump()
             case "serve":
-                self._network.serve(self.now)
+                for gateway in self._some():
+                    gateway.serve()
             case "store":
-                if self.now >= self._slow_disk_until:
-                    self._disk.step()
+                for gateway in self._some():
+                    gateway.step_disk()
             case "calls":
-                self._network.run_calls()
+                for gateway in self._some():
+                    gateway.run_calls()
             case "time":
-                self._clock.pass_time(random.choice((0.01, 0.1, 0.5, 1.0)))
+                self._course.clock.pass_time(random.choice((0.01, 0.1, 0.5, 1.0)))
             case "fault":
                 await self._break_something()
         await self._let_run()
+
+    def _some(self) -> list[SimulatedGateway]:
+        """Return one gateway or several, in any order."""
+        gateways = self.gateways
+        if len(gateways) == 1:
+            return gateways
+        return self.random.sample(gateways, self.random.randint(1, len(gateways)))
 
     async def _fair_turns(self, count: int) -> None:
         for _ in range(count):
@@ -274,14 +313,16 @@ class Simulation:
 
     async def _fair_turn(self) -> None:
         """Move everything once, and let time pass."""
-        self._network.serve(self.now)
+        for gateway in self.gateways:
+            gateway.serve()
         await self._let_run()
-        self._disk.step()
-        self._network.run_calls()
+        for gateway in self.gateways:
+            gateway.step_disk()
+            gateway.run_calls()
         await self._let_run()
         for one in self._clients:
             one.pump()
-        self._clock.pass_time(TURN_SECS)
+        self._course.clock.pass_time(TURN_SECS)
         await self._let_run()
 
     # Clients.
@@ -309,23 +350,36 @@ class Simulation:
         random, wanted = self.random, self._addresses[address]
         ttl = random.choice((1, 5, 60)) if "expiry" in self.plan.features and random.random() < 0.4 else 0
         for _ in range(count):
-            if address.startswith(("/", "in/")):
-                program = self.programs[0]
-                if program.wire is None:
-                    program.connect()
-                program.publish(address, wanted, ttl_secs=ttl)
-                continue
-            device = self.devices[0 if random.random() < 0.7 else 1]
-            if device is self.devices[0] and "mqtt311" in self.plan.features:
-                ttl = 0
-            if device.wire is None:
-                device.connect()
             if address.startswith("r/"):
-                self.devices[1].publish(address, 1, wanted, retained=True)
+                device = self._publisher_of(address)
+                assert isinstance(device, MqttClient)
+                device.publish(address, 1, wanted, retained=True)
                 continue
-            device.publish(address, random.choice((0, 1, 2)), wanted, ttl_secs=ttl)
+            client = self._publisher_of(address)
+            if isinstance(client, AmqpClient | FastClient):
+                client.publish(address, wanted, ttl_secs=ttl)
+                continue
+            if client is self.near.devices[0] and "mqtt311" in self.plan.features:
+                ttl = 0
+            client.publish(address, random.choice((0, 1, 2)), wanted, ttl_secs=ttl)
 
-    def _reconnect(self, one: MqttClient | AmqpClient) -> None:
+    def _publisher_of(self, address: str) -> Client:
+        """Return a client that publishes to an address, connected or about to be."""
+        remote, near = self.remote, self.near
+        one: Client
+        if remote is not None and address in remote.publishers:
+            one = remote.publishers[address]
+        elif " " in address:
+            one = near.fast_clients[0]
+        elif address.startswith(("/", "in/", "out/")):
+            one = near.programs[0]
+        else:
+            one = near.devices[0 if self.random.random() < 0.7 else 1]
+        if one.wire is None:
+            one.connect()
+        return near.devices[1] if address.startswith("r/") else one
+
+    def _reconnect(self, one: Client) -> None:
         if isinstance(one, MqttClient):
             clean = "delete-session" in self.plan.faults and self.random.random() < 0.15
             if clean and one.wishes:
@@ -341,7 +395,7 @@ class Simulation:
             if wish.destination.name == "$share group":
                 others = [
                     other
-                    for other in self.devices
+                    for other in self.near.devices
                     if other is not one and other.is_subscribed and wish.destination in other.destinations
                 ]
                 if not others:
@@ -360,72 +414,50 @@ class Simulation:
             case "crash":
                 await self._crash()
             case "stop":
-                await self._stop()
+                self._near_ends()
+                await self.near.stop(self._fair_turn)
             case "cut":
                 random.choice(everybody).vanish(random.choice(("end", "reset", "disconnect")))
             case "away":  # all who receive by sessions, for a while
-                for device in self.devices:
-                    if device.wishes:
-                        device.vanish(random.choice(("end", "disconnect")))
+                for gateway in self.gateways:
+                    for device in gateway.devices:
+                        if device.wishes:
+                            device.vanish(random.choice(("end", "disconnect")))
             case "half-open":
                 random.choice(everybody).vanish("half-open")
             case "stall":
-                wire = random.choice(everybody).wire
-                if wire is not None:
-                    wire.stalled = True
-                    self._stalled.append((self.now + random.choice((0.2, 2.0)), wire))
-            case "full-disk" | "broken-disk":
-                self._disk.fault = FULL if fault == "full-disk" else BROKEN
-                self._disk_fault_until = self.now + random.choice((0.1, 1.0, 4.0))
-                self.trace("disk:", self._disk.fault)
-            case "slow-disk":
-                self._slow_disk_until = self.now + random.choice((0.2, 2.0))
-                self.trace("the disk is slow")
+                self.near.stall(random.choice(everybody).wire)
+            case "full-disk" | "broken-disk" | "slow-disk":
+                self.near.break_disk(fault)
             case "clock":
-                self._clock.wall_ahead += random.choice((-7_200.0, -30.0, 30.0, 7_200.0, 691_200.0))
-                self.trace("the wall clock is set", self._clock.wall_ahead)
+                clock = self._course.clock
+                clock.wall_ahead += random.choice((-7_200.0, -30.0, 30.0, 7_200.0, 691_200.0))
+                self.trace("the wall clock is set", clock.wall_ahead)
+            case _ if self.remote is not None and fault in FAR_FAULTS:
+                await self.remote.break_something(fault, self._fair_turn)
             case _:
                 await self._operate(fault)
 
     async def _crash(self) -> None:
-        fault = self._disk.fault
-        self.trace("kill -9")
         if (heir := self.ledger.destinations.get("session heir")) is not None:
             self.ledger.excuse(heir)  # of a client that was lost in the moment of the crash
-        self._dropped = self._counted_drops()
-        await self._process.crash()
-        await self._restart(fault)
+        self._near_ends()
+        await self.near.crash()
 
-    async def _restart(self, fault: str) -> None:
-        for one in self._clients:
-            one.pump()
-            one.give_up()
-        self._clock.pass_time(self.random.choice((0.1, 1.0)))
-        await self._process.start()
-        self._disk.fault = fault
-        self.trace("started")
-
-    async def _stop(self) -> None:
-        self.trace("SIGTERM")
-        gateway = self._process.gateway
-        await self._process.stop(self._fair_turn)
-        self._dropped += Counter(gateway._dropped())
-        await self._restart("")
-
-    def _mend_what_is_over(self) -> None:
-        if self._disk.fault and self.now >= self._disk_fault_until:
-            self._disk.fault = ""
-            self.trace("the disk works again")
-        over = [wire for until, wire in self._stalled if until <= self.now]
-        self._stalled = [(until, wire) for until, wire in self._stalled if until > self.now]
-        for wire in over:
-            wire.stalled = False
+    def _near_ends(self) -> None:
+        if self.remote is not None:
+            self.remote.near_ended()
 
     # The operator.
 
     async def _operate(self, what: str) -> None:
-        gateway = self._process.gateway
+        gateway = self.near.gateway
         self.trace("operator:", what)
+        with self.near.active():
+            await self._operate_on(gateway, what)
+            gateway.writes.flush()
+
+    async def _operate_on(self, gateway: Gateway, what: str) -> None:
         match what:
             case "pause":
                 name, paused = self.random.choice(("near", "once")), gateway.core.pauses.routes
@@ -433,7 +465,7 @@ class Simulation:
                 self.trace("paused:", sorted(paused))
             case "reload":
                 more = self.random.random() < 0.5
-                self._mapping.write_text(MAPPING + (RELOADED if more else ""))
+                self._mapping.write_text(self._routes + (RELOADED if more else ""))
                 assert await gateway.reload_mappings()
             case "purge":
                 name = self.random.choice(QUEUES)
@@ -445,7 +477,7 @@ class Simulation:
                     self.ledger.excuse(self.ledger.destinations["done"])
                 next(one for one in gateway.hosts.queues() if one.name == name).purge()
             case "delete-session":
-                device = self.random.choice(self.devices[2:] or self.devices)
+                device = self.random.choice(self.near.devices[2:] or self.near.devices)
                 session = gateway.mqtt.sessions.get(device.name)
                 if session is not None and session.outlet is None and device.wishes:
                     device.give_up()
@@ -453,10 +485,9 @@ class Simulation:
                     gateway.mqtt.discard(session)
             case "redrive":
                 self._redrive()
-        gateway.writes.flush()
 
     def _redrive(self) -> None:
-        gateway = self._process.gateway
+        gateway = self.near.gateway
 
         def found(letters: list[Letter]) -> None:
             gateway.core.redriving.redrive(letters, lambda id, outcome: None)
@@ -468,16 +499,16 @@ class Simulation:
 
     async def _end(self) -> None:
         """Repair everything, wait until all is delivered, and check."""
-        self.is_ending = True
+        self._course.is_ending = True
         self.trace("repair")
-        self._disk.fault = ""
-        self._slow_disk_until = 0.0
-        self._network.repair()
-        for name in sorted(self._process.gateway.core.pauses.routes):
-            resume(self._process.gateway, "route", name)
-        self._process.gateway.writes.flush()
-        for one in self._clients:
-            one.is_slow = False
+        self.near.repair()
+        if self.remote is not None:
+            self.remote.repair()
+        gateway = self.near.gateway
+        with self.near.active():
+            for name in sorted(gateway.core.pauses.routes):
+                resume(gateway, "route", name)
+            gateway.writes.flush()
         self.reader.start_consuming()
         if self.getter is not None:
             self.getter.start_consuming()
@@ -489,13 +520,13 @@ class Simulation:
         """Go on with all clients connected, until nothing has happened for a while."""
         quiet = byte_count = 0
         for _ in range(SETTLE_TURNS_MAX):
-            count = len(self.lines)
+            count = len(self._course.lines)
             for one in self._clients:
                 if one.wire is None:
                     one.connect()
             await self._fair_turn()
             before, byte_count = byte_count, sum(len(one.wire.written) for one in self._clients if one.wire)
-            quiet = quiet + 1 if len(self.lines) == count and byte_count == before else 0
+            quiet = quiet + 1 if len(self._course.lines) == count and byte_count == before else 0
             if quiet >= QUIET_TURNS:
                 break
         self.trace("quiet")
@@ -503,47 +534,32 @@ class Simulation:
     async def _look_at_retained(self) -> None:
         """Check what a new subscriber is sent."""
         view = self.ledger.destination("view", is_ordered=False)
-        viewer = MqttClient(self, "viewer", wishes=[Wish("r/#", 1, view)])
-        self.devices.append(viewer)
+        viewer = MqttClient(self.near, "viewer", wishes=[Wish("r/#", 1, view)])
+        self.near.devices.append(viewer)
         viewer.connect()
         await self._until_quiet()
         for address in ("r/a", "r/b"):
             self.ledger.check_retained(view, address)
 
     async def _check(self) -> None:
-        ledger, gateway = self.ledger, self._process.gateway
+        ledger = self.ledger
         dead: set[int] = set()
 
         def found(letters: list[Letter]) -> None:
             dead.update(int(bytes(one.message.body).partition(b":")[0]) for one in letters)
 
-        gateway.dead_letters.newest(100_000, found, route=None)
-        gateway.writes.flush()
+        for gateway in self.gateways:
+            gateway.find_letters(found)
         await self._fair_turns(3)
-        ledger.check_missing(self.now, dead, self._counted_drops()["queue_full"])
+        dropped = sum(gateway.counted_drops()["queue_full"] for gateway in self.gateways)
+        ledger.check_missing(self.now, dead, dropped)
         ledger.check_jobs(ledger.destinations["jobs"], ledger.destinations["done"], self.now)
         for one in self._clients:
             if not one.is_quiet:
                 ledger.faults.append(f"{one.name}: waits for the gateway: {one.waits_for()}")
-        for name, count in self._queued().items():
-            ledger.faults.append(f"{name}: {count} messages are queued, and its receiver waits for them")
-        report = idle_report(gateway)
-        for _ in range(50):
-            if not report:
-                break
-            await self._fair_turn()
-            report = idle_report(gateway)
-        ledger.faults += [f"not idle: {line}" for line in report]
-
-    def _counted_drops(self) -> Counter[str]:
-        """Return what all processes have counted as dropped, by reason."""
-        return self._dropped + Counter(self._process.gateway._dropped())
-
-    def _queued(self) -> dict[str, int]:
-        gateway = self._process.gateway
-        queues = {f"queue {one.name}": len(one) for one in gateway.hosts.queues()}
-        sessions = {f"session {one.client_id}": len(one) for one in gateway.mqtt.sessions.values()}
-        return {name: count for name, count in (queues | sessions).items() if count}
+        for gateway in self.gateways:
+            ledger.faults += gateway.waiting()
+            ledger.faults += await gateway.idle_report(self._fair_turn)
 
 
 @contextmanager
@@ -579,18 +595,29 @@ def simulate(plan: Plan) -> Result:
         folder = stack.enter_context(_folder())
         faults = stack.enter_context(watched(ids_alone=False))
         clock = stack.enter_context(virtual_time(str(plan.seed)))
-        disk = stack.enter_context(virtual_disk(folder / "data"))
+        disks = stack.enter_context(virtual_disks(folder / "data", folder / "far"))
         stack.enter_context(without_threads())
-        mapping = folder / "mapping.yaml"
-        mapping.write_text(MAPPING)
-        network = VirtualSocketLoop(Random(f"network {plan.seed}"), splits="split" in plan.faults)
-        simulation = Simulation(plan, clock, disk, network, mapping)
+        ledger = Ledger(is_disk_sound=not plan.faults & {"full-disk", "broken-disk", "far-full-disk"})
+        course = Course(ledger, Random(f"actions {plan.seed}"), clock)
+        near, far = (
+            SimulatedGateway(course, disk, _network(plan, name), name)
+            for disk, name in zip(disks, ("", "far"), strict=True)
+        )
+        simulation = Simulation(plan, course, near, folder / "mapping.yaml")
+        if links_of(plan):
+            remote = Remote(plan, near, far, folder / "far.yaml")
+            simulation.add_remote(remote)
+            stack.enter_context(remote.reachable())
         began = clock.at
         with _errors_told() as errors:
             try:
                 trio.run(simulation.run, clock=clock, restrict_keyboard_interrupt_to_checkpoints=True)
             except Exception:
                 errors.append(traceback.format_exc())
-        found = [*simulation.ledger.faults, *errors, *(f"order of durability: {one}" for one in faults)]
-        delivered = sum(one.received.total() for one in simulation.ledger.destinations.values())
-        return Result(plan, found, simulation.lines, clock.at - began, delivered)
+        found = [*ledger.faults, *errors, *(f"order of durability: {one}" for one in faults)]
+        delivered = sum(one.received.total() for one in ledger.destinations.values())
+        return Result(plan, found, course.lines, clock.at - began, delivered)
+
+
+def _network(plan: Plan, name: str) -> VirtualSocketLoop:
+    return VirtualSocketLoop(Random(f"network {name}{plan.seed}"), splits="split" in plan.faults)

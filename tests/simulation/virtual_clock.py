@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from random import Random
 from typing import Any, Final
 from unittest.mock import patch
@@ -17,6 +18,27 @@ from gateway import chance, clock
 FAR_SECS: Final = 1e9
 BEGAN_AT: Final = 1_000.0  # of the clock that cannot be set
 BEGAN_UTC: Final = 1_800_000_000.0
+
+
+_process: Final[ContextVar[clock.SteadyClock]] = ContextVar("clock of a process")
+
+
+class ProcessClock:
+    """UTC of the process whose task or step runs, in place of `clock.SteadyClock`."""
+
+    def utc(self) -> float:
+        """Return UTC of the present process."""
+        return _process.get().utc()
+
+
+@contextmanager
+def within_process(steady: clock.SteadyClock) -> Iterator[None]:
+    """Have the gateway's UTC be that of one process within the block, and in tasks that it starts."""
+    token = _process.set(steady)
+    try:
+        yield
+    finally:
+        _process.reset(token)
 
 
 class VirtualClock(trio.abc.Clock):
@@ -44,10 +66,6 @@ class VirtualClock(trio.abc.Clock):
     def pass_time(self, seconds: float) -> None:
         """Let time pass by all clocks."""
         self.at += seconds
-
-    def begin_process(self) -> None:
-        """Have the gateway's own UTC begin with the wall clock, as in a new process."""
-        clock.follow_wall()
 
 
 def _seeded(random: Random) -> dict[str, Any]:
@@ -78,7 +96,7 @@ def virtual_time(seed: str) -> Iterator[VirtualClock]:
     with ExitStack() as stack:
         for name, reader in readers.items():
             stack.enter_context(patch.object(clock, name, reader))
-        stack.enter_context(patch.object(clock, "_steady", clock.SteadyClock()))
+        stack.enter_context(patch.object(clock, "_steady", ProcessClock()))
         for name, function in _seeded(Random(f"secrets {seed}")).items():
             stack.enter_context(patch.object(secrets, name, function))
         stack.enter_context(patch.object(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))

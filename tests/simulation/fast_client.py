@@ -1,0 +1,267 @@
+"""AMQP/Fast clients of a simulation: publishers that await replies, and consumers of queues and topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.egress.amqpfast.deliveries import Assembly
+from gateway.egress.amqpfast.login import client_machine, open_for_sending, split_name
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import Head, encode_head_properties
+from gateway.protocols.amqpfast.dialect import SERVICES
+from gateway.protocols.amqpfast.events import (
+    ChannelClosed,
+    Closed,
+    Event,
+    Fragment,
+    HandleClosed,
+    Notifies,
+    NotifyRow,
+    Opened,
+    Replies,
+)
+from gateway.protocols.amqpfast.sender import Producer
+from gateway.protocols.amqpfast.spec import (
+    DELIVERED,
+    FRAME_MAX,
+    FRAME_MAX_MIN,
+    MESSAGE_BYTES_MAX,
+    REDELIVERED,
+    ReplyCode,
+)
+from gateway.protocols.amqpfast.states import State
+from gateway.settings.endpoints import LinkUrl
+from tests.simulation.ledger import NEVER, Destination, Publication
+from tests.simulation.mqtt_client import Site
+from tests.simulation.network import HOST, Wire
+
+UNCONFIRMED_MAX: Final = 12
+OPENING_SECS_MAX: Final = 12.0
+TARGET: Final = LinkUrl("amqpfast", False, HOST, 0, "/", "", "")
+
+
+class FastClient:
+    """One connection with a channel to publish and one to consume.
+
+    An address is a service and a name, as `queue jobs`. A topic is consumed by a durable subscription.
+    """
+
+    def __init__(
+        self, site: Site, name: str, *, consumed: dict[str, Destination] | None = None, prefetch: int = 5
+    ) -> None:
+        """`consumed` has the destination of each consumed address."""
+        self.name = name
+        self.is_open = False
+        self.is_slow = False
+        self.wire: Wire | None = None
+        self.unconfirmed: dict[int, Publication] = {}
+        self.subscribed: list[Destination] = []
+        self._site = site
+        self._consumed = consumed or {}
+        self._prefetch = prefetch
+        self._again: list[Publication] = []  # published on an earlier connection, and not confirmed
+        self._unacknowledged: list[int] = []
+        self._producers: dict[str, tuple[Producer, bytes]] = {}
+        self._consumers: dict[int, Destination] = {}
+        self._awaited: dict[tuple[int, int], Destination] = {}  # replies to CONSUME, by handle and tag
+        self._assembly = Assembly(MESSAGE_BYTES_MAX)
+        self._machine = self._new_machine()
+        self._channel = self._consuming = 0
+        self._asked_at = 0.0
+
+    def _new_machine(self) -> ClientConnection:
+        frame_max = self._site.random.choice((FRAME_MAX, FRAME_MAX_MIN))  # many bodies are longer
+        return client_machine(TARGET, self.name, heartbeat=0, frame_max=frame_max)
+
+    # What the simulation has it do.
+
+    def connect(self) -> None:
+        """Open a connection; an old one is given up."""
+        self.give_up()
+        self.wire = self._site.connect("amqpfast")
+        self._machine = self._new_machine()
+        self._asked_at = self._site.now
+        self._flush()
+        self._site.trace(self.name, "connects")
+
+    def give_up(self) -> None:
+        """Forget the connection; what is not confirmed is published again on the next."""
+        if self.wire is not None:
+            self.wire.end()
+        self.wire = None
+        self.is_open = False
+        self._again = [*self._again, *self.unconfirmed.values()]
+        self.unconfirmed.clear()
+        self._unacknowledged.clear()
+        self._producers.clear()
+        self._consumers.clear()
+        self._awaited.clear()
+        self._assembly = Assembly(MESSAGE_BYTES_MAX)
+
+    def vanish(self, how: str) -> None:
+        """Lose the connection: "end", "reset", "half-open" or "disconnect"."""
+        wire = self.wire
+        if wire is None:
+            return
+        if how == "reset":
+            wire.reset()
+        elif how == "half-open":
+            wire.is_half_open = True
+            self.wire = None
+        elif how == "disconnect" and self.is_open:
+            self._machine.close()
+            self._flush()
+        self._site.trace(self.name, how)
+        self.give_up()
+
+    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
+        """Publish a persistent message. Return False if too many are on their way."""
+        site = self._site
+        if not self.is_open or len(self.unconfirmed) + len(self._again) >= UNCONFIRMED_MAX:
+            return False
+        padding = site.random.choice((0, 0, 10, 300, 3_000))
+        one = site.ledger.publish(
+            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding
+        )
+        site.trace(self.name, "publishes", one.id, address)
+        self._send(one)
+        return True
+
+    def _send(self, one: Publication) -> None:
+        if one.address not in self._producers:
+            service, name = one.address.split(" ")
+            number, rest = open_for_sending(self._machine, self._channel, service, name)
+            self._producers[one.address] = Producer(self._machine, number, confirm=True), rest
+        producer, name_bytes = self._producers[one.address]
+        head = encode_head_properties(Head(persistent=True, identifier=str(one.id)))
+        (tag,) = producer.send_many([(name_bytes, head, one.body())])
+        self.unconfirmed[tag] = one
+        self._flush()
+
+    def _flush(self) -> None:
+        data = self._machine.data_to_send()
+        if data and self.wire is not None:
+            self.wire.send(data)
+
+    # What happens to it.
+
+    def pump(self) -> None:
+        """Read what has come, and answer some of it."""
+        wire, site = self.wire, self._site
+        if wire is None:
+            return
+        data = wire.receive()
+        if data:
+            try:
+                for event in self._machine.receive_data(data, 0.0):
+                    self._take(event)
+                    if self.wire is None:
+                        return
+            except (RemoteProtocolError, LocalProtocolError) as error:
+                site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
+                self.give_up()
+                return
+        if wire.has_ended or (not self.is_open and site.now - self._asked_at > OPENING_SECS_MAX):
+            site.trace(self.name, "is lost")
+            self.give_up()
+            return
+        if not (self.is_slow and site.random.random() < 0.9):
+            self.acknowledge()
+        self._flush()
+
+    def acknowledge(self) -> None:
+        """Acknowledge everything that was delivered: CHANNEL ACK is cumulative."""
+        due, self._unacknowledged = self._unacknowledged, []
+        if due:
+            self._machine.ack(self._consuming, due[-1])
+
+    def _take(self, event: Event) -> None:
+        actions: dict[type, Callable[..., None]] = {
+            Opened: self._opened,
+            Replies: self._replied,
+            Notifies: self._notified,
+            Fragment: self._fragment,
+            HandleClosed: self._closed,
+            ChannelClosed: self._closed,
+            Closed: self._closed,
+        }
+        action = actions.get(type(event))
+        if action is not None:
+            action(event)
+
+    def _opened(self, event: Opened) -> None:
+        if self._machine.state is not State.ACTIVE:  # a CLOSE came with it
+            return
+        self._channel = self._machine.open_channel(confirm=False)
+        self._consuming = self._machine.open_channel(confirm=False)
+        for address, destination in self._consumed.items():
+            service, name = address.split(" ")
+            begin, end = split_name(service, name)
+            opening = m.HandleOpen(
+                self._consuming, service_type=SERVICES[service], consumer=True, dest_name=begin
+            )
+            number = self._machine.open_handle(opening, confirm=False)
+            tag = self._machine.new_tag(self._consuming)
+            command = m.HandleConsume(number, tag, self._prefetch, dest_name=end)
+            if service == "topic":
+                command.identifier = f"{self.name} durable"
+            self._machine.send(command)
+            self._consumers[number] = destination
+            self._awaited[number, tag] = destination
+        self.is_open = True
+        again, self._again = self._again, []
+        for one in again:
+            one.attempts += 1
+            self._send(one)
+        self._flush()
+
+    def _replied(self, event: Replies) -> None:
+        site = self._site
+        for _, handle, tag, code, _ in event.rows:
+            if (handle, tag) in self._awaited:
+                destination = self._awaited.pop((handle, tag))
+                site.trace(self.name, "consumes", destination.name, code)
+                destination.exists |= code == ReplyCode.SUCCESS
+            elif (one := self.unconfirmed.pop(tag, None)) is not None:
+                site.trace(self.name, "reply", one.id, code)
+                (site.ledger.accept if code == ReplyCode.SUCCESS else site.ledger.refuse)(one)
+
+    def _notified(self, event: Notifies) -> None:
+        for row in event.rows:
+            self._receive(row)
+
+    def _fragment(self, event: Fragment) -> None:
+        joined = self._assembly.take(event)
+        if joined is not None:
+            assert joined.body is not None
+            self._receive((joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name))
+
+    def _receive(self, row: NotifyRow) -> None:
+        handle, number, bits, _, given, _ = row
+        assert bits & DELIVERED
+        body, is_repeat = bytes(given), bits & REDELIVERED != 0
+        self._site.trace(self.name, "gets", body[:12], is_repeat)
+        self._site.ledger.receive(self._consumers[handle], body, self.name, qos=-1, is_repeat=is_repeat)
+        self._unacknowledged.append(number)
+
+    def _closed(self, event: HandleClosed | ChannelClosed | Closed) -> None:
+        """Begin with a new connection: which message was to blame is not known."""
+        self._site.trace(self.name, "is refused:", event.reply_code, event.text)
+        self._flush()
+        self.give_up()
+
+    def waits_for(self) -> str:
+        """Return what is on its way, for reports."""
+        return (
+            f"open {self.is_open}, unconfirmed {len(self.unconfirmed) + len(self._again)}, "
+            f"unacknowledged {len(self._unacknowledged)}, awaited {len(self._awaited)}"
+        )
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing of it is on its way."""
+        waits = self.unconfirmed or self._again or self._unacknowledged or self._awaited
+        return self.is_open and not waits
