@@ -335,6 +335,11 @@ class Consumers:
     # Consuming.
 
     @property
+    def is_live(self) -> bool:
+        """True until the connection is lost."""
+        return self._live
+
+    @property
     def undecided(self) -> bool:
         """True if keys wait to be bound until the existence of their queues is known."""
         return any(isinstance(one, ClusterConsumer) and one.target.unbound for one in self._checks)

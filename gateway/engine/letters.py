@@ -24,6 +24,7 @@ import structlog
 from gateway import clock
 from gateway.broker.dead_letters import Letter
 from gateway.containment import contained
+from gateway.engine.claims import is_ending
 from gateway.engine.membership import INCARNATION_BYTES, Membership
 from gateway.engine.repeats import Repeats
 from gateway.model.message import Message
@@ -31,7 +32,6 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.shares import UserEntries, UserShares
 from gateway.model.times import Monotonic, WallTime
 from gateway.state.interface import (
-    CLAIM_SECS,
     AddLetter,
     ClaimLetters,
     DeadLetter,
@@ -245,7 +245,7 @@ class SharedLetters:
         def claimed(reply: Reply[list[str]]) -> None:
             got = reply.value or []
             # No reply, or a late one: the claims may run out while they are used.
-            if reply.value is None or clock.now() >= since + CLAIM_SECS / 2:
+            if reply.value is None or is_ending(since):
                 self._release(wanted)
                 got = []
             self._mine.update(dict.fromkeys(got))

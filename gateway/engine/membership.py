@@ -20,9 +20,9 @@ import structlog
 
 from gateway import clock
 from gateway.containment import contained
+from gateway.engine.claims import is_ending
 from gateway.model.times import Monotonic
 from gateway.state.interface import (
-    CLAIM_SECS,
     ClaimedWork,
     Heartbeat,
     JoinReplica,
@@ -53,7 +53,8 @@ class Membership:
     def __init__(self, state: StateStore, name: str, version: str, silent_secs: float) -> None:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
         self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
-        self.on_due: list[Callable[[ClaimedWork], None]] = []  # called with wills and sessions that are due
+        # Called with wills and sessions that are due, and when their claim was requested.
+        self.on_due: list[Callable[[ClaimedWork, Monotonic], None]] = []
         self._state = state
         self._name = name
         self._version = version
@@ -125,13 +126,13 @@ class Membership:
     def _reaped(self, since: Monotonic, reply: Reply[list[ClaimedWork]]) -> None:
         """Do the work that was claimed since `since`, unless the claims may end while it is done."""
         self._is_reaping = False
-        if clock.now() - since >= CLAIM_SECS / 2:
+        if is_ending(since):
             return
         if len(reply.value or ()) >= REAP_MAX:
             self._reap_at = Monotonic(0.0)  # there may be more
         for due in reply.value or ():
             for hear in self.on_due:
                 try:
-                    hear(due)
+                    hear(due, since)
                 except Exception as error:  # it concerns one item, which is claimed again later
                     contained("store", error)

@@ -22,6 +22,7 @@ from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
 from gateway.broker.mqtt.system import SYS
 from gateway.engine.arguments import type_arguments
+from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession, SharedReceivedIds
 from gateway.engine.consumers import Consumers
 from gateway.engine.envelope import Number
@@ -29,12 +30,20 @@ from gateway.engine.pending_clients import Opening, OpeningClient
 from gateway.engine.retained import SharedRetained
 from gateway.engine.session import EngineSession
 from gateway.engine.sessions import TAKEN_OVER
-from gateway.engine.shares import EXPIRES_SECS, GRACE_SECS, TOUCH_SECS, SharedQueue, queue_of
+from gateway.engine.shares import (
+    EXPIRES_SECS,
+    GRACE_SECS,
+    LIST_AGE_SECS_MAX,
+    TOUCH_SECS,
+    SharedQueue,
+    queue_of,
+)
 from gateway.engine.stored_values import decode_options, decode_will
 from gateway.engine.walks import SharedWalk, Walked
 from gateway.errors import StoreError
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.guest import MqttGuest
+from gateway.ingress.mqtt.ingress import SentWill
 from gateway.model.address import Address
 from gateway.model.batch import Receipt, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
@@ -43,7 +52,7 @@ from gateway.model.pending import Pending, Superseded
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.model.shares import UserShares
 from gateway.protocols.mqtt.packets import Will
-from gateway.state.interface import SHARED_FILTERS_MAX, Owner, Reply, SessionKey, SharedFilters, StateStore
+from gateway.state.interface import SHARED_FILTERS_MAX, Owner, Reply, SharedFilters, StateStore
 
 log = structlog.get_logger(limited=True)
 
@@ -100,8 +109,8 @@ class EngineNamespace(MqttNamespace):
         self._lost: dict[str, Callable[[], None]] = {}  # publish wills of leaving clients
         # Wills that this replica has claimed, by the keys under which they are published, and the one whose
         # publishing is starting.
-        self._publishing: dict[str, tuple[SessionKey, int]] = {}
-        self._claimed: tuple[SessionKey, int] | None = None
+        self._publishing: dict[str, ClaimedWill] = {}
+        self._claimed: ClaimedWill | None = None
         super().__init__(
             self._changed_filter,
             limits,
@@ -359,14 +368,18 @@ class EngineNamespace(MqttNamespace):
     def _listed_shares(self, consumers: Consumers, now: float, wanted: set[str]) -> None:
         """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
 
-        `wanted` has those that go on. The expiry of queues that only sessions of disconnected clients need is
-        restarted.
+        `wanted` has those that went on at `now`. If that was long ago, or the connection was lost meanwhile,
+        nothing is deleted before the next list. The expiry of queues that only sessions of disconnected
+        clients need is restarted.
         """
+        if not consumers.is_live:
+            return
         for topic_filter in self._shared_of_all - wanted - self._shared.keys():
             self._unused.setdefault(topic_filter, now)
         self._shared_of_all = wanted
+        is_recent = clock.now() - now <= LIST_AGE_SECS_MAX
         for topic_filter, since in list(self._unused.items()):
-            if now - since >= GRACE_SECS:
+            if is_recent and now - since >= GRACE_SECS:
                 self._use(topic_filter)
                 if topic_filter not in wanted and topic_filter not in self._shared:
                     consumers.remove(queue_of(self._engine.names.shares, topic_filter))
@@ -672,28 +685,42 @@ class EngineNamespace(MqttNamespace):
         else:
             self._lost[client_id] = publish
 
-    def publish_claimed(self, key: SessionKey, epoch: int, publish: Callable[[], None]) -> None:
+    def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
         """Publish a claimed will.
 
         If this process ends before the cluster has it, another replica publishes it.
         """
-        self._claimed = key, epoch
+        self._claimed = claim
         try:
             publish()
         finally:
             claimed, self._claimed = self._claimed, None
             if claimed is not None:  # it was not published, or is settled already
-                self._engine.sessions.settle_will(*claimed)
+                self._engine.sessions.settle_will(claimed.key, claimed.epoch)
 
     def _publish_will(self, client_id: str) -> None:
-        claimed = self._publishing.pop(client_id, None)
-        if claimed is None:
+        """Publish a will, unless its claim is ending: then another replica claims and publishes it."""
+        claim = self._publishing.pop(client_id, None)
+        if claim is None:
             super()._publish_will(client_id)
+        elif claim.is_ending:
+            self._wills.pop(client_id, None)
         else:
-            self.publish_claimed(*claimed, partial(MqttNamespace._publish_will, self, client_id))
+            self.publish_claimed(claim, partial(MqttNamespace._publish_will, self, client_id))
 
-    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+    @property
+    def has_ending_claims(self) -> bool:
+        """True if wills are being published that another replica may publish soon."""
+        return any(claim.is_ending for claim in self._publishing.values())
+
+    def is_left_to_others(self, receipt: Receipt) -> bool:
+        """Return True if a message must not be sent here any more: it is a will whose claim is ending."""
+        claim = self._publishing.get(receipt.key) if isinstance(receipt, SentWill) else None
+        return claim is not None and claim.is_ending
+
+    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
         """Publish the due will of a client that is not connected here."""
+        key, epoch, _ = claim
         try:
             will, sender = decode_will(key.client, message)
         except StoreError as error:
@@ -701,16 +728,16 @@ class EngineNamespace(MqttNamespace):
             self._engine.sessions.settle_will(key, epoch)
             return
         name = self.new_will_key(key.client)
-        self._publishing[name] = key, epoch
+        self._publishing[name] = claim
         self._left_wills.append(LeftWill(will, sender, 0.0, name))
         self.adopt()
         self._publish_will(name)
 
     def forget_will(self, key: str) -> None:
         """Settle a claimed will in the database, because it is published or void."""
-        found = self._publishing.pop(key, None)
-        if found is not None:
-            self._engine.sessions.settle_will(*found)
+        claim = self._publishing.pop(key, None)
+        if claim is not None:
+            self._engine.sessions.settle_will(claim.key, claim.epoch)
 
     def end_delays(self) -> bool:
         """Return False: at the end of the process delayed wills are left to other replicas."""

@@ -305,7 +305,7 @@ class SharedOutboxes(AmqpLinkSession):
         going = self._reaches() and not self._stopped
         if not going and not self.up():
             self._hand_back()
-        if not self._wanted[1] and self._connection is not None and self._connection.outstanding:
+        if not self._wanted[1] and self._in_hand():
             going = False  # messages in hand must be settled before others are consumed
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
         wanted = tuple(routes), consumed
@@ -331,21 +331,30 @@ class SharedOutboxes(AmqpLinkSession):
         If a QoS 2 message is in doubt they stay, and others may deliver the later ones.
         """
         connection = self._connection
-        if not isinstance(connection, OutboxConnection) or not connection.outstanding:
+        if not isinstance(connection, OutboxConnection) or not self._in_hand():
             return
         self.turn_done()  # what has just arrived is in hand, too
         if self._delivers.in_doubt(self._is_ours):
-            connection.let_others_begin()
+            connection.let_others_begin(self._prefix)
         else:
             connection.hand_back(self._prefix)
-            self.withdraw()
+
+    def _in_hand(self) -> int:
+        """Return the number of unsettled messages of the outboxes, but not those removed from them."""
+        connection = self._connection
+        return connection.in_hand(self._prefix) if isinstance(connection, OutboxConnection) else 0
 
     def withdraw(self) -> None:
-        """Release the messages that the link has not sent.
+        """Release the messages of ended consumers that the link has not sent.
 
         The cluster delivers them from the queue again, to this replica or another one.
         """
-        self._delivers.give_up(self._is_ours, DOWN)
+        self._delivers.give_up(self._is_lost, DOWN)
+
+    def _is_lost(self, part: SubBatch) -> bool:
+        """Return True if the messages of a part are from an outbox here whose consumer has ended."""
+        source = part.batch.source
+        return self._is_ours(part) and isinstance(source, DrainSource) and not source.is_live
 
     def _is_ours(self, part: SubBatch) -> bool:
         source = part.batch.source
@@ -476,30 +485,43 @@ class OutboxConnection(AmqpLinkConnection):
         elif not self._asked:
             self._count()
 
+    def _drop(self, number: int) -> Declaration:
+        """Forget a consumer whose channel is closed, and withdraw its messages from the link."""
+        declaration = super()._drop(number)
+        self._outboxes.withdraw()
+        return declaration
+
+    def in_hand(self, prefix: str) -> int:
+        """Return the number of unsettled messages from queues whose names begin with `prefix`."""
+        return sum(consumer.outstanding for _, consumer in self._outbox_consumers(prefix))
+
     def hand_back(self, prefix: str) -> None:
         """Stop consuming all queues whose names begin with `prefix`, and requeue their messages in hand."""
-        for number, consumer in self._outbox_consumers():
-            if consumer.declaration.name.startswith(prefix):
-                consumer.acknowledge_all()
-                self.machine.close_channel(number)
-                self._drop(number)
+        for number, consumer in self._outbox_consumers(prefix):
+            consumer.acknowledge_all()
+            self.machine.close_channel(number)
+            self._drop(number)
         self._stream.mark()
 
-    def let_others_begin(self) -> None:
-        """Cancel all consumers; messages in hand stay here."""
-        for _, consumer in self._outbox_consumers():
+    def let_others_begin(self, prefix: str) -> None:
+        """Cancel the consumers of queues whose names begin with `prefix`; messages in hand stay here."""
+        for _, consumer in self._outbox_consumers(prefix):
             consumer.cancel()
         self._stream.mark()
 
     def shut_down(self) -> None:
         """Close the connection: confirmed messages are acknowledged, the others are requeued with it."""
-        for _, consumer in self._outbox_consumers():
+        for _, consumer in self._outbox_consumers(""):
             consumer.acknowledge_all()
         super().shut_down()
 
-    def _outbox_consumers(self) -> list[tuple[int, OutboxConsumer]]:
-        found = self._consumers.items()
-        return [(number, one) for number, one in found if isinstance(one, OutboxConsumer)]
+    def _outbox_consumers(self, prefix: str) -> list[tuple[int, OutboxConsumer]]:
+        """Return the consumers of queues whose names begin with `prefix`, with their channels."""
+        return [
+            (number, one)
+            for number, one in self._consumers.items()
+            if isinstance(one, OutboxConsumer) and one.declaration.name.startswith(prefix)
+        ]
 
     def _count(self) -> None:
         for queue in self._outboxes.counted():
@@ -724,6 +746,12 @@ class DrainSource:
         self.outboxes = drain.outboxes
         self._drain = drain
         self._part = part
+
+    @property
+    def is_live(self) -> bool:
+        """True while the consumer of the messages can acknowledge them."""
+        receipts, slots = self._part.batch.receipts, self._part.slots
+        return any(receipts[slot][0].live for slot in slots)
 
     def settle(
         self,

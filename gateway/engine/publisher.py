@@ -14,13 +14,13 @@ from typing import ClassVar, Final
 from gateway import clock
 from gateway.broker.poison import poisoned
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
-from gateway.egress.confirms import Positions
+from gateway.egress.confirms import Positions, settle_all
 from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.envelope import LIFE_BYTES, Number, encode
 from gateway.engine.names import Names, key_of
 from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import RetainedPublication, SharedRetained, encode_retained
-from gateway.model.batch import SubBatch
+from gateway.model.batch import Receipt, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -35,6 +35,7 @@ KEY_TOO_LONG: Final = Outcome(
     Verdict.REJECTED, Reason.NAME_INVALID, "as a routing key the topic has more than 255 bytes"
 )
 NOT_TAKEN: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "a queue of the cluster is full")
+ELSEWHERE: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "another replica publishes it")
 GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
 RAWS_MAX: Final = 4_096
 ONCE: Final = 2  # of assurance
@@ -113,6 +114,11 @@ class EnginePublisher(AmqpLinkPublisher):
         passing = [at for at, message in enumerate(messages) if not self._hold(part, at, message)]
         if passing:
             self._let_wait(part, passing)
+
+    def leave_to_others(self, is_left: Callable[[Receipt], bool]) -> None:
+        """Release the waiting messages that another replica publishes: those with receipts that `is_left`."""
+        waiting = self._withdraw_waiting(lambda part, at: is_left(part.batch.receipts[part.slots[at]]))
+        settle_all(waiting, ELSEWHERE)
 
     def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
         """Return True if the message waits for the database, or is settled."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from gateway import clock
+from gateway.model.times import Monotonic
 from gateway.state.interface import Operation, OperationOutcome, Reply, StateStore
 
 T = TypeVar("T")
@@ -20,14 +22,25 @@ class Repeats:
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
         """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
+        self.submit_claim(operation, lambda reply, since: done(reply))
 
-        def replied(reply: Reply[T]) -> None:
+    def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], Monotonic], None]) -> None:
+        """Submit an operation that claims something.
+
+        `done` is called with its reply, which is never UNAVAILABLE, and when this was requested (loop-clock
+        seconds).
+        """
+
+        def attempt() -> None:
+            self._state.submit(operation, partial(replied, clock.now()))
+
+        def replied(since: Monotonic, reply: Reply[T]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self.later(partial(self._state.submit, operation, replied))
+                self.later(attempt)
             else:
-                done(reply)
+                done(reply, since)
 
-        self._state.submit(operation, replied)
+        attempt()
 
     def later(self, submit: Callable[[], None]) -> None:
         """Call `submit` at the next tick."""

@@ -45,7 +45,7 @@ from gateway.engine.shares import SharedQueue
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Recipient, Sink, SubBatch
+from gateway.model.batch import Batch, Receipt, Recipient, Sink, SubBatch
 from gateway.model.caches import make_room
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
@@ -93,6 +93,13 @@ class LocalClients(Protocol):
 
     def let_go_of(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
+
+    @property
+    def has_ending_claims(self) -> bool:
+        """True if wills are being published that another replica may publish soon."""
+
+    def is_left_to_others(self, receipt: Receipt) -> bool:
+        """Return True if a message must not be sent here any more: it is a will whose claim is ending."""
 
     def dropped(self, *, expired: bool) -> None:
         """Count a message that a queue has dropped because it was full, or because it `expired` there."""
@@ -262,6 +269,8 @@ class EngineSession(OneSink):
             self._down_since = now if self._down_since is None else self._down_since
             if now - self._down_since >= self.settings.engine_timeout_secs:
                 self._give_clients_up(now)
+        if self.publisher.waiting_messages and self.clients.has_ending_claims:
+            self.publisher.leave_to_others(self.clients.is_left_to_others)
         if self._connection is not None and self._up and not self.stopped:
             self.clients.sweep(self._connection.consumers, now)
 

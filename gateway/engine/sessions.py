@@ -21,6 +21,7 @@ import structlog
 from gateway import clock
 from gateway.broker.shares import text_bytes
 from gateway.containment import contained
+from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession, SessionChange, Told
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
@@ -110,10 +111,10 @@ class SessionClients(Protocol):
     def let_go_of(self, session: ClientSession, why: str) -> None:
         """Disconnect the client of a session with a reason; it must reconnect."""
 
-    def publish_claimed(self, key: SessionKey, epoch: int, publish: Done) -> None:
+    def publish_claimed(self, claim: ClaimedWill, publish: Done) -> None:
         """Publish the will of a client that was just lost, and call `settle_will` when it is accepted."""
 
-    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
         """Publish the due will of a client that is not connected here.
 
         `settle_will` is called when the will is accepted.
@@ -167,7 +168,7 @@ class SessionWriter:
         self._settled = settled
         self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
         self._told: list[Told] = []  # callbacks that wait for `change`
-        self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession]], None]] | None = None
+        self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], Monotonic], None]] | None = None
         self._is_leaving = False  # it is on its way
 
     @property
@@ -188,8 +189,11 @@ class SessionWriter:
             assert self._flying is not None
             self._flying.append(done)
 
-    def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession]], None]) -> None:
-        """Submit the operation of a disconnected client after all pending changes."""
+    def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession], Monotonic], None]) -> None:
+        """Submit the operation of a disconnected client after all pending changes.
+
+        `done` is called with the reply, and when this was requested.
+        """
         self._leaving = operation, done
         self.flush()
 
@@ -206,11 +210,16 @@ class SessionWriter:
         elif self._leaving is not None:
             (leave, done), self._leaving = self._leaving, None
             self._is_leaving = True
-            self._repeats.submit(leave, partial(self._left, done))
+            self._repeats.submit_claim(leave, partial(self._left, done))
 
-    def _left(self, done: Callable[[Reply[LeftSession]], None], reply: Reply[LeftSession]) -> None:
+    def _left(
+        self,
+        done: Callable[[Reply[LeftSession], Monotonic], None],
+        reply: Reply[LeftSession],
+        since: Monotonic,
+    ) -> None:
         self._is_leaving = False
-        done(reply)
+        done(reply, since)
 
     def _stored(self, reply: Reply[None]) -> None:
         told, self._flying = self._flying or [], None
@@ -340,10 +349,17 @@ class SharedSessions:
             coming.only_own,
             text_bytes(client),
         )
-        self._state.submit(operation, partial(self._opened, opening, operation))
+        self._state.submit(operation, partial(self._opened, opening, operation, clock.now()))
 
-    def _opened(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
-        """Let a client in, or turn it away; then open the session for one that waits."""
+    def _opened(
+        self, opening: Opening, operation: OpenSession, since: Monotonic, reply: Reply[OpenedSession]
+    ) -> None:
+        """Let a client in, or turn it away; then open the session for one that waits.
+
+        `since` is when the operation was submitted.
+        """
+        if reply.value is not None:
+            self._publish_claimed(operation.key, reply.value.wills, since)
         self._conclude(opening, operation, reply)
         client = opening.client
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
@@ -358,8 +374,6 @@ class SharedSessions:
         """Let a client in that has its session, or turn it away."""
         client, found, incarnation = opening.client, reply.value, operation.replica
         key = SessionKey(DOMAIN, client)
-        if found is not None:
-            self._publish_claimed(key, found.wills)
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
             self.settle_will(key, found.epoch)
             found = None  # other replicas have declared this one dead meanwhile, and own the session
@@ -395,14 +409,16 @@ class SharedSessions:
         if earlier is not None and not earlier.is_here:
             self.elsewhere.change(earlier.user, earlier.weight, count)
 
-    def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]]) -> None:
+    def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]], since: Monotonic) -> None:
         """Publish the wills of earlier connections before the client can publish anything.
 
-        If the cluster is away nothing is published; other replicas claim the wills later.
+        `since` is when they were claimed. If that was long ago, or the cluster is away, nothing is published;
+        other replicas claim the wills later.
         """
-        if self._queues.is_up:
-            for epoch, message in wills:
-                self.clients.publish_left(key, epoch, message)
+        for epoch, message in wills:
+            claim = ClaimedWill(key, epoch, since)
+            if self._queues.is_up and not claim.is_ending:
+                self.clients.publish_left(claim, message)
 
     def serve(self, session: ClientSession) -> None:
         """Store that a client with a will is accepted.
@@ -554,7 +570,10 @@ class SharedSessions:
         if session.lasting and is_held:
             self._queues.end(session, partial(self._free, session))
 
-    def _left(self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession]) -> None:
+    def _left(
+        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], since: Monotonic
+    ) -> None:
+        """Process the reply to a LeaveSession that was requested at `since`."""
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
         left = reply.value
@@ -572,8 +591,9 @@ class SharedSessions:
             self._release(key, epoch)
         elif left is None:
             self._check_queue(key, session.queue)
-        if left is not None and left.publish_will and publish is not None:
-            self.clients.publish_claimed(key, epoch, publish)
+        claim = ClaimedWill(key, epoch, since)
+        if left is not None and left.publish_will and publish is not None and not claim.is_ending:
+            self.clients.publish_claimed(claim, publish)
 
     def _check_queue(self, key: SessionKey, queue: str) -> None:
         """Delete a queue that the database does not have for its session.
@@ -776,14 +796,17 @@ class SharedSessions:
         elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
-    def due(self, due: ClaimedWork) -> None:
-        """Publish a due will, or end a due session. If the cluster is away other replicas do it later."""
+    def due(self, due: ClaimedWork, since: Monotonic) -> None:
+        """Publish a due will, or end a due session, which was claimed at `since`.
+
+        If the cluster is away other replicas do it later.
+        """
         if not self._queues.is_up:
             return
         if due.key is None:
             self._delete(due.queue)
         elif due.will is not None:
-            self.clients.publish_left(due.key, due.epoch, due.will)
+            self.clients.publish_left(ClaimedWill(due.key, due.epoch, since), due.will)
         elif due.queue:
             self._queues.delete(due.queue, partial(self._end, due))
         else:

@@ -92,6 +92,13 @@ class LocalState(StateStore):
     def health(self) -> Health:
         return Health("away" if self.is_away else "", len(self._waiting))
 
+    def take(self) -> Callable[[], None]:
+        """Do what waits longest. Return the function that tells its reply."""
+        (work, done), replies = self._waiting.pop(0), list[Reply[Any]]()
+        self._waiting.insert(0, (work, replies.append))
+        self.step()
+        return lambda: done(replies[0])
+
     def step(self) -> bool:
         """Do what waits longest. False: nothing does."""
         if not self._waiting:

@@ -26,7 +26,10 @@ def test_a_will_is_not_forgotten_before_the_cluster_has_it(rabbitmq: RabbitMQ) -
 
 
 def test_a_will_that_its_replica_cannot_publish_is_published_by_another(rabbitmq: RabbitMQ) -> None:
-    """Its claim ends when the replica has been killed, or does not reach the cluster."""
+    """Its claim ends when the replica has been killed, or does not reach the cluster.
+
+    The replica that waited for the cluster does not publish the will, too.
+    """
     with Proxy(rabbitmq.port) as way:
         url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
         one = Replica("one", url, "unpublished", reconnect_max_secs=0.5)
@@ -41,6 +44,10 @@ def test_a_will_that_its_replica_cannot_publish_is_published_by_another(rabbitmq
             other.until(lambda: not other.stored("will", "mortal"))
             way.open()
             one.until_ready()
+            with Client(one.mqtt, "next") as publisher:
+                publisher.publish("wills/next", b"1")
+            hears.until(lambda: hears.told[-1] == ("wills/next", b"1"))
+            assert hears.told == [("wills/mortal", b"gone"), ("wills/next", b"1")]
 
 
 @pytest.mark.parametrize("clean", [True, False])

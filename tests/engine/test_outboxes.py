@@ -30,7 +30,7 @@ from tests.engine.replicas import Client
 from tests.engine.test_elections import Door, numbers, until
 from tests.ingress.clients import connect
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
-from tests.interop.state_database import NO_CLUSTER
+from tests.interop.state_database import NO_CLUSTER, state_server
 from tests.passwords import hashed
 
 ROUTES = """
@@ -450,6 +450,62 @@ def test_what_there_is_no_room_for_becomes_a_dead_letter_and_what_waits_is_count
         proxy.open()
         far.until(lambda: numbers(far) == [2, 3, 4])
         until(lambda: waiting(0) in other.asked("/metrics")[1])
+
+
+def test_dead_letters_that_wait_for_the_database_stop_no_outbox(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """Messages that the cluster has removed from the outbox wait; those that are in it do not."""
+    limits = {"policy": "dead_letter", "messages_max": 3}
+    server = state_server()
+    with Proxy(mosquitto.port) as proxy, Proxy(server.port) as database:
+        url = server.url.replace(str(server.port), str(database.port))
+        far_url = f"mqtt://{LOOPBACK}:{proxy.port}"
+        made = Shared(tmp_path, "letters", rabbitmq.url, far_url, "one", **limits)
+        made.configuration["broker"]["postgresql"] = {"url": url}
+        with (
+            made as one,
+            Client(mosquitto.port, "letters-far") as far,
+        ):
+            until(lambda: one.asked("/readyz") == (200, "ready\n"))
+            with Client(one.port("mqtt"), "letters-near") as near:
+                far.subscribe("there/letters/#", qos=1)
+                until(lambda: one.sample("gateway_link_up", endpoint="far (outbox)"))
+                proxy.shut()
+                until(lambda: not one.sample("gateway_link_up", endpoint="far"))
+                database.stall("down", new=True)
+                for at in range(5):
+                    near.publish("away/letters/x", b"%d" % at)
+                given_up = {"endpoint": "far (outbox)", "direction": "in"}
+                until(lambda: one.sample("gateway_messages_total", **given_up) == 2)
+                proxy.open()
+                far.until(lambda: numbers(far) == [2, 3, 4])
+            database.resume()
+            until(lambda: [body for body, *_ in letters_of(one)] == ["0", "1"])
+
+
+def test_what_is_removed_from_an_outbox_becomes_a_dead_letter_beside_what_is_in_doubt(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The replica lets others consume the outbox, and still consumes what the cluster removes from it."""
+    limits = {"policy": "dead_letter", "messages_max": 3}
+    with Proxy(mosquitto.port) as way:
+        far_url = f"mqtt://{LOOPBACK}:{way.port}"
+        with Shared(tmp_path, "beside", rabbitmq.url, far_url, "one", **limits) as one:
+            until(lambda: one.asked("/readyz") == (200, "ready\n"))
+            until(lambda: one.sample("gateway_link_up", endpoint="far"))
+            until(lambda: one.sample("gateway_link_up", endpoint="far (outbox)"))
+            with Client(one.port("mqtt"), "beside-near") as near:
+                way.stall("down")
+                near.publish("away/beside/x", b"0", qos=2)
+                until_in_hand(one, 1)
+                way.shut()
+                until(lambda: not one.sample("gateway_link_up", endpoint="far"))
+                queue = "beside.outbox.far.out"
+                until(lambda: queue not in rabbitmq.control("list_consumers", "queue_name"))
+                for at in range(1, 6):
+                    near.publish("away/beside/x", b"%d" % at)
+                until(lambda: [body for body, *_ in letters_of(one)] == ["1", "2"])
 
 
 def test_what_is_dropped_is_counted(rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gateway import clock
 from gateway.broker.mqtt.namespace import Newcomer
 from gateway.broker.mqtt.session import SessionLimits, SessionTally
 from gateway.engine import sessions as module
+from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession
 from gateway.engine.consumers import Content
 from gateway.engine.membership import Membership
@@ -24,6 +25,7 @@ from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.packets import Will
 from gateway.state import sessions as rows
 from gateway.state.interface import (
+    CLAIM_SECS,
     FindSession,
     LeaveSession,
     Notice,
@@ -124,13 +126,13 @@ class World:
     def let_go_of(self, session: ClientSession, why: str) -> None:
         self.leave(session.client_id)
 
-    def publish_claimed(self, key: SessionKey, epoch: int, publish: Callable[[], None]) -> None:
+    def publish_claimed(self, claim: ClaimedWill, publish: Callable[[], None]) -> None:
         publish()
-        self.sessions.settle_will(key, epoch)
+        self.sessions.settle_will(claim.key, claim.epoch)
 
-    def publish_left(self, key: SessionKey, epoch: int, message: bytes) -> None:
+    def publish_left(self, claim: ClaimedWill, message: bytes) -> None:
         self.wills.append(message)
-        self.sessions.settle_will(key, epoch)
+        self.sessions.settle_will(claim.key, claim.epoch)
 
     def consume(self, session: ClientSession) -> None:
         self.consumed.append(session.queue)
@@ -569,6 +571,26 @@ def test_a_will_whose_publisher_is_down_is_published_by_another(
     assert not other.wills
     pass_time(two, local, passed, 25)
     assert len(one.wills) == 1
+
+
+@pytest.mark.parametrize("how", ["leaves", "returns"])
+def test_a_will_that_a_frozen_replica_has_claimed_is_published_once(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], how: str
+) -> None:
+    """When the replica learns of its claim, another one may have claimed and published the will."""
+    one, other = two
+    published: list[str] = []
+    one.let_in("c", will=WILL)
+    one.run()
+    if how == "leaves":
+        one.leave("c", lambda: published.append("c"))
+    else:
+        one.open("c", clean=True)
+    hear = one.store.take()  # the database commits what the replica does not hear of yet
+    pass_time((other,), local, passed, int(CLAIM_SECS) + 1)
+    hear()
+    one.run()
+    assert (published, one.wills, len(other.wills)) == ([], [], 1)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere", "here, before the first is answered"])

@@ -533,7 +533,7 @@ class SentWill:
     dead letter.
     """
 
-    __slots__ = ("_ingress", "_is_accepted", "_key", "_principal", "_will", "message")
+    __slots__ = ("_ingress", "_is_accepted", "_principal", "_will", "key", "message")
 
     def __init__(
         self,
@@ -546,7 +546,7 @@ class SentWill:
         self._will = will
         self.message = message
         self._principal = principal
-        self._key = ""
+        self.key = ""  # of the record
         self._is_accepted = False
 
     def keep(self) -> None:
@@ -554,11 +554,11 @@ class SentWill:
 
         The will is published again if this process ends before it is settled.
         """
-        if self._key or self._is_accepted:
+        if self.key or self._is_accepted:
             return
         namespace, sender = self._ingress.namespace, self.message.sender
-        self._key = namespace.new_will_key(sender.client)
-        namespace.keep_will(self._key, self._will, sender)
+        self.key = namespace.new_will_key(sender.client)
+        namespace.keep_will(self.key, self._will, sender)
 
     def settled(self, outcome: Outcome | None) -> None:
         """Delete the record of an accepted will (`outcome` None), or process its refusal.
@@ -575,9 +575,9 @@ class SentWill:
             return
         self.keep()
         publish = partial(ingress.publish_will, self._will, message.sender, self._principal)
-        ingress.namespace.delay_will(self._key, OVERDUE, publish)
+        ingress.namespace.delay_will(self.key, OVERDUE, publish)
 
     def _forget(self) -> None:
         self._is_accepted = True
-        if self._key:
-            self._ingress.namespace.forget_will(self._key)
+        if self.key:
+            self._ingress.namespace.forget_will(self.key)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gateway.pipeline.traffic.loading import Span, traffic
 from pyspark.sql import functions as F
 
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, reconcile
 from gateway.pipeline.session import session
-from gateway.pipeline.traffic.loading import Span, traffic
 from tests.pipeline.journals import written
 
 

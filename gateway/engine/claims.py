@@ -1,0 +1,31 @@
+"""Claims of this replica to work that the replicas share, which end CLAIM_SECS after the database has them.
+
+A replica uses a claim for half of that time, counted from its request. It may have been frozen before it read
+the reply, or not reach the cluster: then another replica claims the work, and does it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway import clock
+from gateway.model.times import Monotonic
+from gateway.state.interface import CLAIM_SECS, SessionKey
+
+
+def is_ending(since: Monotonic) -> bool:
+    """Return True if a claim that was requested at `since` must not be used any more."""
+    return clock.now() - since >= CLAIM_SECS / 2
+
+
+class ClaimedWill(NamedTuple):
+    """Will of one epoch of a session, and when this replica has requested the claim."""
+
+    key: SessionKey
+    epoch: int
+    since: Monotonic
+
+    @property
+    def is_ending(self) -> bool:
+        """True if the will must not be published here, because another replica may publish it."""
+        return is_ending(self.since)
