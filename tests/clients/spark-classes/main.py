@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gateway.pipeline.traffic.loading import Span, traffic
 from pyspark.sql import functions as F
 
 from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.reconcile import COLUMNS, reconcile
 from gateway.pipeline.session import session
+from gateway.pipeline.traffic.loader import RowSelection, traffic
 from tests.pipeline.journals import written
 
 
@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     spark.range(3).selectExpr("id % 2 AS key").groupBy("key").count().orderBy("key").collect()
     spark.createDataFrame([("m-0",)], "message_id string").write.parquet(str(folder / "rows"))
     received = spark.read.parquet(str(folder / "rows"))
-    reconcile(traffic(spark, journal, COLUMNS, Span()), received)
+    reconcile(traffic(spark, journal, COLUMNS, RowSelection()), received)
     archive.run(spark, journal, str(folder / "archive"))
     spark.read.parquet(str(folder / "archive")).where("sequence > 3").count()
     stream = spark.readStream.format("gateway_journal").load(journal).withWatermark("received", "1 minute")
