@@ -39,8 +39,8 @@ from gateway.pipeline.stores import hadoop_of, place_of
 FORMATS: Final[tuple[str, ...]] = (
     "gateway.pipeline.journal.source:JournalSource",
     "gateway.pipeline.live.source:MqttSource",
-    "gateway.pipeline.live.source:AmqpSource",
-    "gateway.pipeline.live.source:FastSource",
+    "gateway.pipeline.live.source:LiveAmqpSource",
+    "gateway.pipeline.live.source:LiveFastSource",
     "gateway.pipeline.live.sink:PublishSource",
 )
 """Data sources as `module:class`; the name() of a class is its format."""
