@@ -134,7 +134,7 @@ class Dialect:
     """Class of a link's session; "" means that the protocol has no links."""
     listener_settings: ClassVar[str] = "gateway.settings.endpoints:AnonymousListener"
     """Class of a listener's section of the configuration, a gateway.settings.endpoints.ListenerSettings."""
-    link_settings: ClassVar[str] = "gateway.settings.endpoints:Link"
+    link_settings: ClassVar[str] = "gateway.settings.endpoints:LinkSettings"
     """Class of a link's section of the configuration, a gateway.settings.endpoints.LinkSettings."""
     client: ClassVar[str] = ""
     """Class of a blocking connection, for the command line and the data pipeline; "" means that there is
