@@ -1,10 +1,10 @@
 """Back-pressure: full queues and a full store pause their sources, and resume them when they have space.
 
-A message that the gateway's own disk refuses is `HeldReceipts` by a source that cannot inform its sender: a
-link, or a client with an older version of MQTT. If such messages were requeued at a remote broker, or retried
-later, they would follow messages that were accepted meanwhile. Messages that arrive after them are therefore
-not sent either: all of them wait, as many as the sender sends without an acknowledgement, and are sent in
-order of arrival.
+A message that the gateway's own disk refuses is held (`HeldReceipts`) by a source that cannot inform its
+sender: a link, or a client with an older version of MQTT. If such messages were requeued at a remote broker,
+or retried later, they would follow messages that were accepted meanwhile. Messages that arrive after them are
+therefore not sent either: all of them wait, as many as the sender sends without an acknowledgement, and are
+sent in order of arrival.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class WholeSummaries(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
         rows = [(name, _first_sentence(self.commands[name].help)) for name in self.list_commands(ctx)]
-        with formatter.section("LazyCommands"):
+        with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 

@@ -143,7 +143,7 @@ class HttpConnection:
         raise ServerRefusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
 
     def _check(self, request: h11.Request) -> None:
-        """Raise ServerRefusal for CONNECT, another version of HTTP, a head announced body too large."""
+        """Raise ServerRefusal for another version of HTTP, CONNECT, and a head or body that is too large."""
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
             raise ServerRefusal(505, "unsupported", "this server supports only HTTP/1.1")

@@ -231,7 +231,7 @@ class ClientChannel:
     async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
         """Send a command and wait for its reply.
 
-        Raises RefusedByServer or Lost, or LocalProtocolError for a command that cannot be sent.
+        Raises RefusedByServer or ConnectionLost, or LocalProtocolError for a command that cannot be sent.
         """
         self.check()
         if not self.client.machine.send(command):

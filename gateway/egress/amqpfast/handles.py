@@ -149,7 +149,7 @@ class OpenHandle:
         return self
 
     async def __anext__(self) -> FastDelivery:
-        """Return the next delivery. Raises RefusedByServer or Lost when no more can arrive."""
+        """Return the next delivery. Raises RefusedByServer or ConnectionLost when no more can arrive."""
         while not self._came:
             if self._ended:
                 raise StopAsyncIteration
@@ -200,7 +200,7 @@ class ClientSender(OpenHandle):
         self._held: list[int] = []  # sizes from READY
 
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
-        """Send one message; return when the server has accepted it. Raises RefusedByServer or Lost."""
+        """Send one message; return when it is accepted. Raises RefusedByServer or ConnectionLost."""
         await self.send_many([body], head)
 
     async def send_many(self, bodies: Sequence[bytes], head: bytes = PLAIN_HEAD) -> None:
@@ -331,7 +331,7 @@ class PeerStream(trio.abc.Stream):
     """Byte stream to and from a peer service (3.5.3.1), as a Trio stream.
 
     It has a channel of its own. A program that does not read from it blocks everything on the connection.
-    Refused says why the server has ended it, Lost that the connection is lost.
+    RefusedByServer says why the server has ended it, ConnectionLost that the connection is lost.
     """
 
     def __init__(self, channel: HandleChannel, handle: StreamHandle, head: bytes) -> None:
