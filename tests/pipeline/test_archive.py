@@ -202,6 +202,16 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("links")
+def test_a_manifest_has_the_keys_of_earlier_ones(tmp_path: Path) -> None:
+    archive = Archive(place_of(str(tmp_path)))
+    saved = archive.save(Manifest().changed(gained=[file("2023-11-14", "r", 1, 700)]))
+    (stored,) = (tmp_path / "_archive").glob("*.json")
+    assert [set(one) for one in json.loads(stored.read_text())["files"]] == [
+        {"path", "date", "route", "rows", "octets"}
+    ]
+    assert archive.manifest() == saved
+
+
 def test_a_manifest_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other run comes between the look and the writing."""
     first, other = (Archive(place_of(str(tmp_path / "a"))) for _ in range(2))

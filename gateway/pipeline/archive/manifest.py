@@ -39,6 +39,10 @@ HALF: Final = re.compile(rf"{FOLDER}/({DRAFTS}|{CLAIMS})/[^/]+")
 NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's name for the folder of a null partition value.
 KEPT: Final = 3  # Manifests that are preserved; a reader may still use the previous one.
 
+KEYS: Final = {"byte_count": "octets"}
+"""Keys of a file in a stored manifest that differ from the fields of `Filed`."""
+FIELDS: Final = {key: name for name, key in KEYS.items()}
+
 
 @dataclass(frozen=True)
 class Filed:
@@ -138,7 +142,7 @@ class Archive:
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
             given = json.loads(stream.read())
         left = tuple(RemovedFile(**one) for one in given["left"])
-        files = tuple(Filed(**file) for file in given["files"])
+        files = tuple(Filed(**{FIELDS.get(key, key): file[key] for key in file}) for file in given["files"])
         return Manifest(given["number"], given["offsets"], files, left)
 
     def found(self, files: Sequence[Filed]) -> Sequence[Filed]:
@@ -158,7 +162,8 @@ class Archive:
         name = f"{manifest.number:020}.json"
         if names and names[-1] >= name:
             raise self._overtaken()
-        self._create(name, json.dumps(asdict(manifest)).encode())
+        files = [{KEYS.get(key, key): of for key, of in asdict(file).items()} for file in manifest.files]
+        self._create(name, json.dumps(asdict(manifest) | {"files": files}).encode())
         if self._manifests()[-1] != name:  # A manifest of this number existed and was already deleted.
             self._delete(f"{FOLDER}/{name}")
             raise self._overtaken()
