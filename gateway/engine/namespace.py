@@ -698,15 +698,19 @@ class EngineNamespace(MqttNamespace):
             if claimed is not None:  # it was not published, or is settled already
                 self._engine.sessions.settle_will(claimed.key, claimed.epoch)
 
-    def _publish_will(self, client_id: str) -> None:
+    def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
         """Publish a will, unless its claim is ending: then another replica claims and publishes it."""
-        claim = self._publishing.pop(client_id, None)
+        claim = self._publishing.pop(key, None)
         if claim is None:
-            super()._publish_will(client_id)
-        elif claim.is_ending:
+            publish()
+        elif not claim.is_ending:
+            self.publish_claimed(claim, publish)
+
+    def _publish_will(self, client_id: str) -> None:
+        claim = self._publishing.get(client_id)
+        if claim is not None and claim.is_ending:
             self._wills.pop(client_id, None)
-        else:
-            self.publish_claimed(claim, partial(MqttNamespace._publish_will, self, client_id))
+        self.publish_kept_will(client_id, partial(MqttNamespace._publish_will, self, client_id))
 
     @property
     def has_ending_claims(self) -> bool:

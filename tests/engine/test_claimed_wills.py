@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
+from gateway.access.rights import Decision, Rights
+from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.model.address import Address
+from gateway.model.pending import Pending
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.chaos.proxy import Proxy
 from tests.engine.replicas import Client, Replica, lasting, replicas
 from tests.interop.servers import RabbitMQ
@@ -19,6 +25,36 @@ def test_a_will_is_not_forgotten_before_the_cluster_has_it(rabbitmq: RabbitMQ) -
             mortal = Client(one.mqtt, "mortal", will="wills/mortal")
             way.stall("down")  # nothing is confirmed
             mortal.vanish()
+            hears.until(lambda: hears.told == [("wills/mortal", b"gone")])
+            assert one.stored("will", "mortal", "claimed") == [(1,)]
+            way.resume()
+            one.until(lambda: not one.stored("will", "mortal"))
+
+
+def test_a_will_whose_check_was_pending_is_not_forgotten_before_the_cluster_has_it(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[tuple[trio.Event, trio.lowlevel.TrioToken]] = []
+    may_publish = MqttIngress.may_publish
+
+    def pending_once(ingress: MqttIngress, rights: Rights, address: Address, host: str = "/") -> Decision:
+        if address == topic_address("wills/mortal") and not checks:
+            checks.append((trio.Event(), trio.lowlevel.current_trio_token()))
+            raise Pending(checks[0][0])
+        return may_publish(ingress, rights, address, host)
+
+    with Proxy(rabbitmq.port) as way:
+        url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
+        one = Replica("one", url, "checked", reconnect_max_secs=0.5)
+        other = Replica("other", rabbitmq.url, "checked")
+        with replicas(one, other), Client(other.mqtt, "hears") as hears:
+            hears.subscribe("wills/#", qos=1)
+            mortal = Client(one.mqtt, "mortal", will="wills/mortal")
+            monkeypatch.setattr(MqttIngress, "may_publish", pending_once)
+            mortal.vanish()
+            one.until(lambda: bool(checks))
+            way.stall("down")  # nothing is confirmed
+            trio.from_thread.run_sync(checks[0][0].set, trio_token=checks[0][1])
             hears.until(lambda: hears.told == [("wills/mortal", b"gone")])
             assert one.stored("will", "mortal", "claimed") == [(1,)]
             way.resume()

@@ -642,6 +642,13 @@ class MqttNamespace:
         if self.records is not None:
             self.records.delete_will(key)
 
+    def publish_kept_will(self, key: str, publish: Callable[[], None]) -> None:
+        """Publish a will that has the record `key`. `publish` makes another record if one is needed."""
+        try:
+            publish()
+        finally:
+            self.forget_will(key)
+
     def new_will_key(self, client_id: str) -> str:
         """Return the key for the record of a will of this client that is being published."""
         self._sent_wills += 1

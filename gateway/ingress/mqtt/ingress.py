@@ -515,10 +515,7 @@ class MqttIngress(ListenerSource):
     ) -> None:
         """Publish a will whose check was pending, and delete its record `key`."""
         await pending.awaited.wait()
-        try:
-            self.publish_will(will, sender, principal)
-        finally:
-            self.namespace.forget_will(key)
+        self.namespace.publish_kept_will(key, partial(self.publish_will, will, sender, principal))
         self.flush()
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
