@@ -51,7 +51,7 @@ LISTS: Final = frozenset(("list_type", "tuple_type", "set_type", "frozen_set_typ
 
 
 def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
-    """Return what to write instead of a text that is not YAML."""
+    """Return what to write instead of a text that is not YAML, or "" if the cause is not recognized."""
     problem, mark = error.problem or "", error.problem_mark
     lines = text.splitlines()
     near = [lines[one.line] for one in (error.context_mark, mark) if one and one.line < len(lines)]
@@ -71,7 +71,10 @@ def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
 
 
 def content_hint(content: Any) -> str:
-    """Return what to write instead of a document that is a text or a list, not a table."""
+    """Return what to write instead of a document that is a text like `key=value`, not a table.
+
+    Return "" for other texts and for lists.
+    """
     if isinstance(content, str) and (found := PAIR.match(content)):
         return f"; write {found[1]}: {found[2]}, with a colon and a space"
     return ""

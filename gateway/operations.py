@@ -32,7 +32,7 @@ class OperationWord(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...] | None:
-        """Texts that the word may be, or None if it is of another kind."""
+        """Texts of which the value must be one, or None if the value is a number, flag or free text."""
         if isinstance(self.kind, tuple):
             return self.kind
         return None if isinstance(self.kind, type) else self.kind()

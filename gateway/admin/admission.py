@@ -55,7 +55,7 @@ class Caller(NamedTuple):
 
     `principal` is the user, also of a token that the user has created. `credential` is the name of the
     credential that was presented, for the audit log. `maker` is the user who is responsible for the request,
-    None for an administrator: objects that the request creates end with that user.
+    None for an administrator: a token that the request creates ends with that user.
     """
 
     principal: Principal

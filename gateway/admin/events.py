@@ -169,7 +169,7 @@ class Events(Response):
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the client disconnects, which `send` raises, or loses its right."""
+        """Send events while the caller has the right to them. `send` raises when the client is gone."""
         api, owner = self._api, owner_of(self._request)
         api.streams.add(owner, 0)
         self._begins()

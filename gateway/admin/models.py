@@ -687,6 +687,9 @@ class DryRun(Model):
 
 
 class Draining(Model):
-    """Confirmation of draining: the process ends when messages in flight have settled."""
+    """Confirmation of draining: the process ends when messages in flight have settled.
+
+    It waits `drain_timeout_secs` for them at most.
+    """
 
     draining: bool

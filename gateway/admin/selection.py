@@ -83,7 +83,10 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
-    """Return the choice in a body. Raises BadChoiceError if it has flags only and selects nothing."""
+    """Return what the body of a request selects for removal.
+
+    Raises BadChoiceError unless the body is valid and has either a selection or `all: true`.
+    """
     given = await choice_of(request)
     if not isinstance(given, dict):
         raise BadChoiceError("give a JSON object")

@@ -141,7 +141,10 @@ def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
 
 
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:
-    """Return the ASGI application. Without health, every route except login and files needs a login."""
+    """Return the ASGI application, with health and metrics if `with_health` is True.
+
+    Other routes need a login, except those to log in and the console's files.
+    """
     admitted = state.admission.admitted
 
     def shown() -> dict[str, Any]:

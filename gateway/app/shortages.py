@@ -57,7 +57,7 @@ def _first_end(path: Path) -> float:
 
 
 def disk_space(settings: Settings) -> dict[str, DiskSpace]:
-    """Return the space of the disks of `store` and `journal`, as far as they are used."""
+    """Return the space of the disks of `store` and `journal`, of those that are enabled and exist."""
     used = {
         "store": settings.store.path if settings.store.enabled else None,
         "journal": settings.journal_path() if settings.journal.enabled else None,

@@ -476,7 +476,10 @@ class Dispatcher:
         return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is PauseGate
 
     def _entrance(self, route: Route) -> Namespace | None:
-        """Return the `end` of a route, or the guard in front of it; looked up once for all addresses."""
+        """Return where messages enter a route: at its guard against repeats, or else at its end.
+
+        The result is stored by route until routing changes, because it is the same for all addresses.
+        """
         try:
             return self._entrances[route]
         except KeyError:

@@ -86,7 +86,10 @@ class MemoryShares:
         self._rise.set()
 
     async def look(self) -> None:
-        """Find the owners that hold too much, and restrain their holders."""
+        """Find users and addresses that hold too much memory, and restrain what they hold.
+
+        These are their queues, sessions and transactions.
+        """
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
         held: dict[Owner, int] = {}

@@ -61,7 +61,7 @@ class Consumer(Protocol):
 
 
 class Storage(Protocol):
-    """Disk side of a queue: messages that wait there, and which others are settled.
+    """Disk side of a queue: it has messages that wait on disk alone, and stores and settles the others.
 
     A storage registers itself with the queue for which it is created.
     """
@@ -88,7 +88,7 @@ class Storage(Protocol):
         """
 
     def delivered(self, position: int) -> tuple[bool, int]:
-        """Return True if a recovered message may have been delivered, and the end of such positions."""
+        """Return True if the message at `position` may have been delivered, and where that may change."""
 
     def forget(self, positions: Sequence[int]) -> None:
         """Settle the messages at these positions."""
@@ -106,7 +106,7 @@ class Storage(Protocol):
         """Forget everything from position `first` on."""
 
     def when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` when the messages that had to be waited for are read."""
+        """Call `then` when the queue's next messages are in memory: at once if they have been read."""
 
     def drop(self) -> None:
         """Delete the storage of a deleted queue."""
@@ -595,9 +595,10 @@ class Queue:
             self._hand_out(consumer, 1)
 
     def _pop(self, count: int) -> tuple[int, list[Message]]:
-        """Remove at most `count` fresh messages. Return those before the next expired one.
+        """Remove up to `count` fresh messages, those before the next expired one; drop expired ones before.
 
-        The result is the position of the first returned message, and the messages.
+        Return the position of the first returned message, and the messages. What exceeds DISPATCH_BYTES_MAX
+        stays in the queue.
         """
         ready = self._ready
         if count >= len(ready):

@@ -156,8 +156,8 @@ NOWHERE: Final = RoutingPlan(None, ())
 class RoutingEntry:
     """Destination of messages to one address.
 
-    `target` is the address to which the one branch of a plain plan leads; `resolved_routes` has one route for
-    each branch of the plan.
+    `target` is the address to which the only route leads if the plan is plain, otherwise None.
+    `resolved_routes` has one route for each branch of the plan, in the same order.
     """
 
     __slots__ = ("address", "plan", "resolved_routes", "target")

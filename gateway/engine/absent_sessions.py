@@ -86,7 +86,7 @@ class AbsentReview:
         self._begun.set()
 
     async def run(self) -> None:
-        """Review when `begin` was called, until cancelled."""
+        """Review the sessions of absent clients after each call of `begin`, until cancelled."""
         while True:
             await self._begun.wait()
             self._begun = trio.Event()

@@ -85,7 +85,7 @@ class SharedIds(Deduplication):
 
     @property
     def is_ready(self) -> bool:
-        """True if claims of this replica count."""
+        """True while this replica has joined the others, so that it can own claims of identifiers."""
         return not self._membership.why_not
 
     def guard(self, end: RouteEnd) -> SharedGuard:

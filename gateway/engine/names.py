@@ -65,7 +65,7 @@ def key_of(topic: str) -> bytes | None:
 
 
 def binding_of(levels: list[str]) -> str | None:
-    """Return the binding key of a topic filter, or None if no topic that fits into a key can match it."""
+    """Return the binding key of a topic filter, or None if it is too long for a key."""
     key = ".".join([WILD.get(level) or TO_KEY(level) for level in levels])
     return key if len(key.encode()) <= SHORT_STRING_MAX else None
 

@@ -410,7 +410,7 @@ class EngineNamespace(MqttNamespace):
                 del self._walking[session]
 
     def _number_of(self, part: SubBatch, at: int) -> Number | None:
-        """Return the stored number of a client's message, or None if it has none."""
+        """Return the number by which the replicas of subscribers recognize a client's message, or None."""
         receipt = part.batch.receipts[part.slots[at]]
         session = _session_of(receipt)
         ids = None if session is None else session.received_ids
@@ -668,7 +668,7 @@ class EngineNamespace(MqttNamespace):
         return True
 
     def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
-        """Mark a claimed will as being published, until `forget_will` is called with the same key.
+        """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
 
         Other wills need no record here, because the database has them since the session was opened.
         """
@@ -678,7 +678,7 @@ class EngineNamespace(MqttNamespace):
     def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
         """Have the database decide if the will of a lost client is published now, with `publish`.
 
-        A will that is OVERDUE, because it was claimed there or refused before, is published at the next tick.
+        If `at` is OVERDUE, the will was claimed or refused before, and is published at the next tick.
         """
         if at <= OVERDUE:
             super().delay_will(client_id, at, publish)

@@ -121,7 +121,10 @@ class EnginePublisher(AmqpLinkPublisher):
         settle_all(waiting, ELSEWHERE)
 
     def _hold(self, part: SubBatch, at: int, message: Message) -> bool:
-        """Return True if the message waits for the database, or is settled."""
+        """Queue a message to be retained, or one behind another of its client; return False for others.
+
+        A message that cannot be stored is settled, and True is returned.
+        """
         if not message.retain:
             if not self.retaining.has(message):
                 return False

@@ -184,7 +184,7 @@ def _settle(held: WaitingMessage, outcome: Outcome) -> None:
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:
-    """Settle the last message, and those of the same client that came before its later session, as LATE."""
+    """Settle as LATE the last message, and those of its client from the same or an earlier session."""
     newest = waiting[-1].stored
     for held in waiting:
         given = held.stored

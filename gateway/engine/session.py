@@ -109,7 +109,7 @@ class LocalClients(Protocol):
 
 
 class ServedClients(LocalClients, SessionClients, Protocol):
-    """Clients of this replica, as their sessions and the connection to the cluster use them."""
+    """Interface of this replica's clients, for their shared sessions and for the link to the cluster."""
 
 
 class EngineSession(OneSink):

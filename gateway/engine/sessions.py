@@ -475,7 +475,7 @@ class SharedSessions:
         self._leave_nobody(key, epoch, expiry_secs, queue)
 
     def _leave_nobody(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """Leave a session that is connected in the database, but whose client is not here."""
+        """Leave a session that the database has as connected here, but that has no client here."""
 
         def left(reply: Reply[LeftSession]) -> None:
             if reply.value is not None and reply.value.ended and queue:

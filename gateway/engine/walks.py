@@ -40,7 +40,7 @@ ONCE: Final = 2  # value of `assurance`
 class Walked:
     """Record of the retained messages that walks have sent to one client at QoS 2.
 
-    It also has the topics with live messages since the walks began.
+    For each walk that goes on it also has the topics of live messages with RETAIN since the walk began.
     """
 
     def __init__(self) -> None:

@@ -71,10 +71,10 @@ def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> 
 
 
 def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
-    """Return two expressions for each level of the template, untranslated and translated, with a final comma.
+    """Return two expressions for each level of the template: one that copies it, one that translates it.
 
-    Add the literals that they name to `literals`. Return None if the template or the pattern cannot be
-    compiled.
+    Each ends with a comma. Add the literals that they use to `literals`. Return None if the template or the
+    pattern cannot be compiled.
     """
     places = {
         token.text: at

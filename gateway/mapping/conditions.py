@@ -115,7 +115,7 @@ class Condition:
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return the part of `values` that the expression refers to, for `holds`."""
+        """Return those of `values` (from an address) that the expression names; pass them to `holds`."""
         return {name: text for name, text in values.items() if name in self.names}
 
     def constant(self) -> bool | None:

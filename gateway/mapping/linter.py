@@ -300,7 +300,10 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
 
 
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
-    """Find chains of routes through links that lead back to their start, and opposite routes of one link."""
+    """Find chains of routes through links that lead back to their start.
+
+    A route that brings back from a link what another route sent there from a listener is found, too.
+    """
     leads = {
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
         for route in routes

@@ -233,7 +233,7 @@ class Holding:
             self._shares.remove(self._user, byte_count, 0)
 
     def end(self) -> None:
-        """Subtract all that is counted."""
+        """Subtract all bytes of this holder from its user's share."""
         byte_count, self._byte_count = self._byte_count, 0
         if byte_count:
             self._shares.remove(self._user, byte_count, 0)

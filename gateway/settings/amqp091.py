@@ -15,9 +15,9 @@ from gateway.settings.endpoints import LinkSettings, ListenerSettings
 
 
 def _names(given: Any) -> Any:
-    """Return the names of a table of virtual hosts without options, so that AMQP/Fast's notation works here.
+    """Return as a tuple the names in a table of virtual hosts, which is how AMQP/Fast lists them.
 
-    Raises ValueError if one of them has options.
+    Other values are returned unchanged. Raises ValueError if a virtual host has options.
     """
     if not isinstance(given, dict):
         return given

@@ -128,7 +128,9 @@ class Operation(Generic[T]):
 
 
 class Query(Generic[T]):
-    """Read access to the state; its reply carries a T. A query sees all operations submitted before it.
+    """Read access to the state; its reply carries a T.
+
+    A query with a subject sees the earlier operations on that subject.
 
     `is_report` is True if the query may read a whole table: then it does not delay queries that clients wait
     for, nor they it.

@@ -264,8 +264,8 @@ class Store:
         """Store `messages` at the positions from `first` on, with a tag that is returned when they are read.
 
         `done` is called with ACCEPTED when they are on disk, or were settled meanwhile. Otherwise it is
-        called with (RELEASED, STORE), and they are dropped. Under the tag TRANSIENT they are also deleted at
-        the next start.
+        called with (RELEASED, STORE), and they are dropped. Messages with the tag TRANSIENT are stored only
+        until the next start.
         """
         if self._failure:
             self.figures.refused += len(messages)

@@ -370,7 +370,7 @@ class Metrics(Collector):
     def broker(self) -> dict[str, float]:
         """Return the current values of the broker's gauges.
 
-        Booleans become numbers, which a page can show without words for them.
+        Booleans become 0 or 1, because the page shows every gauge as a number.
         """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 

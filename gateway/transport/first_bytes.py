@@ -108,5 +108,5 @@ class FirstBytesFilter:
         return data if self._inner is None else self._inner.send(data)
 
     def finish(self) -> bytes:
-        """Return the closing bytes of the inner layer; none after a refusal."""
+        """Return the closing bytes of the layer behind this one, b"" after a refusal."""
         return b"" if self._inner is None or self._refused is not None else self._inner.finish()

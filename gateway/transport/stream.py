@@ -98,9 +98,9 @@ class Bytes:
 
 
 class StreamCounters:
-    """Byte counters of one stream, which also update the endpoint's counters `counts`.
+    """Byte counters of one stream while something watches it; they also add to the endpoint's `counts`.
 
-    A stream uses them only while something watches it, so that other streams pay nothing for it.
+    A stream that nothing watches counts in the endpoint's counters directly, at no extra cost.
     """
 
     __slots__ = ("counts", "read", "watchers", "written")
@@ -736,7 +736,7 @@ class Stream:
 
 
 class FinalOwner:
-    """Replacement for an owner that has ended, while its last bytes are written."""
+    """Owner of a stream in place of one that has ended, until that one's last bytes are written."""
 
     __slots__ = ("_data",)
 

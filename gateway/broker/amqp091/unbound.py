@@ -21,12 +21,11 @@ from gateway.settings import AmqpListener, Settings
 def unbound(
     routes: Iterable[Route], settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
 ) -> list[Finding]:
-    """Return findings about such routes.
+    """Return a finding for each route to an AMQP listener whose messages reach no declared queue.
 
-    `hosts` contain only declared objects; `declaring` are the hosts in which anything is declared. The
-    finding is a warning where a link brings messages and the configuration has declarations, and a note where
-    it leaves them to clients. For clients' own messages, whose publishers learn the outcome, it is a note,
-    and only where the configuration has declarations.
+    `hosts` contain only declared objects; `declaring` are the hosts in which anything is declared. It is a
+    warning if a link brings the messages and the host has declarations, and otherwise a note. Routes from
+    listeners, whose publishers learn the outcome, get none where nothing is declared.
     """
     return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
 

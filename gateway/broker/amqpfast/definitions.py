@@ -32,7 +32,7 @@ log = structlog.get_logger(limited=True)
 
 
 class FastDefinitions(HostRecords):
-    """Records of one virtual host."""
+    """Records of an AMQP/Fast virtual host: its durable queues, topics, subscriptions and messages."""
 
     def __init__(
         self,

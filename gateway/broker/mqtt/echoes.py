@@ -84,7 +84,10 @@ class Ledger:
                 _note(self.sent, key, Sent(now, message.sender, packet_id=packet_id))
 
     def hops(self, key: int, sender: Sender, now: float) -> int:
-        """Return the hop count of a message from `sender`, if this link has sent it; otherwise 0."""
+        """Return the hop count of a message that arrives from `sender`: above 0 only if it may be an echo.
+
+        An echo equals a message of another sender that this link sent within ECHO_SECS.
+        """
         sent = self.sent
         while key in sent and now - sent[key][0].at >= ECHO_SECS:
             _take(sent, key)

@@ -436,7 +436,10 @@ class MqttNamespace:
                 self._unshared[session] = None
 
     def _leave_over(self, shared: str, message: Message) -> None:
-        """Keep a message of an ended session until the disk accepts it for another session."""
+        """Store an ended session's message of the group `shared` in memory until the disk works again.
+
+        Beyond LEFTOVERS_MAX messages it is lost, and counted.
+        """
         if len(self._leftovers) < LEFTOVERS_MAX:
             self._leftovers.append((shared, message))
         else:

@@ -45,8 +45,9 @@ class SessionRecord(NamedTuple):
     """Record of a session that outlives its connection.
 
     `utc` is when its client last connected or disconnected, in POSIX seconds, and `attached` is True if it
-    connected. Messages at positions below `sent` may have been sent; while attached the value is outdated.
-    `user` and `place` are those that last opened the session.
+    connected. Messages at positions below `sent` may have been sent. It is not updated while the client is
+    connected: if that was so before a restart, every stored message may have been sent. `user` and `place`
+    (address) are those that last opened the session.
     """
 
     expiry_secs: float

@@ -651,9 +651,9 @@ class Session:
                 self.pressure.relieve()
 
     def stalled(self, now: float) -> bool:
-        """Return True if its sources were paused `stall_secs` for an inactive client; call once a second.
+        """Return True if sources were paused for `stall_secs` while nothing was sent; call once a second.
 
-        They are not paused again before half of what a session may hold was sent.
+        After that the session pauses no source until half of its limits is free.
         """
         if not self.moved and self._pace is not None:
             self._unpace()  # sources do not wait early for an inactive client

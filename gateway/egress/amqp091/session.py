@@ -311,7 +311,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Needs of the routes.
 
     def _arranged(self) -> None:
-        """Set the link up, or pause and resume publishing, after a change of what these depend on."""
+        """Report the link as up when it can publish, and pause or resume publishing.
+
+        Called when confirm mode, the declarations, or the broker's `blocked` or `flow` have changed.
+        """
         ready = self._confirming and self._session.topology.surveyed
         if ready and not self._up:
             self._up = True

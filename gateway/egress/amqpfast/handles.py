@@ -275,7 +275,7 @@ class ClientSender(OpenHandle):
         await awaited.wait()
 
     def heard_ready(self, held: int) -> None:
-        """Handle READY."""
+        """Process READY: the server already has `held` bytes of the upload."""
         self._held.append(held)
         self.wake()
 

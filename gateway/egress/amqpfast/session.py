@@ -566,9 +566,9 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     # Interface for the link.
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
-        """Consume new sources and stop unwanted ones, as the mapping has changed.
+        """Consume from new sources and stop unwanted ones, because the mapping has changed.
 
-        Destinations of the server cannot be declared.
+        `targets` is not used: destinations of an AMQP/Fast server cannot be declared.
         """
         fresh, gone = self.sources.want(subscriptions)
         if self._connection is not None and self._connection.open:

@@ -278,9 +278,9 @@ class MqttLinkPublisher(ConfirmedSink):
         return any(wanted(part) and self._known_again(part, at) for part, at in self._kept)
 
     def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
-        """Settle the waiting messages of wanted parts like ConfirmedSink, and free their packet ids.
+        """Settle the waiting messages of wanted parts with this outcome, and free their packet ids.
 
-        Messages of QoS 2 that the broker may have are not included.
+        Messages of QoS 2 that were sent before are not included, because the broker may have them.
         """
         taken = self._withdraw_waiting(lambda part, at: wanted(part) and not self._known_again(part, at))
         for part, positions in taken:

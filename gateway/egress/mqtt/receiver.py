@@ -225,7 +225,10 @@ class MqttLinkReceiver:
         return known, strangers
 
     def _new_batch(self) -> Batch:
-        """Return an empty batch whose routes store rejected messages if the broker cannot be notified."""
+        """Return an empty batch.
+
+        Its routes store a dead letter for a rejected message if the broker cannot be told of it.
+        """
         batch = self._dispatcher.batch(self, clock.now())
         batch.untold = self._is_untold
         batch.undone = self._note_undone

@@ -333,7 +333,7 @@ class AmqpConnection(AmqpActions):
         self.waiting.forget(number)
 
     def _drop_publishes(self, events: list[Event], outcome: Outcome) -> None:
-        """Count the messages of events that are not processed as refused."""
+        """Count as refused the messages of events, which will not be processed."""
         lost = 0
         for event in events:
             if isinstance(event, Publishes):
@@ -667,7 +667,7 @@ class AmqpConnection(AmqpActions):
             channel.refused(confirm)
 
     def answered(self, count: int) -> None:
-        """Count `count` publishes as settled; release held publishes when half the limit is reached."""
+        """Count publishes as settled. Resume held ones when at most half of `unsettled_max` are unsettled."""
         self.stream.mark()
         self.unsettled -= count
         if self._let_publish is not None and self.unsettled <= self._ingress.unsettled_max // 2:

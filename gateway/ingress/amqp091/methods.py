@@ -130,7 +130,7 @@ class AmqpActions(AmqpGuest):
     def _queue_declare(self, channel: AmqpChannel, method: m.QueueDeclare) -> None:
         """Declare a queue, or check that it exists (`passive`), and make it the channel's last queue.
 
-        The pseudo-queue of direct replies, and a requester's own name, get a reply without a queue.
+        `amq.rabbitmq.reply-to`, and names made from it, are answered without a queue.
         """
         name = named(method.queue)
         if name == REPLY_TO or name.startswith(PREFIX):

@@ -547,7 +547,7 @@ class SentWill:
         self._is_accepted = False
 
     def keep(self) -> None:
-        """Store a record of the will, unless it has one or is accepted.
+        """Store a record of the will, unless there is one already or the will was accepted.
 
         The will is published again if this process ends before it is settled.
         """

@@ -51,7 +51,7 @@ class JournalPartition(InputPartition):
     def split(self, count: int) -> Iterator[JournalPartition]:
         """Yield the same rows in `count` parts, or fewer if there are not enough.
 
-        Neighbours read one block twice.
+        Where one part ends and the next begins inside a block, both read that block.
         """
         step = -(-(self.next - self.first) // count)
         for first in range(self.first, self.next, step):

@@ -98,7 +98,7 @@ class Texts:
         return found
 
     def news(self) -> str | None:
-        """Return the texts that were not sent yet, one per line, or None."""
+        """Return the texts that are new since the last call, one per line, or None if there are none."""
         if not self._news:
             return None
         told, self._news = "\n".join(self._news), []
@@ -200,7 +200,10 @@ class FateCache:
 
 
 class _Recipients:
-    """Numbers for combinations of route, target and outcome in journal rows; NO_LANE without a route."""
+    """Numbers of the combinations of route, target and outcome in journal rows.
+
+    A row without a route, or with a route for responses, has NO_LANE.
+    """
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts

@@ -127,7 +127,7 @@ def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
 
 
 def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fates:
-    """Return the fates of a message in the order of the routes."""
+    """Return what each route makes of a message, in the order of the routes that accept it or refuse it."""
     found = []
     for resolved in resolved_routes:
         made = resolved.cross(message)

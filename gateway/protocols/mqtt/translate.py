@@ -238,9 +238,9 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES that `message` suffers in MQTT 5, except those that are encoded.
+    """Return the names of the LOSSES that `message` suffers in MQTT 5, except those of the policy `encode`.
 
-    The encoding is stored, so that `encode_properties` need not repeat it.
+    This encodes the properties, and stores the result for `encode_properties`.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":

@@ -474,7 +474,7 @@ class Appender:
             yield waiting
 
     def _period_of(self, segment: Segment) -> int:
-        """Return the number of the period in which a segment's rows were settled; -1 to leave it alone."""
+        """Return the period of the earliest settlement in a segment; -1 if it must not be merged."""
         known = self._periods_known.get((segment.path, segment.inode))
         if known is None:
             summary = None

@@ -252,7 +252,10 @@ class Gathering:
         return [self.held, *[entries.held for entries in own if entries is not None]]
 
     def memories(self, *, lent: bool) -> list[memoryview]:
-        """Return the memories to free after the block is written (`lent`), or at once (not `lent`)."""
+        """Return the memories that the block uses itself (`lent`), or those whose bytes it has copied.
+
+        The former may be freed when the block is written, the latter at once.
+        """
         return [held.memory for held in self._held if held.lent is lent]
 
     @property

@@ -37,7 +37,7 @@ _DIGITS: Final = b"01" + bytes(254)
 
 
 class BlockDictionary:
-    """Dictionary of a block: for each entry its texts, one for each column that uses it."""
+    """Dictionary of a block. Each entry has a number, and one text for each of the columns."""
 
     __slots__ = ("_buffers", "_byte_count", "_stale", "_texts", "_were")
 

@@ -97,8 +97,8 @@ def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
     """Return the segments of one folder, in order of shard and sequence.
 
-    A segment in Parquet precedes those whose rows it has. A listing may miss both if it is made during the
-    conversion: a disk's folder is listed until two listings agree. A store keeps both for a while.
+    A segment in Parquet precedes those whose rows it has. A folder on disk is listed until two listings
+    agree, because one that is made during a conversion may miss both. An object store keeps both for a while.
     """
     before, found = None, _listed(folder, prefix)
     while found is None or (isinstance(folder, Path) and (before is None or before.keys() != found.keys())):
