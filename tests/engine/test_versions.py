@@ -14,7 +14,7 @@ from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
 NAMESPACE: Final = "versions"
 LATER: Final = """
 import json
-from gateway.engine import client_session, sessions, stored
+from gateway.engine import client_session, sessions
 from gateway.engine.stored_values import encode_options, encode_will
 
 client_session.encode_options = lambda options: encode_options(options) + b"more"

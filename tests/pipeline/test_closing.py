@@ -228,7 +228,7 @@ KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
 from gateway.broker.journal import CONVERTER
-from gateway.store.journal import appending, converting
+from gateway.store.journal import conversion
 from gateway.store.journal.conversion import Conversion
 from gateway.store.journal.segments import segments_in
 folder, place, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -246,7 +246,7 @@ if place == "start":
     die()
 made._process.wait()
 if place == "sync":
-    converting._sync = die
+    conversion._sync = die
 else:
     setattr(Path, place, later(getattr(Path, place)))
 made.commit()
