@@ -53,7 +53,7 @@ TAMPERS: Final[dict[str, Tamper]] = {
     "handed out of queue 'jobs'": _add("unacknowledged", Queue, _jobs),
     "sent on channel 1": _add("outstanding", AmqpChannel),
     "bytes that a connection holds": _add("byte_count", Outstanding),
-    "bytes of session 'away'": _add("byte_count", Session),
+    "bytes of session 'away'": _add("_byte_count", Session),
     "subscriptions by user": _tamper_subscribed,
     "steps of topic filters": lambda objects: _first(objects, MqttNamespace).steps.add("ann", 1),
     "number of": _add("count", UserShares),

@@ -287,7 +287,7 @@ from gateway.broker.journal import CONVERTER
 from gateway.model.outcome import ACCEPTED
 from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import HOME, message, writer
-options = Options(flush_interval_secs=0.01, segment_bytes=20_000, converter=CONVERTER)
+options = JournalOptions(flush_interval_secs=0.01, segment_bytes=20_000, converter=CONVERTER)
 made = writer(Path(sys.argv[1]), options=options)
 print("ready", flush=True)
 while True:

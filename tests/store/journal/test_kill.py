@@ -20,7 +20,7 @@ from pathlib import Path
 from gateway.model.outcome import ACCEPTED
 from gateway.store.journal.writer import JournalOptions
 from tests.store.journal.samples import HOME, message, writer
-options = Options(flush_interval_secs=0.001, flush_rows=50, segment_bytes=60_000)
+options = JournalOptions(flush_interval_secs=0.001, flush_rows=50, segment_bytes=60_000)
 made = writer(Path(sys.argv[1]), options=options)
 number = made.next
 print("ready", flush=True)
