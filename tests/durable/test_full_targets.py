@@ -46,7 +46,7 @@ def bridge(rabbitmq: RabbitMQ, folder: Path, mapping: str, *, target: str = "") 
         links={"from": {"url": rabbitmq.url, **waits}, "to": {"url": target or rabbitmq.url, **waits}},
         mappings=[str(folder / "mapping.yaml")],
         http={"host": LOOPBACK, "port": http},
-        drain_timeout_secs=2,
+        drain_timeout_secs=20,  # beyond it, what the disk has not taken yet is sent again
     ) as started:
         yield started
 
