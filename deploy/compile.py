@@ -27,27 +27,27 @@ DIRECTLY: Final = ("-fvisibility=hidden", "-fno-plt")
 
 # What a message passes on its way, and what is called for each of them.
 COMPILED: Final = (
-    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory,memory_shares,poison,pressure}.py",
+    "gateway/broker/{bodies,deduplication,dispatcher,journal,memory,memory_shares,poison,pressure}.py",
     "gateway/broker/{routing,shares,tracing}.py",
-    "gateway/broker/{storage,topics,untouched}.py",
-    "gateway/broker/amqp091/{dead_lettering,deliveries,exchange,hosts,unbound,virtual_host}.py",
+    "gateway/broker/{storage,topics,undelivered}.py",
+    "gateway/broker/amqp091/{dead_letter_routing,deliveries,exchange,hosts,unbound,virtual_host}.py",
     "gateway/broker/mqtt/*.py",
     "gateway/broker/outbox/*.py",
-    "gateway/egress/{confirming,connection,link,session}.py",
+    "gateway/egress/{confirms,connection,link,session}.py",
     "gateway/egress/*/{consumer,publisher,receiver,session}.py",
     "gateway/engine/*.py",
-    "gateway/ingress/{guest,handshaking,listener,outstanding,source,waiting_publishes}.py",
+    "gateway/ingress/{client,delivery_limit,handshake,listener,source,waiting_publishes}.py",
     "gateway/ingress/amqp091/*.py",
-    "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publishing}.py",
+    "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publisher}.py",
     "gateway/ingress/mqtt/*.py",
-    "gateway/mapping/{answering,compiled,conditions,identifying,names,patterns,return_addresses}.py",
+    "gateway/mapping/{compiler,conditions,message_ids,names,patterns,reply_routes,return_addresses}.py",
     "gateway/mapping/{router,routes,templates}.py",
     "gateway/model/*.py",
     "gateway/protocols/*/*.py",
-    "gateway/store/journal/{bursts,encoding,entries,format,gathering,runs,wall,wires,writer}.py",
+    "gateway/store/journal/{bursts,column_buffers,encoder,entries,format,runs,wall,wires,writer}.py",
     "gateway/store/properties.py",
     "gateway/telemetry/{stats,watchdog}.py",
-    "gateway/transport/{backlog,poller,socket_loop,stacked,stream}.py",
+    "gateway/transport/{backlog,filter_stack,poller,socket_loop,stream}.py",
 )
 
 # What mypyc cannot compile, or what would lose by it.
@@ -66,18 +66,16 @@ INTERPRETED: Final = (
 
 
 def _found(patterns: tuple[str, ...]) -> Iterator[Path]:
-    """Files, relative to the root. `{a,b}` stands for either; a pattern that matches nothing is an error."""
+    """Files, relative to the root. `{a,b}` stands for either; a name that matches nothing is an error."""
     for pattern in patterns:
         head, brace, rest = pattern.partition("{")
         names, _, tail = rest.partition("}")
-        found = [
-            path
-            for name in names.split(",")
-            for path in ROOT.glob(f"{head}{name}{tail}" if brace else pattern)
-        ]
-        if not found:
-            raise SystemExit(f"deploy/compile.py: {pattern} matches no file")
-        yield from (path.relative_to(ROOT) for path in found)
+        for name in names.split(","):
+            one = f"{head}{name}{tail}" if brace else pattern
+            found = sorted(ROOT.glob(one))
+            if not found:
+                raise SystemExit(f"deploy/compile.py: {one} matches no file")
+            yield from (path.relative_to(ROOT) for path in found)
 
 
 def sources() -> list[Path]:
