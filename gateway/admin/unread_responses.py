@@ -46,10 +46,13 @@ class UnsentResponses:
                 self._builders.pop(owner, None)
 
     async def served(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what `serve` returns, counted for `owner`, or the problem document of its error."""
+        """Return what `serve` returns, counted for `owner`, or the problem document of its error.
+
+        Those of one owner are built one at a time.
+        """
         try:
-            self.check(owner)
-            response = await serve()
+            async with self.building(owner):
+                response = await serve()
         except tuple(PROBLEMS) as error:
             response = problem(PROBLEMS[type(error)], str(error))
         return self.counted(owner, response)
