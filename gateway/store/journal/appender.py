@@ -351,14 +351,24 @@ class Appender:
             self._let_go_to = end
 
     def _finish(self) -> None:
-        """Complete the segment in use: append an index, or rewrite it if it has many small blocks."""
+        """Complete the segment in use: append an index, or rewrite it if it has many small blocks.
+
+        Raises OSError; then the segment has no index and stays in use.
+        """
         summary = self._summary
-        assert self._file is not None
+        file = self._file
+        assert file is not None
         if summary.small < MERGED_FROM:
             index = seal(lay_out(index_draft(self.shard, self._byte_count, summary), 0))
-            self._write(self._file, index.pieces, index.header.byte_count)
-            self._byte_count += index.header.byte_count
             self._unsynced = True
+            try:
+                self._write(file, index.pieces, index.header.byte_count)
+                if self._sync_secs:
+                    self._sync()
+            except OSError:
+                with suppress(OSError):  # otherwise it is overwritten, or cut off at the next start
+                    os.ftruncate(file, self._byte_count)
+                raise
         self._leave()
         if summary.small >= MERGED_FROM:
             self._merge([one for one in self._own() if one.first == summary.first])
@@ -371,8 +381,10 @@ class Appender:
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
-        os.utime(file, (self._written, self._written))  # retention does not use the wall clock
-        os.close(file)
+        try:
+            os.utime(file, (self._written, self._written))  # retention does not use the wall clock
+        finally:
+            os.close(file)
 
     def _merge(self, segments: Sequence[Segment]) -> bool:
         """Merge complete segments into one. Return False, and leave them unchanged, if that fails."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +17,7 @@ from gateway.store.journal import segments
 from gateway.store.journal.appender import RETENTION_SECS, Appender
 from gateway.store.journal.format import Draft, JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
-from gateway.store.journal.segments import Segment
+from gateway.store.journal.segments import At, Segment, walk
 from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
 
 DAY_SECS: Final = 86_400.0
@@ -86,6 +88,32 @@ def test_what_is_on_the_disk_need_not_stay_in_memory(
         assert [begin for begin, _ in told] == [0, *[end for _, end in told[:-1]]]
         assert 4_096 <= byte_count - told[-1][1] < 2 * 4_096
     assert numbers_of(rows_of(tmp_path)) == list(range(40))
+
+
+@pytest.mark.interpreted
+def test_a_segment_that_cannot_be_synced_is_completed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each failed attempt takes its index back, and the next one completes the segment."""
+    clock = Clock()
+    made = appender(tmp_path, clock, segment_secs=10.0, sync_interval_secs=1.0)
+    byte_count = append(made)
+    (segment,) = JournalReader(tmp_path).segments()
+    clock.now += 20.0
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", Mock(side_effect=OSError(errno.EIO, "input/output error")))
+        for _ in range(3):
+            with pytest.raises(OSError, match="input/output"):
+                made.tick()
+            assert segment.path.stat().st_size == byte_count
+    made.tick()
+    assert segment.path.stat().st_size > byte_count
+    append(made)
+    made.close()
+    assert len(firsts(tmp_path)) == 2
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3]
+    with segment.path.open("rb", buffering=0) as file:
+        assert [at.header.rows for at in walk(file, segment.path) if isinstance(at, At)] == [2, 0]
 
 
 @pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
