@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from gateway.egress.amqp091.session import client_properties
-from gateway.errors import RemoteProtocolError
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_response
@@ -24,14 +23,11 @@ from gateway.protocols.amqp091.events import (
     Opened,
 )
 from tests.simulation.ledger import NEVER, Destination, Publication
-from tests.simulation.mqtt_client import Site
-from tests.simulation.network import Wire
+from tests.simulation.simulated_client import ConfirmedClient, Site
 
 PUBLISHES: Final = 1  # channel with confirms
 CONSUMES: Final = 2
 COMMITS: Final = 3  # channel with transactions
-UNCONFIRMED_MAX: Final = 12
-OPENING_SECS_MAX: Final = 12.0
 WORKS_AT: Final = 4  # messages of one transaction
 
 
@@ -43,8 +39,13 @@ class Job:
     result: Publication
 
 
-class AmqpClient:
-    """One connection with three channels. It consumes from `queues`, and works on `jobs` in transactions."""
+class AmqpClient(ConfirmedClient[Event]):
+    """One connection with three channels. It consumes from `queues`, and works on `jobs` in transactions.
+
+    An address is `exchange/key`.
+    """
+
+    LISTENER: ClassVar[str] = "amqp091"
 
     def __init__(
         self,
@@ -56,26 +57,19 @@ class AmqpClient:
         results: Destination | None = None,
         prefetch: int = 5,
     ) -> None:
-        self.name = name
-        self.is_open = False
-        self.wire: Wire | None = None
-        self.unconfirmed: dict[int, Publication] = {}
+        super().__init__(site, name)
         self.queues = list(queues)
-        self.is_slow = False
         self.consumes = True  # False: its queues have no consumer of it
         self.jobs = jobs
         self.committed: set[int] = set()  # ids of jobs whose transaction was confirmed
         self.awaited: deque[str] = deque()  # names of methods that the gateway owes, on the consuming channel
-        self._site = site
         self._results = results
         self._prefetch = prefetch
         self._machine = self._new_machine()
         self._tag = 0  # of the last publish
-        self._again: list[Publication] = []  # published on an earlier connection, and not confirmed
         self._unacknowledged: list[tuple[int, Destination, bytes]] = []
         self._work: list[tuple[int, Publication]] = []
         self._committing: list[Job] = []
-        self._asked_at = 0.0
         self._connections = 0
         self._purged: deque[Destination] = deque()  # of queue.purge that are not answered
         self._got: deque[Destination] = deque()  # queues of basic.get that are not answered
@@ -93,56 +87,26 @@ class AmqpClient:
     def connect(self) -> None:
         """Open a connection; an old one is given up."""
         self.give_up()
-        self.wire = self._site.connect("amqp091")
+        self._connect()
         self._machine = self._new_machine()
-        self._asked_at = self._site.now
         self._connections += 1
         self._flush()
         self._site.trace(self.name, "connects")
 
-    def give_up(self) -> None:
-        """Forget the connection; what is not confirmed is published again on the next."""
-        if self.wire is not None:
-            self.wire.end()
-        self.wire = None
-        self.is_open = False
-        self._again = [*self._again, *self.unconfirmed.values()]
-        self.unconfirmed.clear()
+    def _transport(self) -> ClientConnection:
+        return self._machine
+
+    def _say_goodbye(self) -> None:
+        self._machine.close()
+
+    def _forget(self) -> None:
+        super()._forget()
         self._unacknowledged.clear()
         self._work.clear()
         self._committing.clear()
         self.awaited.clear()
         self._got.clear()
         self._purged.clear()  # and nobody knows if they still are
-
-    def vanish(self, how: str) -> None:
-        """Lose the connection: "end", "reset", "half-open" or "disconnect"."""
-        wire = self.wire
-        if wire is None:
-            return
-        if how == "reset":
-            wire.reset()
-        elif how == "half-open":
-            wire.is_half_open = True
-            self.wire = None
-        elif how == "disconnect" and self.is_open:
-            self._machine.close()
-            self._flush()
-        self._site.trace(self.name, how)
-        self.give_up()
-
-    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
-        """Publish a persistent message to `exchange/key`. Return False if too many are on their way."""
-        site = self._site
-        if not self.is_open or len(self.unconfirmed) + len(self._again) >= UNCONFIRMED_MAX:
-            return False
-        padding = site.random.choice((0, 0, 10, 300, 3_000))
-        one = site.ledger.publish(
-            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding
-        )
-        self._send(one)
-        site.trace(self.name, "publishes", one.id, address)
-        return True
 
     def _send(self, one: Publication) -> None:
         self._tag += 1
@@ -194,39 +158,11 @@ class AmqpClient:
         self.awaited.append(awaited)
         self._flush()
 
-    def _flush(self) -> None:
-        data = self._machine.data_to_send()
-        if data and self.wire is not None:
-            self.wire.send(data)
-
     # What happens to it.
 
-    def pump(self) -> None:
-        """Read what has come, and answer some of it."""
-        wire, site = self.wire, self._site
-        if wire is None:
-            return
-        data = wire.receive()
-        if data:
-            try:
-                events = self._machine.receive_data(data, 0.0)
-            except RemoteProtocolError as error:
-                site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
-                self.give_up()
-                return
-            for event in events:
-                self._take(event)
-                if self.wire is None:
-                    return
-        if wire.has_ended or (not self.is_open and site.now - self._asked_at > OPENING_SECS_MAX):
-            site.trace(self.name, "is lost")
-            self.give_up()
-            return
-        if not (self.is_slow and site.random.random() < 0.9):
-            self.acknowledge()
-        if len(self._work) >= (1 if site.is_ending else WORKS_AT):
+    def _work_on(self) -> None:
+        if len(self._work) >= (1 if self._site.is_ending else WORKS_AT):
             self.commit()
-        self._flush()
 
     def acknowledge(self) -> None:
         """Acknowledge deliveries; requeue a few."""
@@ -273,10 +209,7 @@ class AmqpClient:
                 self._machine.send_method(channel, m.BasicQos(0, 2 * WORKS_AT))
                 self._machine.send_method(channel, m.BasicConsume(self.jobs.name, "jobs"))
             self.is_open = True
-            again, self._again = self._again, []
-            for one in again:
-                one.attempts += 1
-                self._send(one)
+            self._send_again()
         self._flush()
 
     def _consume(self) -> None:

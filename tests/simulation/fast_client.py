@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import ClassVar, Final
 
 from gateway.egress.amqpfast.deliveries import Assembly
 from gateway.egress.amqpfast.login import client_machine, open_for_sending, split_name
-from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
@@ -34,35 +33,29 @@ from gateway.protocols.amqpfast.spec import (
 )
 from gateway.protocols.amqpfast.states import State
 from gateway.settings.endpoints import LinkUrl
-from tests.simulation.ledger import NEVER, Destination, Publication
-from tests.simulation.mqtt_client import Site
-from tests.simulation.network import HOST, Wire
+from tests.simulation.ledger import Destination, Publication
+from tests.simulation.network import HOST
+from tests.simulation.simulated_client import ConfirmedClient, Site
 
-UNCONFIRMED_MAX: Final = 12
-OPENING_SECS_MAX: Final = 12.0
 TARGET: Final = LinkUrl("amqpfast", False, HOST, 0, "/", "", "")
 
 
-class FastClient:
+class FastClient(ConfirmedClient[Event]):
     """One connection with a channel to publish and one to consume.
 
     An address is a service and a name, as `queue jobs`. A topic is consumed by a durable subscription.
     """
 
+    LISTENER: ClassVar[str] = "amqpfast"
+
     def __init__(
         self, site: Site, name: str, *, consumed: dict[str, Destination] | None = None, prefetch: int = 5
     ) -> None:
         """`consumed` has the destination of each consumed address."""
-        self.name = name
-        self.is_open = False
-        self.is_slow = False
-        self.wire: Wire | None = None
-        self.unconfirmed: dict[int, Publication] = {}
+        super().__init__(site, name)
         self.subscribed: list[Destination] = []
-        self._site = site
         self._consumed = consumed or {}
         self._prefetch = prefetch
-        self._again: list[Publication] = []  # published on an earlier connection, and not confirmed
         self._unacknowledged: list[int] = []
         self._producers: dict[str, tuple[Producer, bytes]] = {}
         self._consumers: dict[int, Destination] = {}
@@ -70,7 +63,6 @@ class FastClient:
         self._assembly = Assembly(MESSAGE_BYTES_MAX)
         self._machine = self._new_machine()
         self._channel = self._consuming = 0
-        self._asked_at = 0.0
 
     def _new_machine(self) -> ClientConnection:
         frame_max = self._site.random.choice((FRAME_MAX, FRAME_MAX_MIN))  # many bodies are longer
@@ -81,54 +73,24 @@ class FastClient:
     def connect(self) -> None:
         """Open a connection; an old one is given up."""
         self.give_up()
-        self.wire = self._site.connect("amqpfast")
+        self._connect()
         self._machine = self._new_machine()
-        self._asked_at = self._site.now
         self._flush()
         self._site.trace(self.name, "connects")
 
-    def give_up(self) -> None:
-        """Forget the connection; what is not confirmed is published again on the next."""
-        if self.wire is not None:
-            self.wire.end()
-        self.wire = None
-        self.is_open = False
-        self._again = [*self._again, *self.unconfirmed.values()]
-        self.unconfirmed.clear()
+    def _transport(self) -> ClientConnection:
+        return self._machine
+
+    def _say_goodbye(self) -> None:
+        self._machine.close()
+
+    def _forget(self) -> None:
+        super()._forget()
         self._unacknowledged.clear()
         self._producers.clear()
         self._consumers.clear()
         self._awaited.clear()
         self._assembly = Assembly(MESSAGE_BYTES_MAX)
-
-    def vanish(self, how: str) -> None:
-        """Lose the connection: "end", "reset", "half-open" or "disconnect"."""
-        wire = self.wire
-        if wire is None:
-            return
-        if how == "reset":
-            wire.reset()
-        elif how == "half-open":
-            wire.is_half_open = True
-            self.wire = None
-        elif how == "disconnect" and self.is_open:
-            self._machine.close()
-            self._flush()
-        self._site.trace(self.name, how)
-        self.give_up()
-
-    def publish(self, address: str, wanted: Sequence[Destination], *, ttl_secs: int = 0) -> bool:
-        """Publish a persistent message. Return False if too many are on their way."""
-        site = self._site
-        if not self.is_open or len(self.unconfirmed) + len(self._again) >= UNCONFIRMED_MAX:
-            return False
-        padding = site.random.choice((0, 0, 10, 300, 3_000))
-        one = site.ledger.publish(
-            self.name, address, -1, wanted, site.now, ttl_secs=ttl_secs or NEVER, padding=padding
-        )
-        site.trace(self.name, "publishes", one.id, address)
-        self._send(one)
-        return True
 
     def _send(self, one: Publication) -> None:
         if one.address not in self._producers:
@@ -141,36 +103,7 @@ class FastClient:
         self.unconfirmed[tag] = one
         self._flush()
 
-    def _flush(self) -> None:
-        data = self._machine.data_to_send()
-        if data and self.wire is not None:
-            self.wire.send(data)
-
     # What happens to it.
-
-    def pump(self) -> None:
-        """Read what has come, and answer some of it."""
-        wire, site = self.wire, self._site
-        if wire is None:
-            return
-        data = wire.receive()
-        if data:
-            try:
-                for event in self._machine.receive_data(data, 0.0):
-                    self._take(event)
-                    if self.wire is None:
-                        return
-            except (RemoteProtocolError, LocalProtocolError) as error:
-                site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
-                self.give_up()
-                return
-        if wire.has_ended or (not self.is_open and site.now - self._asked_at > OPENING_SECS_MAX):
-            site.trace(self.name, "is lost")
-            self.give_up()
-            return
-        if not (self.is_slow and site.random.random() < 0.9):
-            self.acknowledge()
-        self._flush()
 
     def acknowledge(self) -> None:
         """Acknowledge everything that was delivered: CHANNEL ACK is cumulative."""
@@ -212,10 +145,7 @@ class FastClient:
             self._consumers[number] = destination
             self._awaited[number, tag] = destination
         self.is_open = True
-        again, self._again = self._again, []
-        for one in again:
-            one.attempts += 1
-            self._send(one)
+        self._send_again()
         self._flush()
 
     def _replied(self, event: Replies) -> None:

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
-from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Ack, Connack, Connect, Disconnect, Suback, Subscription, Will
+from gateway.protocols.mqtt.packets import (
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Event,
+    Suback,
+    Subscription,
+    Will,
+)
 from gateway.protocols.mqtt.properties import PropertyMap, encode_list
 from gateway.protocols.mqtt.runs import Acks, Publishes
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, Version
-from tests.simulation.ledger import NEVER, Destination, Ledger, Publication
-from tests.simulation.network import Wire
+from tests.simulation.ledger import NEVER, Destination, Publication
+from tests.simulation.simulated_client import PADDING_BYTES, SimulatedClient, Site
 
 OUTGOING_MAX: Final = 12
 SUBSCRIBES: Final = 65_000  # packet id of SUBSCRIBE
-WAIT_FOR_CONNACK_SECS: Final = 8.0
-
-
-class Site(Protocol):
-    """What clients use of a simulation."""
-
-    ledger: Ledger
-    random: Random
-
-    @property
-    def is_ending(self) -> bool: ...
-
-    @property
-    def now(self) -> float: ...
-
-    def connect(self, listener: str) -> Wire: ...
-
-    def trace(self, *words: object) -> None: ...
 
 
 @dataclass
@@ -56,8 +45,11 @@ class Unfinished:
     is_received: bool = False
 
 
-class MqttClient:
+class MqttClient(SimulatedClient[Event]):
     """One device. With `expiry_secs` its session outlives its connections."""
+
+    LISTENER: ClassVar[str] = "mqtt"
+    OPENING_SECS_MAX: ClassVar[float] = 8.0
 
     def __init__(
         self,
@@ -71,14 +63,10 @@ class MqttClient:
         heirs: Sequence[Destination] = (),
     ) -> None:
         """`heirs` get the will of this device: it has one if there are any."""
-        self.name = name
-        self.is_open = False
-        self.wire: Wire | None = None
+        super().__init__(site, name)
         self.outgoing: dict[int, Unfinished] = {}
         self.wishes = list(wishes)
-        self.is_slow = False  # acknowledges late
         self.expiry_secs = expiry_secs
-        self._site = site
         self._receive_max = receive_max
         self._version = version
         self._heirs = list(heirs)
@@ -90,7 +78,6 @@ class MqttClient:
         self.has_session = False  # the gateway has confirmed it, and nothing has ended it
         self.is_subscribed = False
         self._away_since = 0.0
-        self._asked_at = 0.0
         self._wants_clean = False
 
     # What the simulation has it do.
@@ -102,7 +89,7 @@ class MqttClient:
         self._wants_clean = clean or not self.expiry_secs
         if self._wants_clean:
             self.end_session()
-        self.wire = site.connect("mqtt")
+        self._connect()
         self._machine = ClientConnection(packet_bytes_max=268_435_455)
         properties: PropertyMap = {}
         if self._version is Version.V5:
@@ -116,36 +103,27 @@ class MqttClient:
             will = Will(self._will.address, self._will.body(), 1)
         packet = Connect(self.name, self._version, self._wants_clean, 0, will, properties=properties)
         self._machine.connect(packet, 0.0)
-        self._asked_at = site.now
         self._flush()
         site.trace(self.name, "connects", "clean" if clean else "")
+
+    def _transport(self) -> ClientConnection:
+        return self._machine
+
+    def _say_goodbye(self) -> None:
+        self._machine.disconnect()
 
     def give_up(self) -> None:
         """Forget the connection, which the gateway may believe in."""
         if self.wire is not None:
             self._away_since = self._site.now
-            self.wire.end()
-        self.wire = None
-        self.is_open = False
+        super().give_up()
+
+    def _forget(self) -> None:
         self._unacknowledged.clear()
 
-    def vanish(self, how: str) -> None:
-        """Lose the connection: "end", "reset", "half-open" or "disconnect"."""
-        wire = self.wire
-        if wire is None:
-            return
-        if how == "reset":
-            wire.reset()
-        elif how == "half-open":
-            wire.is_half_open = True
-            self.wire = None
-        elif how == "disconnect" and self.is_open:
-            self._machine.disconnect()
-            self._flush()
-        self._site.trace(self.name, how)
+    def _note_vanished(self, how: str) -> None:
         if self._will is not None and self.is_open and how != "disconnect":
             self._site.ledger.accept(self._will)
-        self.give_up()
 
     def end_session(self) -> None:
         """Note that the session ends, or that nobody knows if there is one."""
@@ -167,7 +145,7 @@ class MqttClient:
         site = self._site
         if not self.is_open or len(self.outgoing) >= OUTGOING_MAX:
             return False
-        padding = site.random.choice((0, 0, 10, 300, 3_000))
+        padding = site.random.choice(PADDING_BYTES)
         one = site.ledger.publish(
             self.name,
             address,
@@ -208,48 +186,20 @@ class MqttClient:
         )
         self._flush()
 
-    def _flush(self) -> None:
-        data = self._machine.data_to_send()
-        if data and self.wire is not None:
-            self.wire.send(data)
-
     # What happens to it.
 
-    def pump(self) -> None:
-        """Read what has come, and answer some of it."""
-        wire, site = self.wire, self._site
-        if wire is None:
-            return
-        data = wire.receive()
-        if data:
-            try:
-                events = self._machine.receive_data(data, 0.0)
-            except RemoteProtocolError as error:
-                site.ledger.faults.append(f"{self.name}: the gateway breaks the protocol: {error}")
-                self.give_up()
-                return
-            for event in events:
-                if isinstance(event, Connack):
-                    self._opened(event)
-                elif isinstance(event, Suback):
-                    self._subscribed(event)
-                elif isinstance(event, Publishes):
-                    self._received(event)
-                elif isinstance(event, Acks):
-                    for packet_id, reason in event.rows:
-                        self._acknowledged(event.kind, packet_id, reason)
-                elif isinstance(event, Disconnect):
-                    site.trace(self.name, "is disconnected", event.reason)
-        if wire.has_ended or self._is_stuck():
-            site.trace(self.name, "is lost")
-            self.give_up()
-            return
-        if not (self.is_slow and site.random.random() < 0.9):
-            self.acknowledge()
-        self._flush()
-
-    def _is_stuck(self) -> bool:
-        return not self.is_open and self._site.now - self._asked_at > WAIT_FOR_CONNACK_SECS
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Connack):
+            self._opened(event)
+        elif isinstance(event, Suback):
+            self._subscribed(event)
+        elif isinstance(event, Publishes):
+            self._received(event)
+        elif isinstance(event, Acks):
+            for packet_id, reason in event.rows:
+                self._acknowledged(event.kind, packet_id, reason)
+        elif isinstance(event, Disconnect):
+            self._site.trace(self.name, "is disconnected", event.reason)
 
     def acknowledge(self) -> None:
         """Send the acknowledgements that are due."""
