@@ -140,3 +140,17 @@ def follow_wall() -> None:
 def wall_ahead() -> float:
     """Return the seconds by which the wall clock is ahead of `utc`."""
     return wall() - utc()
+
+
+def wall_offset() -> int:
+    """Return the seconds by which the wall clock has jumped ahead of `utc`, 0 unless it has jumped.
+
+    Add them to a time of `utc` that another program compares with its own clock.
+    """
+    ahead = wall_ahead()
+    return 0 if -STEP_SECS_MAX < ahead < STEP_SECS_MAX else round(ahead)
+
+
+def from_wall(seconds: float) -> float:
+    """Return the time of `utc` for a time that another program has read from its clock; 0 stays 0."""
+    return seconds - wall_offset() if seconds else seconds

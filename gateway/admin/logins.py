@@ -179,7 +179,7 @@ class LoginsApi:
         choice = await choice_of(request)
         name, console, days, bodies = _wanted(choice)
         caller: Caller = request.state.caller
-        ends = [] if days is None else [float(clock.utc()) + days * DAY_SECS]
+        ends = [] if days is None else [clock.unix_time() + days * DAY_SECS]
         if caller.principal.expires is not None:  # Expiry of a token, or JSON Web Token.
             ends.append(caller.principal.expires)
         try:

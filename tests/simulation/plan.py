@@ -25,10 +25,11 @@ FEATURES: Final = (
     "fast",
     "link-mqtt",
     "link-amqp",
+    "link-fast",
     "link-back",
     "outbox",
 )
-LINKS: Final = frozenset({"link-mqtt", "link-amqp"})
+LINKS: Final = frozenset({"link-mqtt", "link-amqp", "link-fast"})
 OF_LINKS: Final = frozenset({"link-back", "outbox"})  # features that need a link
 FAULTS: Final = (
     "crash",

@@ -1,8 +1,8 @@
 """The remote gateway of a simulation with links, its clients, and what the links between the two carry.
 
-The near gateway has a link to it for each of the features `link-mqtt` and `link-amqp`. Messages of near
-clients cross to far ones, and with `link-back` the other way round. With `outbox` the routes to the links
-have `settle: stored`. The network between the gateways breaks by itself, as the far gateway does.
+The near gateway has a link to it for each of the features `link-mqtt`, `link-amqp` and `link-fast`. Messages
+of near clients cross to far ones, and with `link-back` the other way round. With `outbox` the routes to the
+links have `settle: stored`. The network between the gateways breaks by itself, as the far gateway does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import trio
 
 from gateway.app.operations import pause, resume
 from gateway.egress import link as link_module
+from gateway.egress.amqpfast import publisher as fast_publisher_module
 from gateway.egress.mqtt import publisher as publisher_module
 from gateway.errors import LinkError
 from gateway.settings import Http, Limits, LinkSettings, Settings, StoreSettings
 from gateway.settings.endpoints import LinkUrl
 from tests.configured import make_link, make_listener
 from tests.simulation.amqp_client import AmqpClient
+from tests.simulation.fast_client import FastClient
 from tests.simulation.ledger import Destination
 from tests.simulation.mqtt_client import MqttClient, Wish
 from tests.simulation.plan import Plan
@@ -49,6 +51,10 @@ ROUTES: Final = {
         "  - {name: to-single, from: {endpoint: amqp091, exchange: out},"
         ' to: {endpoint: erp, exchange: in, routing_key: "{routing_key}"}%s}\n'
     ),
+    "link-fast": (
+        '  - {name: over-fast, from: {endpoint: mqtt, topic: "p/#"},'
+        " to: {endpoint: yard, service: queue, destination: depot}%s}\n"
+    ),
 }
 ROUTES_BACK: Final = {
     "link-mqtt": (
@@ -58,8 +64,18 @@ ROUTES_BACK: Final = {
     "link-amqp": (
         "  - {name: home-q, from: {endpoint: erp, queue: export}, to: {endpoint: amqp091, queue: home}}\n"
     ),
+    "link-fast": (
+        "  - {name: home-f, from: {endpoint: yard, service: queue, destination: supply},"
+        " to: {endpoint: amqp091, queue: fast-home}}\n"
+    ),
 }
-LINKS: Final = {"link-mqtt": ("site", "mqtt", "mqtt"), "link-amqp": ("erp", "amqp091", "amqp")}
+LINKS: Final = {
+    "link-mqtt": ("site", "mqtt"),
+    "link-amqp": ("erp", "amqp"),
+    "link-fast": ("yard", "amqpfast"),
+}
+MORE: Final[dict[str, dict[str, Any]]] = {"mqtt": {"qos": 2}, "amqp": {"survey_secs": 2.0}, "amqpfast": {}}
+LARGE_BYTES: Final = 2_000  # some bodies of a simulation are sent in fragments, and go on after a cut
 
 
 def links_of(plan: Plan) -> list[str]:
@@ -80,14 +96,13 @@ def link_settings(plan: Plan) -> dict[str, LinkSettings]:
     """Return the links of the near gateway."""
     found = {}
     for feature in links_of(plan):
-        name, _, scheme = LINKS[feature]
-        more: dict[str, Any] = {"qos": 2} if scheme == "mqtt" else {"survey_secs": 2.0}
+        name, scheme = LINKS[feature]
         found[name] = make_link(
             url=f"{scheme}://{LOOPBACK}",
             heartbeat_secs=4,
             connect_timeout_secs=CONNECT_SECS_MAX,
             reconnect_max_secs=2.0,
-            **more,
+            **MORE[scheme],
         )
     return found
 
@@ -121,11 +136,26 @@ class Remote:
             self.addresses["q/a"] = [arrived]
             far.programs.append(AmqpClient(far, "far reader", queues=[arrived]))
             self._add_device("far single", "single/#", "out/a", is_once=True)
+        if "link-fast" in features:
+            self._make_fast_clients()
         if "link-back" in features:
             self._make_way_back(writer, program)
         if "slow" in features:
             for one in far.clients:
                 one.is_slow = far.random.random() < 0.5
+
+    def _make_fast_clients(self) -> None:
+        far, depot = self.far, self.far.ledger.destination("depot", is_copied=True)
+        depot.exists = True
+        self.addresses["p/a"] = [depot]
+        far.fast_clients.append(FastClient(far, "far fast reader", consumed={"queue depot": depot}))
+        if "link-back" in self._plan.features:
+            home = far.ledger.destination("fast-home", is_copied=True)
+            home.exists = True
+            sender = FastClient(far, "far fast sender")
+            far.fast_clients.append(sender)
+            self.addresses["queue supply"] = [home]
+            self.publishers["queue supply"] = sender
 
     def _add_device(self, name: str, topic_filter: str, address: str, *, is_once: bool) -> None:
         far = self.far
@@ -156,10 +186,16 @@ class Remote:
 
     def settings(self) -> Settings:
         """Return the configuration of the far gateway."""
+        names = {"queues": ["depot", "supply"]}
+        more: dict[str, dict[str, Any]] = {
+            "mqtt": {},
+            "amqp091": {},
+            "amqpfast": {"virtual_hosts": {"/": {"destinations": names}}},
+        }
         given: dict[str, Any] = {
             "listeners": {
-                protocol: make_listener(protocol=protocol, host=LOOPBACK, port=0)
-                for protocol in ("mqtt", "amqp091")
+                protocol: make_listener(protocol=protocol, host=LOOPBACK, port=0, **options)
+                for protocol, options in more.items()
             },
             "http": Http(enabled=False),
             "limits": Limits(memory_bytes_max=1 << 40),
@@ -192,6 +228,7 @@ class Remote:
         with (
             patch.object(link_module, "open_socket", self.dial),
             patch.object(publisher_module, "PACKET_IDS", PACKET_IDS),
+            patch.object(fast_publisher_module, "LARGE_BYTES", LARGE_BYTES),
         ):
             yield
 

@@ -65,6 +65,7 @@ QUIET_TURNS: Final = 80  # turns without any event, after which nothing else wil
 TURN_SECS: Final = 0.1
 PUMPED: Final = 3  # clients that read in one step
 QUEUES: Final = ("near", "direct", "ttl", "dead", "jobs", "done")
+QUEUES_BACK: Final = ("home", "fast-home")  # of messages that links bring
 # Log events at level error that faults of a simulation cause.
 EXPECTED_ERRORS: Final = frozenset({"store not writable, durable messages refused"})
 
@@ -106,8 +107,9 @@ class Simulation:
         """Have the near gateway's links lead to a remote one."""
         self.remote = remote
         self._addresses |= remote.addresses
-        if (home := self.ledger.destinations.get("home")) is not None:
-            self.reader.queues.append(home)
+        for name in QUEUES_BACK:
+            if (home := self.ledger.destinations.get(name)) is not None:
+                self.reader.queues.append(home)
 
     @property
     def now(self) -> float:
@@ -209,7 +211,7 @@ class Simulation:
         )
 
     def _settings(self) -> Settings:
-        queues: list[dict[str, Any]] = [{"name": name} for name in (*QUEUES, "home") if name != "ttl"]
+        queues: list[dict[str, Any]] = [{"name": name} for name in (*QUEUES, *QUEUES_BACK) if name != "ttl"]
         arguments = {
             "x-message-ttl": TTL_SECS * 1_000,
             "x-dead-letter-exchange": "",

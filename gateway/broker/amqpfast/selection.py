@@ -14,7 +14,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from gateway import containment
+from gateway import clock, containment
 from gateway.broker.amqpfast.selector import SelectorRefused, compile_selector
 from gateway.broker.selection_work import Selects
 from gateway.errors import MappingError, RemoteProtocolError
@@ -112,7 +112,7 @@ def _jms(text: str) -> Selects:
 FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
     "PERSISTENT": lambda message, given: message.durable,
     "PRIORITY": lambda message, given: given.priority or PRIORITY_DEFAULT,
-    "EXPIRATION": lambda message, given: int(message.expires),
+    "EXPIRATION": lambda message, given: _expiration(message),
     "MIME_TYPE": lambda message, given: given.content_type,
     "ENCODING": lambda message, given: given.content_encoding,
     "IDENTIFIER": lambda message, given: given.message_id,
@@ -127,9 +127,14 @@ FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
     "JMSReplyTo": lambda message, given: given.reply_to,
     "JMSType": lambda message, given: given.type,
     "JMSTimestamp": lambda message, given: None if given.timestamp is None else given.timestamp * 1000,
-    "JMSExpiration": lambda message, given: int(message.expires * 1000),
+    "JMSExpiration": lambda message, given: _expiration(message) * 1000,
 }
 """Names in selectors that stand for fields of the message instead of headers."""
+
+
+def _expiration(message: Message) -> int:
+    """Return the POSIX time in seconds at which a message expires, 0 for never, as its head has it."""
+    return int(message.expires + clock.wall_offset()) if message.expires else 0
 
 
 def _text(data: bytes | None) -> str | None:

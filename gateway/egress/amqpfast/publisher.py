@@ -158,6 +158,7 @@ class FastLinkPublisher(ConfirmedSink):
         wire, destination = b"", None
         rest: Positions = ()
         large: Message | None = None
+        offset = clock.wall_offset()
         for index, message in enumerate(messages):
             address = message.address
             if address.wire != wire:
@@ -176,7 +177,7 @@ class FastLinkPublisher(ConfirmedSink):
                 large = None if sent or rows or self.in_flight else message
                 break
             try:
-                rows.append((destination.name, encode_properties(message), body))
+                rows.append((destination.name, encode_properties(message, offset), body))
             except Exception as error:
                 self._settle_unsent([positions[index]], poisoned(error))
             else:
@@ -244,7 +245,7 @@ class FastLinkPublisher(ConfirmedSink):
         """Send the first of `positions` as a large message. Return the positions that still wait."""
         assert self._large is not None
         try:
-            head = encode_properties(message)
+            head = encode_properties(message, clock.wall_offset())
         except Exception as error:
             self._settle_unsent(positions[:1], poisoned(error))
             return positions[1:]

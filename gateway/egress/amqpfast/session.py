@@ -472,7 +472,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 QOS_OF_DURABLE[durable],
                 durable,
                 retained,
-                expires,
+                clock.from_wall(expires),
                 hops,
                 sender,
             )

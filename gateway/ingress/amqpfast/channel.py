@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from mypy_extensions import mypyc_attr
 
+from gateway import clock
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partial, Partials
@@ -630,7 +631,7 @@ SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER:
 def sound_head(message: Message) -> bytes:
     """Return the head of a browsed message; an empty head if it cannot be encoded."""
     try:
-        return encode_properties(message)
+        return encode_properties(message, clock.wall_offset())
     except Exception as error:
         poisoned(error)
         return NO_HEAD
@@ -734,9 +735,11 @@ class FastConsumer:
             return
         byte_count = weight_of(messages) - MESSAGE_BYTES * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
+        offset = clock.wall_offset()
         try:
             rows = [
-                (redelivered, name or self._name(m.address), encode_properties(m), m.body) for m in messages
+                (redelivered, name or self._name(m.address), encode_properties(m, offset), m.body)
+                for m in messages
             ]
         except Exception as error:
             self._deliver_singly(queue, position, messages, redelivered, error)

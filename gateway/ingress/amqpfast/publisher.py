@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from gateway import clock
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -111,6 +112,7 @@ class FastPublisher:
                 try:
                     properties = _properties(handle, head)
                     durable, _, expires, retained, hops = essentials(properties)
+                    expires = clock.from_wall(expires)
                 except RemoteProtocolError as error:
                     connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
                     continue
@@ -220,7 +222,7 @@ class FastPublisher:
                 2 if channel.transacted else QOS_OF_DURABLE[known.durable or tag > 0],
                 known.durable,
                 known.retain,
-                known.expires,
+                clock.from_wall(known.expires),
                 known.hops,
                 channel.sender,
             )

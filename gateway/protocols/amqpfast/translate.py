@@ -244,24 +244,25 @@ def _data(given: Any) -> bytes | None:
 # --- to the wire
 
 
-def encode_properties(message: Message) -> bytes:
+def encode_properties(message: Message, offset: int = 0) -> bytes:
     """Encode the properties of a message of any protocol as a head's bytes behind the body-size.
 
-    Returns one shared object as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head
-    is malformed.
+    `offset` is the number of seconds from the scale of `message.expires` to POSIX time. Returns one shared
+    object as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head is malformed.
     """
+    expires = message.expires + offset if message.expires else NEVER
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
         known = essentials(property_set)
         if (
-            message.expires == known.expires
+            expires == known.expires
             and message.durable == known.durable
             and message.hops == known.hops
             and message.retain == known.retain
             and known.priority <= PRIORITY_MAX
         ):
             return property_set.raw
-    return _form(message)[0]
+    return _form(message, expires)[0]
 
 
 def losses(message: Message) -> tuple[str, ...]:
@@ -271,25 +272,25 @@ def losses(message: Message) -> tuple[str, ...]:
     """
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
-    lost = _form(message)[1]
+    lost = _form(message, message.expires)[1]
     return tuple([name for name in lost if name in LOSING]) if lost else ()
 
 
 Form = tuple[bytes, tuple[str, ...]]
 
 
-def _form(message: Message) -> Form:
+def _form(message: Message, expires: float) -> Form:
     forms: dict[object, Form] = message.property_set.forms.setdefault(FORMS, {})
-    key = (message.durable, message.expires, message.retain, message.hops)
+    key = (message.durable, expires, message.retain, message.hops)
     found = forms.get(key)
     if found is None:
         if len(forms) >= FORMS_MAX:
             forms.clear()
-        found = forms[key] = _make_form(message)
+        found = forms[key] = _make_form(message, expires)
     return found
 
 
-def _make_form(message: Message) -> Form:
+def _make_form(message: Message, expires: float) -> Form:
     property_set = message.property_set
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
@@ -306,7 +307,7 @@ def _make_form(message: Message) -> Form:
         first.append((HOPS, Value(ValueType.INT32, message.hops)))
     head.headers = _fitting((*first, *pairs), lost)
     head.persistent = message.durable
-    head.expiration = _expiration(message.expires, lost)
+    head.expiration = _expiration(expires, lost)
     return encode_head_properties(head, strict=False), tuple(sorted(lost))
 
 

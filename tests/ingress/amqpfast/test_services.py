@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway import clock
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties, decode_message_list
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
@@ -141,6 +142,23 @@ def test_expired_messages_are_dropped(gateway: Running) -> None:
         client.put(handle, b"ever")
         client.consume(handle)
         assert client.bodies(2) == [b"new", b"ever"]
+
+
+@pytest.mark.parametrize("jump_secs", [7_200, -7_200])
+def test_expiration_goes_by_the_clock_of_the_clients(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, jump_secs: int
+) -> None:
+    """A message has an absolute time, which the gateway's own clock does not show after a jump."""
+    monkeypatch.setattr(clock, "unix_time", lambda: time.time() + jump_secs)
+    now = int(clock.unix_time())
+    with Fast(gateway).open() as client:
+        handle = client.handle("q")
+        client.put(handle, b"old", head=head(expiration=now - 5))
+        client.put(handle, b"new", head=head(expiration=now + 500))
+        wanted = f"EXPIRATION > {now + 490} AND EXPIRATION < {now + 510}"
+        client.consume(handle, selector=wanted.encode())
+        (row,) = client.rows(1)
+        assert (row[4], decode_head_properties(row[3]).expiration) == (b"new", now + 500)
 
 
 def test_flow_stops_a_handle_and_its_messages_go_to_others(gateway: Running) -> None:

@@ -121,6 +121,8 @@ EXPIRIES = [
 def test_expiration_is_absolute(expires: float, said: int) -> None:
     one = message(Properties("a/b"), expires=expires)
     assert decode_head_properties(t.encode_properties(one)).expiration == said
+    later = decode_head_properties(t.encode_properties(one, 3_600)).expiration
+    assert later == (said + 3_600 if said else 0), "by a clock that is an hour ahead"
     # A fraction is that of one message, and no loss of the properties that it shares.
     assert t.losses(one) == (("expiration_range",) if expires and not said else ())
 
