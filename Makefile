@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 # Where compiled files are not written, each process that the tests start compiles the gateway again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary simulate chaos peers lock audit clean
+.PHONY: run pipeline compile pure test-compiled wheel versions release-check image check test lint format docs docs-reference bench profile bench-pipeline kills iceberg fuzz adversary simulate mutants chaos peers lock audit clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -72,7 +72,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict gateway tests/adversary tests/benchmarks tests/blocking_clients tests/chaos tests/fuzz tests/mapping \
-	    tests/model tests/simulation
+	    tests/model tests/mutation tests/simulation
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
 	$(BIN)/codespell gateway docs tests deploy mappings changes *.md Makefile Dockerfile
@@ -124,6 +124,10 @@ adversary: $(STAMP)
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED),,--seconds 600)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(STEPS),--steps $(STEPS)) $(if $(WITHOUT),--without $(WITHOUT)) $(ARGS)
+
+# One changed line in the rooms that hold messages, and whether a test sees it: make mutants COUNT=60 SEED=1
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutation --count $(or $(COUNT),60) --seed $(or $(SEED),1) $(ARGS)
 
 # Kill, cut and fill up what there is, for so many seconds: make chaos SECONDS=600 SEED=7
 chaos: $(STAMP) peers
