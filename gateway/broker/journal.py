@@ -537,7 +537,6 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
         settings.shard,
         options,
         clock=clock.now,
-        tell=lambda text: log.error("journal state changed", what=text),
         oldest=open_batches.oldest,
     )
     if writer.cut:

@@ -89,7 +89,7 @@ class Journal:
         self._start = start
         self._up = UP._replace(route=route)
         self.writer = JournalWriter(
-            folder, shard, options or JournalOptions(), clock=self.clock, utc=self.clock, tell=_told
+            folder, shard, options or JournalOptions(), clock=self.clock, utc=self.clock
         )
 
     def write(self, first: int, count: int) -> None:
@@ -155,7 +155,3 @@ def convert(folder: Path, begin: int, end: int, shard: int = 0) -> None:
     draft.replace(folder / parquet_name(shard, some[0].first, behind))
     for one in some:
         one.path.unlink()
-
-
-def _told(_: str) -> None:
-    """A log that nobody reads."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("pyarrow")
 
@@ -389,21 +390,22 @@ def test_what_retention_deletes_during_a_conversion_stays_deleted(quiet: Path) -
 
 def test_a_conversion_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     """Meanwhile segments are merged, and no row is lost."""
-    told: list[str] = []
-    failing = (sys.executable, "-c", "import sys; sys.exit('no space left')")
-    made = Quiet(tmp_path, JournalOptions(**QUICK, segment_secs=100.0, converter=failing), tell=told.append)
-    made.write(250)
-    until(lambda: bool(told))
-    assert "cannot be written as Parquet: no space left" in told[0]
-    made.write(120)
-    assert len(told) < 6
-    assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(740)]
-    made.writer._appender._converter = CONVERTER
-    made.now += CONVERT_AGAIN_SECS
-    made.write(120)
-    until(lambda: bool(files(tmp_path)))
-    assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(980)]
-    made.writer.close()
+    with capture_logs() as told:
+        failing = (sys.executable, "-c", "import sys; sys.exit('no space left')")
+        made = Quiet(tmp_path, JournalOptions(**QUICK, segment_secs=100.0, converter=failing))
+        made.write(250)
+        until(lambda: bool(told))
+        assert told[0]["event"] == "journal segment not converted to Parquet"
+        assert told[0]["error"] == "no space left"
+        made.write(120)
+        assert len(told) < 6
+        assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(740)]
+        made.writer._appender._converter = CONVERTER
+        made.now += CONVERT_AGAIN_SECS
+        made.write(120)
+        until(lambda: bool(files(tmp_path)))
+        assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(980)]
+        made.writer.close()
 
 
 def test_a_conversion_may_write_more_than_a_pipe_holds(quiet: Path) -> None:

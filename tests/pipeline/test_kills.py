@@ -62,7 +62,6 @@ class LiveWriter(threading.Thread):
             folder,
             options=JournalOptions(flush_interval_secs=0.02, segment_bytes=300_000, sync_interval_secs=0),
             clock=time.monotonic,
-            tell=lambda _: None,
             pwritev=_few_bytes,
         )
 

@@ -24,6 +24,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
 from gateway.store.journal.conversion import Conversion, ConversionError, remove_drafts
@@ -43,6 +45,8 @@ from gateway.store.journal.segments import (
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 from gateway.store.recovery import set_aside
 from gateway.store.timeline import scale_ahead_secs, time_record
+
+log = structlog.get_logger()
 
 RETENTION_SECS: Final = 60.0  # between two checks of the retention limits
 PIECES_MAX: Final = 1_000  # of one system call (IOV_MAX is 1 024)
@@ -76,7 +80,6 @@ class Appender:
         sync_interval_secs: float,
         level: int = 0,
         converter: Sequence[str] = (),
-        tell: Callable[[str], None] = lambda _: None,
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
@@ -96,7 +99,6 @@ class Appender:
         self._to_merge = True  # True if there may be segments to merge
         self._periods_known: dict[tuple[Path, int], int] = {}
         self._converter = converter
-        self._tell = tell
         self._conversion: Conversion | None = None
         self._convert_from: dict[Path, WallTime] = {}  # time of the next attempt, after one has failed
         self._utc = utc
@@ -177,7 +179,7 @@ class Appender:
                 self._put_together(now)
             except JournalError as error:  # again after the next segment; what is recorded goes on
                 self._to_merge = False
-                self._tell(f"segments of {self.folder} cannot be merged or converted: {error}")
+                log.warning("journal segments not merged", folder=str(self.folder), error=str(error))
 
     def close(self) -> None:
         """Sync what was written, and release the shard. Raises OSError."""
@@ -459,7 +461,7 @@ class Appender:
 
     def _not_converted(self, segments: Sequence[Segment], error: Exception, now: WallTime) -> None:
         """Report a failed conversion; segments stay as they are until the next attempt."""
-        self._tell(f"{segments[0].path} cannot be written as Parquet: {error}")
+        log.warning("journal segment not converted to Parquet", path=str(segments[0].path), error=str(error))
         later = WallTime(now + CONVERT_AGAIN_SECS)
         waiting = {path: until for path, until in self._convert_from.items() if until > now}
         self._convert_from = waiting | dict.fromkeys([one.path for one in segments], later)

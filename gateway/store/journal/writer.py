@@ -25,6 +25,7 @@ from json import dumps
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import structlog
 from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
 from gateway.clock import utc as wall_time
@@ -38,6 +39,8 @@ from gateway.store.journal.column_buffers import Gathering, Memories, RowLabels,
 from gateway.store.journal.encoder import Encoder
 from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_draft, seal
 from gateway.store.journal.wall import SECOND, WallClock
+
+log = structlog.get_logger()
 
 CHUNK_BYTES_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit
 FLUSH_BYTES: Final = 4 * 1_048_576  # bytes of bodies after which rows are encoded
@@ -92,9 +95,8 @@ def nothing_open() -> None:
 class JournalWriter:
     """Writer of one shard of a journal.
 
-    `clock` returns loop-clock seconds, as in `received`; only the event loop calls it. `tell` logs a line
-    when writing starts to fail, when it works again and when rows are lost; it is mostly called in the
-    writer's thread. `oldest` returns when the oldest unsettled message was received, or None.
+    `clock` returns loop-clock seconds, as in `received`; only the event loop calls it. `oldest` returns when
+    the oldest unsettled message was received, or None.
 
     Counters: `rows`, `blocks`, `byte_count` written, `dropped` rows, `errors` of the disk, `failed` rows
     that could not be encoded (a bug). The constructor raises JournalError as Appender does.
@@ -107,7 +109,6 @@ class JournalWriter:
         options: JournalOptions | None = None,
         *,
         clock: Callable[[], Monotonic],
-        tell: Callable[[str], None],
         oldest: Callable[[], Monotonic | None] = nothing_open,
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
@@ -123,10 +124,10 @@ class JournalWriter:
             sync_interval_secs=chosen.sync_interval_secs,
             level=chosen.compress,
             converter=chosen.converter,
-            tell=tell,
             utc=utc,
             pwritev=pwritev,
         )
+        self._name = str(folder)
         self._encoder = Encoder(shard)
         largest = chosen.body_bytes_max
         self._rows_max = max(
@@ -134,7 +135,6 @@ class JournalWriter:
         )
         self._wall = WallClock(clock, utc)
         self._utc = utc
-        self._tell = tell
         self.rows = self.blocks = self.byte_count = self.errors = self.failed = 0
         self.failure = ""  # current error of the disk
         # The event loop's.
@@ -289,7 +289,7 @@ class JournalWriter:
         self._wake.set()
         self._disk_thread.join(timeout)
         if self._disk_thread.is_alive():
-            self._tell(f"the journal's disk is not responding; {self.backlog} rows may be lost")
+            log.error("journal not closed in time, rows lost", folder=self._name, rows=self.backlog)
 
     # With the lock.
 
@@ -348,7 +348,7 @@ class JournalWriter:
 
     def _gap_for(self, rows: int, error: Exception) -> Draft:
         self.failed += rows
-        self._tell(f"{rows} rows of the journal could not be encoded: {error!r}")
+        log.error("journal rows not encoded, lost", folder=self._name, rows=rows, error=repr(error))
         return self._gap(rows, "error", repr(error))
 
     # The thread's.
@@ -369,7 +369,9 @@ class JournalWriter:
         self._write()
         if lost := self.backlog:
             self.dropped += lost
-            self._tell(f"the journal lost its last {lost} rows: {self.failure}")
+            log.error(
+                "journal not writable at stop, rows lost", folder=self._name, rows=lost, why=self.failure
+            )
         self._attempt(self._appender.close)
 
     def _write(self) -> None:
@@ -401,7 +403,7 @@ class JournalWriter:
         del self._laid[:written]
         if self.failure:
             self.failure = ""
-            self._tell(f"the journal in {self._appender.folder} is writable again")
+            log.info("journal writable again", folder=self._name)
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Run an action on the disk. Return False if it failed."""
@@ -410,9 +412,10 @@ class JournalWriter:
         except OSError as error:
             self.errors += 1
             self._failed_since = True
+            why = error.strerror or str(error)
             if not self.failure:
-                self._tell(f"the journal in {self._appender.folder} cannot be written: {error.strerror}")
-            self.failure = error.strerror or str(error)
+                log.error("journal not writable, rows buffered", folder=self._name, why=why)
+            self.failure = why
             return False
         return True
 

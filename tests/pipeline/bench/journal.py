@@ -82,7 +82,6 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
             JournalOptions(backlog_bytes_max=1 << 40),
             clock=lambda now=now: now[0],  # type: ignore[misc]
             utc=lambda now=now: now[0],  # type: ignore[misc]
-            tell=print,
         )
         senders = [Sender("mqtt", f"press-{line}", "plant", f"10.0.0.{line}:40123") for line in range(LINES)]
         wires = [topic_address(f"plant/line{line}/press/temperature") for line in range(LINES)]
@@ -164,7 +163,7 @@ def _slow(folder: Path, rows: int, *, together: int, step: float, options: Journ
         return now[0]
 
     options = replace(options, flush_interval_secs=3_600.0)
-    writer = JournalWriter(folder, 0, options, clock=clock, utc=clock, tell=print)  # type: ignore[arg-type]
+    writer = JournalWriter(folder, 0, options, clock=clock, utc=clock)  # type: ignore[arg-type]
     address, sender = (
         topic_address("plant/line1/press/temperature"),
         Sender("mqtt", "press", "plant", "10.0.0.1:1"),

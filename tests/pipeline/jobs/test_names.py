@@ -50,7 +50,7 @@ def journal(tmp_path: Path) -> Path:
     version = load([file])[0].version
     clock = Journal(tmp_path / "unused").clock
     clock.now = START + LATENCY
-    writer = JournalWriter(folder, 0, JournalOptions(), clock=clock, utc=clock, tell=lambda text: None)
+    writer = JournalWriter(folder, 0, JournalOptions(), clock=clock, utc=clock)
     sender = Sender("shop", "app", "app", "10.0.0.1:4")
     came, went = (Message(one, b"{}", sender=sender, assurance=1, durable=True) for one in (CAME, WENT))
     writer.record(

@@ -117,7 +117,6 @@ class Traffic:
             options=JournalOptions(flush_interval_secs=60),
             clock=clock,  # type: ignore[arg-type]
             utc=clock,  # type: ignore[arg-type]
-            tell=lambda _: None,
         )
         for number, body in enumerate(bodies):
             clock.now += 1

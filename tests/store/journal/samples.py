@@ -58,12 +58,8 @@ def bytes_of(draft: Draft, level: int = 0) -> bytes:
     return data
 
 
-def told(_: str) -> None:
-    """A log that nobody reads."""
-
-
 def writer(folder: Path, shard: int = 0, options: JournalOptions | None = None, **also: Any) -> JournalWriter:
-    return JournalWriter(folder, shard, options, **({"clock": time.monotonic, "tell": told} | also))
+    return JournalWriter(folder, shard, options, **({"clock": time.monotonic} | also))
 
 
 def write(

@@ -11,6 +11,7 @@ from json import loads
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -213,86 +214,93 @@ def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
 
 def test_a_full_disk_closes_nothing(tmp_path: Path) -> None:
     disk = Disk()
-    told: list[str] = []
-    options = JournalOptions(flush_interval_secs=0.001, retry_secs=0.001, flush_rows=3, backlog_bytes_max=100)
-    made = writer(tmp_path, options=options, pwritev=disk, tell=told.append)
-    made.record(HOME, [message(n) for n in range(3)], ACCEPTED, Monotonic(time.monotonic()))
-    until(lambda: made.rows == 3)
-    disk.full = True
-    made.record(HOME, [message(n) for n in range(3, 10)], ACCEPTED, Monotonic(time.monotonic()))
-    until(lambda: disk.refusals > 3)
-    assert (made.healthy, made.failure) == (False, "No space left on device")
-    assert made.errors > 2
-    for _ in range(3):
-        made.record(HOME, [message(n) for n in range(10, 20)], ACCEPTED, Monotonic(time.monotonic()))
-    assert made.dropped == 30
-    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2], "half a block is no block"
-    disk.full = False
-    until(lambda: made.next == 40)
-    assert made.healthy
-    made.record(HOME, [message(40)], ACCEPTED, Monotonic(time.monotonic()))
-    made.close()
-    assert [line.rpartition(" ")[0].replace(str(tmp_path), "F") for line in told] == [
-        "the journal in F cannot be written: No space left on",
-        "the journal in F is writable",
-    ]
-    items = list(JournalReader(tmp_path).rows("0"))
-    gaps = [item for item in items if isinstance(item, Gap)]
-    assert [gap.reason for gap in gaps] == ["unwritable"] * len(gaps)
-    assert (gaps[0].first, sum(gap.rows for gap in gaps)) == (10, 30)
-    assert numbers_of([item for item in items if not isinstance(item, Gap)]) == [*range(10), 40]
-    assert [item for item in JournalReader(tmp_path).verify("0") if not isinstance(item, Gap)] == []
+    with capture_logs() as told:
+        options = JournalOptions(
+            flush_interval_secs=0.001, retry_secs=0.001, flush_rows=3, backlog_bytes_max=100
+        )
+        made = writer(tmp_path, options=options, pwritev=disk)
+        made.record(HOME, [message(n) for n in range(3)], ACCEPTED, Monotonic(time.monotonic()))
+        until(lambda: made.rows == 3)
+        disk.full = True
+        made.record(HOME, [message(n) for n in range(3, 10)], ACCEPTED, Monotonic(time.monotonic()))
+        until(lambda: disk.refusals > 3)
+        assert (made.healthy, made.failure) == (False, "No space left on device")
+        assert made.errors > 2
+        for _ in range(3):
+            made.record(HOME, [message(n) for n in range(10, 20)], ACCEPTED, Monotonic(time.monotonic()))
+        assert made.dropped == 30
+        assert numbers_of(rows_of(tmp_path)) == [0, 1, 2], "half a block is no block"
+        disk.full = False
+        until(lambda: made.next == 40)
+        assert made.healthy
+        made.record(HOME, [message(40)], ACCEPTED, Monotonic(time.monotonic()))
+        made.close()
+        facts = {"folder": str(tmp_path)}
+        full = {
+            "event": "journal not writable, rows buffered",
+            "log_level": "error",
+            "why": "No space left on device",
+        }
+        assert told == [facts | full, facts | {"event": "journal writable again", "log_level": "info"}]
+        items = list(JournalReader(tmp_path).rows("0"))
+        gaps = [item for item in items if isinstance(item, Gap)]
+        assert [gap.reason for gap in gaps] == ["unwritable"] * len(gaps)
+        assert (gaps[0].first, sum(gap.rows for gap in gaps)) == (10, 30)
+        assert numbers_of([item for item in items if not isinstance(item, Gap)]) == [*range(10), 40]
+        assert [item for item in JournalReader(tmp_path).verify("0") if not isinstance(item, Gap)] == []
 
 
 def test_a_disk_that_is_full_until_the_end(tmp_path: Path) -> None:
     disk = Disk()
     disk.full = True
-    told: list[str] = []
-    made = writer(tmp_path, options=PATIENT, pwritev=disk, tell=told.append)
-    made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
-    made.close()
-    assert told[-1] == "the journal lost its last 2 rows: No space left on device"
-    assert (made.rows, made.dropped) == (0, 2)
-    write(tmp_path, range(1))
-    assert numbers_of(rows_of(tmp_path)) == [0]
+    with capture_logs() as told:
+        made = writer(tmp_path, options=PATIENT, pwritev=disk)
+        made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
+        made.close()
+        assert (told[-1]["event"], told[-1]["rows"]) == ("journal not writable at stop, rows lost", 2)
+        assert told[-1]["why"] == "No space left on device"
+        assert (made.rows, made.dropped) == (0, 2)
+        write(tmp_path, range(1))
+        assert numbers_of(rows_of(tmp_path)) == [0]
 
 
 def test_rows_that_cannot_be_encoded_cost_themselves(tmp_path: Path) -> None:
-    told: list[str] = []
-    made = writer(tmp_path, options=QUICK, tell=told.append)
-    broken = message(1)
-    broken.assurance = 1_000
-    for one in (message(0), broken, message(2)):
-        done = made.next
-        made.record(HOME, [one], ACCEPTED, Monotonic(time.monotonic()))
-        until(lambda done=done: made.next == done + 1)  # type: ignore[misc]
-    made.close()
-    assert made.failed == 1
-    items = list(JournalReader(tmp_path).rows("0"))
-    gap = items[1]
-    assert isinstance(gap, Gap)
-    assert (gap.first, gap.rows, gap.reason) == (1, 1, "error")
-    assert numbers_of([whole(items[0]), whole(items[2])]) == [0, 2]
-    assert "could not be encoded" in told[0]
+    with capture_logs() as told:
+        made = writer(tmp_path, options=QUICK)
+        broken = message(1)
+        broken.assurance = 1_000
+        for one in (message(0), broken, message(2)):
+            done = made.next
+            made.record(HOME, [one], ACCEPTED, Monotonic(time.monotonic()))
+            until(lambda done=done: made.next == done + 1)  # type: ignore[misc]
+        made.close()
+        assert made.failed == 1
+        items = list(JournalReader(tmp_path).rows("0"))
+        gap = items[1]
+        assert isinstance(gap, Gap)
+        assert (gap.first, gap.rows, gap.reason) == (1, 1, "error")
+        assert numbers_of([whole(items[0]), whole(items[2])]) == [0, 2]
+        assert (told[0]["event"], told[0]["rows"]) == ("journal rows not encoded, lost", 1)
 
 
 def test_rows_that_cannot_be_gathered_cost_what_has_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    made = writer(tmp_path, options=PATIENT, tell=told.append)
-    made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
-    with monkeypatch.context() as broken:
-        broken.setattr(Gathering, "_take", lambda *_: 1 / 0)
-        made.record(HOME, [message(2)], ACCEPTED, Monotonic(time.monotonic()))
-    made.record(HOME, [message(3)], ACCEPTED, Monotonic(time.monotonic()))
-    made.close()
-    assert (made.failed, made.backlog) == (3, 0)
-    gap, row = JournalReader(tmp_path).rows("0")
-    assert isinstance(gap, Gap)
-    assert (gap.first, gap.rows, gap.reason) == (0, 3, "error")
-    assert numbers_of([whole(row)]) == [3]
-    assert "3 rows of the journal could not be encoded: ZeroDivisionError" in told[0]
+    with capture_logs() as told:
+        made = writer(tmp_path, options=PATIENT)
+        made.record(HOME, [message(0), message(1)], ACCEPTED, Monotonic(time.monotonic()))
+        with monkeypatch.context() as broken:
+            broken.setattr(Gathering, "_take", lambda *_: 1 / 0)
+            made.record(HOME, [message(2)], ACCEPTED, Monotonic(time.monotonic()))
+        made.record(HOME, [message(3)], ACCEPTED, Monotonic(time.monotonic()))
+        made.close()
+        assert (made.failed, made.backlog) == (3, 0)
+        gap, row = JournalReader(tmp_path).rows("0")
+        assert isinstance(gap, Gap)
+        assert (gap.first, gap.rows, gap.reason) == (0, 3, "error")
+        assert numbers_of([whole(row)]) == [3]
+        assert (told[0]["event"], told[0]["rows"]) == ("journal rows not encoded, lost", 3)
+        assert told[0]["error"].startswith("ZeroDivisionError")
 
 
 @pytest.mark.parametrize("level", [0, 1])
