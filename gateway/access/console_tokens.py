@@ -279,7 +279,7 @@ def leave_token(port: int, text: str) -> Path | None:
                 written(folder / f"{port}.token", text + "\n")
                 return folder / f"{port}.token"
         except OSError as error:
-            log.info("command-line token not written", folder=str(folder), error=str(error))
+            log.info("token file for local commands not written", folder=str(folder), error=str(error))
     return None
 
 

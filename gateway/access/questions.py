@@ -123,7 +123,7 @@ class HttpQuestions:
             self._turns.give_back()
         if self._down:
             self._down = False
-            log.info("authorizer responding again")
+            log.info("authorization server responding again")
         secs = options.cache_secs if allowed else options.cache_secs * DENIED_SHARE
         return allowed, max(secs, KNOWN_SECS_MIN)
 
@@ -140,7 +140,7 @@ class HttpQuestions:
     def _failed(self, why: str) -> None:
         self.failures += 1
         self._down = True
-        log.error("authorizer not responding, its requests refused", error=why)
+        log.error("authorization server not responding, client requests refused", error=why)
 
 
 def read_verdict(body: bytes) -> bool:

@@ -671,7 +671,7 @@ class Gateway:
             log.warning("drain timed out, messages still in flight")
         held = sum(self.core.pauses.held_of().values())
         if held:
-            log.warning("messages held by paused routes left unacknowledged", count=held)
+            log.warning("messages of paused routes unacknowledged at stop", messages=held)
 
     async def _hand_over(self, engine: EngineSession) -> None:
         """Release the sessions before their clients are disconnected.
@@ -684,7 +684,7 @@ class Gateway:
         with trio.move_on_after(HAND_OVER_SECS) as waited:
             await free.wait()
         if waited.cancelled_caught:
-            log.warning("sessions not released in time")
+            log.warning("sessions not released to other replicas before stop", waited_secs=HAND_OVER_SECS)
 
     def _publish_wills(self) -> bool:
         """Publish wills while links and subscribers can receive them.

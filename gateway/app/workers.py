@@ -107,7 +107,7 @@ class Worker:
                 worker=self.number,
                 code=code,
                 why=why,
-                in_secs=round(wait, 2),
+                restart_in_secs=round(wait, 2),
             )
             with trio.move_on_after(wait):
                 await stopping.wait()

@@ -345,9 +345,9 @@ class ClientSession(Session):
             return
         if given_back.lacking:
             log.warning(
-                "requeued messages late, order not guaranteed",
+                "requeued messages not redelivered in time, order uncertain",
                 client=self.client_id,
-                missing=given_back.lacking,
+                messages=given_back.lacking,
             )
         for held in given_back.in_order():
             if held[0] is self._consumer:  # else it is redelivered over another connection

@@ -76,10 +76,10 @@ class Candidate:
     def decide(self, elected: bool, why: str = "") -> None:
         """Start to consume, or stop for the reason `why`, and report the decision."""
         if elected and not self.is_elected:
-            log.info("elected link acquired", link=self.link)
+            log.info("link now consumed by this replica", link=self.link)
             self._served_at = clock.now()
         elif self.is_elected and not elected:
-            log.info("elected link lost", link=self.link, why=why)
+            log.info("link no longer consumed by this replica", link=self.link, why=why)
         self._stats.leads = elected
         self._on_decision(elected, why)
 
@@ -98,7 +98,7 @@ class Elections:
             if candidate.is_elected and now >= candidate.until:
                 candidate.decide(False, UNDECIDED)
             if candidate.is_useless(now):
-                log.warning("elected link released, not serviceable", link=candidate.link)
+                log.warning("link offered to other replicas, not working here", link=candidate.link)
                 self._release(candidate)
                 candidate.next_at = now + REST_SECS
             elif now >= candidate.next_at and not candidate.is_pending:

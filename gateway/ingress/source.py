@@ -119,9 +119,9 @@ class ListenerSource:
         log.info(
             "messages without recipient discarded",
             listener=self.name,
-            messages=self.stats.unwanted_messages,
-            client=message.sender.client,
-            address=show(message.address),
+            messages_since_start=self.stats.unwanted_messages,
+            last_client=message.sender.client,
+            last_address=show(message.address),
         )
 
     # Interface to batches.
@@ -360,7 +360,7 @@ class ListenerSource:
     def passed_over(self, sender: Sender, queue: str) -> None:
         """Log that a message exceeds the client's frame size, and waits for other consumers."""
         log.warning(
-            "message exceeds consumer's frame size",
+            "message exceeds consumer's frame size, left in queue",
             listener=self.name,
             client=sender.client,
             queue=queue,

@@ -307,7 +307,7 @@ def test_messages_of_a_lost_client_that_waited_for_an_answer_are_counted(
 @pytest.mark.parametrize("answer", [b"perhaps", b"", None])
 def test_no_answer_is_no(answer: bytes | None) -> None:
     server = Server()
-    but = "authorizer not responding, its requests refused"
+    but = "authorization server not responding, client requests refused"
     try:
         with running(given(server, timeout_secs=0.5), but=but) as gateway:
             client, told = connect(gateway, "c", user=("eve", PASSWORD.encode()))

@@ -108,5 +108,5 @@ def test_one_line_a_minute_says_how_many(alone: Running) -> None:
         assert len(told()) == 1, "the next one comes in a minute"
         alone.ask(lambda: ingress.tick(ingress.now() + source.UNWANTED_SECS))
         last = told()[-1]
-        assert (last["listener"], last["client"], last["messages"]) == ("mqtt", "device", 4)
-        assert last["address"] == "nobody/a"
+        assert (last["listener"], last["last_client"], last["messages_since_start"]) == ("mqtt", "device", 4)
+        assert last["last_address"] == "nobody/a"

@@ -40,8 +40,8 @@ def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
 def test_a_reason_that_a_peer_left_empty_is_said_to_be_missing() -> None:
     out = io.StringIO()
     configure_logs("info", "json", out)
-    structlog.get_logger().warning("exchange unusable", why="")
-    structlog.get_logger().warning("exchange unusable", why="closed")
+    structlog.get_logger().warning("broker object unusable, retrying", why="")
+    structlog.get_logger().warning("broker object unusable, retrying", why="closed")
     told = [json.loads(line)["why"] for line in out.getvalue().splitlines()]
     assert told == ["no reason was given", "closed"]
 

@@ -614,7 +614,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         if self.topology.in_force(declaration) is not declaration:
             return False
         if declaration.why:
-            log.info("route requirement found", link=self.name, kind=declaration.kind, name=declaration.name)
+            log.info("broker object usable now", link=self.name, kind=declaration.kind, name=declaration.name)
         if declaration.was_there and (declaration.made or declaration.why):
             self.restored(declaration.made or declaration.kind, declaration)
         declaration.was_there = True
@@ -631,7 +631,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         """Count and log an object that a survey found missing and that exists again."""
         self.stats.restored.add(kind)
         log.warning(
-            "route requirement lost by broker, restored",
+            "broker object lost, declared again",
             link=self.name,
             kind=kind,
             name=declaration.exchange if kind == "exchange" and declaration.exchange else declaration.name,
@@ -645,7 +645,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         self.stats.lacking = self.topology.lacking()
         if news:
             log.warning(
-                "route requirement missing",
+                "broker object unusable, retrying",
                 link=self.name,
                 kind=declaration.kind,
                 name=declaration.name,
@@ -660,4 +660,10 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         for old in forgotten:
             self.publisher.allow(old.name)
         if self.topology.failed(declaration, outcome.text, clock.now()):
-            log.warning("exchange unusable", link=self.name, name=exchange, why=outcome.text)
+            log.warning(
+                "broker object unusable, retrying",
+                link=self.name,
+                kind="exchange",
+                name=exchange,
+                why=outcome.text,
+            )

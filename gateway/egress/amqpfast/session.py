@@ -652,12 +652,16 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         if not self.sources.in_force(source):
             return
         if source.why:
-            log.info("route requirement found", link=self.name, service=source.service, name=source.name)
+            log.info("broker object usable now", link=self.name, kind=source.service, name=source.name)
         self.sources.met(source)
 
     def failed(self, source: LinkSource, why: str) -> None:
         """Record why the server refuses a source, and retry it later; other routes continue."""
         if self.sources.in_force(source) and self.sources.failed(source, why, clock.now()):
             log.warning(
-                "route requirement missing", link=self.name, service=source.service, name=source.name, why=why
+                "broker object unusable, retrying",
+                link=self.name,
+                kind=source.service,
+                name=source.name,
+                why=why,
             )

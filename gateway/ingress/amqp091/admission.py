@@ -88,9 +88,20 @@ class AmqpEntrance(ListenerSource):
             return None
         return login, password.encode()
 
-    def report(self, remote: str, text: str) -> None:
-        """Log a client's protocol error or refusal."""
+    def report_refused(self, remote: str, text: str) -> None:
+        """Log why a client was refused before it entered a virtual host."""
         log.warning("client refused by AMQP listener", listener=self.name, remote=remote, error=text)
+
+    def report_closed(self, remote: str, text: str, *, channel: bool) -> None:
+        """Log why the gateway closed a client's channel, or else its connection."""
+        if channel:
+            log.warning(
+                "client channel closed by AMQP listener", listener=self.name, remote=remote, error=text
+            )
+        else:
+            log.warning(
+                "client connection closed by AMQP listener", listener=self.name, remote=remote, error=text
+            )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -196,14 +207,20 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._dismiss(ReplyCode.ACCESS_REFUSED, text)
         self.stream.mark()
 
-    def _report(self, code: int, text: str) -> None:
-        """Count and log a protocol error; code 0 means that the client did not send an AMQP 0-9-1 header."""
+    def _report(self, code: int, text: str, *, channel: bool = False) -> None:
+        """Count and log an error that closes the connection, or only a channel.
+
+        Code 0 means that the client did not send an AMQP 0-9-1 header.
+        """
         try:
             word = ReplyCode(code).name.lower()
         except ValueError:
             word = "other" if code else "protocol_header"
         self._entrance.stats.protocol_errors.add(word)
-        self._entrance.report(self.stream.remote, text)
+        if self._ready:
+            self._entrance.report_closed(self.stream.remote, text, channel=channel)
+        else:
+            self._entrance.report_refused(self.stream.remote, text)
 
     def _in_time(self, now: float) -> bool:
         """Send and check heartbeats, and enforce the handshake timeout.
@@ -314,7 +331,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         The client gets reply code 403 if it has the capability for that; otherwise its stream is closed.
         """
         self._entrance.stats.refused.add("access_refused")
-        self._entrance.report(self.stream.remote, why)
+        self._entrance.report_refused(self.stream.remote, why)
         if not self._hears_denial:
             self.stream.end("login refused")
             return

@@ -398,7 +398,7 @@ class AmqpConnection(AmqpActions):
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
-            self._report(event.reply_code, event.text)
+            self._report(event.reply_code, event.text, channel=True)
         channel = self.channels.pop(event.channel, None)
         if channel is not None:
             if self.waiting.on:

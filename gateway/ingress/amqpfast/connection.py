@@ -28,7 +28,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import DELIVERY_OVERHEAD, FastChannel, FastHandle, Receipt
 from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, FastActions
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
-from gateway.ingress.amqpfast.ingress import FastIngress
+from gateway.ingress.amqpfast.ingress import CHANNEL, HANDLE, FastIngress
 from gateway.ingress.amqpfast.publisher import FastPublisher
 from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.delivery_limit import Outstanding
@@ -587,14 +587,14 @@ class FastConnection(FastActions):
 
     def _handle_closed(self, event: HandleClosed) -> None:
         if not event.by_peer:
-            self._report(event.reply_code, event.text)
+            self._report(event.reply_code, event.text, HANDLE)
         handle = self.handles.get(event.handle)
         if handle is not None:
             self._drop_handle(handle, silent=not event.by_peer)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
-            self._report(event.reply_code, event.text)
+            self._report(event.reply_code, event.text, CHANNEL)
         channel = self.channels.get(event.channel)
         if channel is not None:
             self._drop_channel(channel, silent=not event.by_peer)
@@ -698,8 +698,9 @@ class FastConnection(FastActions):
 
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
         """Close the handle or its channel, depending on the code, because a command is refused."""
-        self._report(code, text)
-        if code in OF_CHANNELS:
+        of_channel = code in OF_CHANNELS
+        self._report(code, text, CHANNEL if of_channel else HANDLE)
+        if of_channel:
             self.close_channel(handle.channel, code, text)
         else:
             self.close_handle(handle, code, text)
@@ -787,13 +788,17 @@ class FastConnection(FastActions):
         if left is not None:
             left.silent = True
 
-    def _report(self, code: int, text: str) -> None:
+    def _report(self, code: int, text: str, part: str = "connection") -> None:
+        """Count and log an error that closes the connection, or only a channel or handle (`part`)."""
         try:
             word = ReplyCode(code).name.lower()
         except ValueError:
             word = "other"
         self._ingress.stats.protocol_errors.add(word)
-        self._ingress.report(self.stream.remote, text)
+        if self._ready:
+            self._ingress.report_closed(self.stream.remote, text, part)
+        else:
+            self._ingress.report_refused(self.stream.remote, text)
 
     # Negotiation.
 

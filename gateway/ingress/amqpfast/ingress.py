@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -30,6 +31,9 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings import FastListener
 from gateway.settings.amqpfast import PeerService
+
+CHANNEL: Final = "channel"
+HANDLE: Final = "handle"
 
 log = structlog.get_logger(limited=True)
 
@@ -219,6 +223,22 @@ class FastIngress(FastSource):
         """Start a task in the background."""
         self.tasks.start_soon(task)
 
-    def report(self, remote: str, text: str) -> None:
-        """Log a client's error."""
+    def report_refused(self, remote: str, text: str) -> None:
+        """Log why a client was refused before it entered a virtual host."""
         log.warning("client refused by AMQP/Fast listener", listener=self.name, remote=remote, error=text)
+
+    def report_closed(self, remote: str, text: str, part: str) -> None:
+        """Log why the gateway closed a client's `part`: its connection, a channel or a handle."""
+        name = self.name
+        if part == HANDLE:
+            log.warning(
+                "client handle closed by AMQP/Fast listener", listener=name, remote=remote, error=text
+            )
+        elif part == CHANNEL:
+            log.warning(
+                "client channel closed by AMQP/Fast listener", listener=name, remote=remote, error=text
+            )
+        else:
+            log.warning(
+                "client connection closed by AMQP/Fast listener", listener=name, remote=remote, error=text
+            )
