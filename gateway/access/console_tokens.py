@@ -4,6 +4,9 @@ Only a digest of each is stored, in one file that only its owner may read. The f
 the administrator and writes its text to a file in the same folder. Each start also creates a token for the
 command line, which is valid as long as the process runs. The command line finds that token in a folder that
 only the same user of this machine can read, in a file named after the port.
+
+A newer gateway may store properties of a token that this one does not know, such as a restriction. Such a
+token is not valid here, and stays in the file for the newer one.
 """
 
 from __future__ import annotations
@@ -100,6 +103,9 @@ class StoredToken(NamedTuple):
         return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
 
+KEYS: Final = frozenset(StoredToken._fields)
+
+
 class ConsoleTokens:
     """Console tokens of a gateway, stored in `folder`; None: in memory only."""
 
@@ -113,6 +119,7 @@ class ConsoleTokens:
         self._shares = shares or UserShares("console tokens", count_max=TOKENS_MAX)
         self._tokens: dict[str, StoredToken] = {}  # by digest
         self._temporary: dict[str, StoredToken] = {}
+        self._unknown: list[dict[str, Any]] = []  # of a newer gateway, as the file stores them
         if folder is None:
             return
         try:
@@ -127,15 +134,20 @@ class ConsoleTokens:
 
     def _read(self, path: Path) -> None:
         for given in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
+            if not given.keys() <= KEYS:
+                self._unknown.append(given)
+                continue
             maker = given.get("maker")
             if maker is not None:
                 given["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
             token = StoredToken(**given)
             self._tokens[token.digest] = token
+        if self._unknown:
+            log.warning("console tokens of a newer gateway not valid here", tokens=len(self._unknown))
 
     def _keep(self) -> None:
         if self._folder is not None:
-            document = {"tokens": [token.kept() for token in self._tokens.values()]}
+            document = {"tokens": [token.kept() for token in self._tokens.values()] + self._unknown}
             written(self._folder / FILE, orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
 
     def make(
@@ -197,14 +209,15 @@ class ConsoleTokens:
 
         Raises OSError if the file cannot be written; the token then stays valid.
         """
-        before = self._tokens
-        self._tokens = {digest: one for digest, one in before.items() if one.name != name}
-        if len(self._tokens) == len(before):
+        before = self._tokens, self._unknown
+        self._tokens = {digest: one for digest, one in self._tokens.items() if one.name != name}
+        self._unknown = [one for one in self._unknown if one.get("name") != name]
+        if (self._tokens, self._unknown) == before:
             return False
         try:
             self._keep()
         except OSError:
-            self._tokens = before
+            self._tokens, self._unknown = before
             raise
         return True
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -435,6 +436,28 @@ def test_a_file_of_tokens_that_cannot_be_read_is_told(tmp_path: Path, content: s
     (tmp_path / "tokens.json").write_text(content)
     with pytest.raises(ConfigurationError, match="tokens cannot be used"):
         ConsoleTokens(tmp_path)
+
+
+def test_a_token_with_properties_of_a_newer_gateway_is_not_valid_but_stays(tmp_path: Path) -> None:
+    """An older gateway starts after a rollback, and grants nothing that it cannot judge."""
+    tokens = ConsoleTokens(tmp_path)
+    limited, other = (tokens.make(name, "write", by="me") for name in ("limited", "other"))
+    file = tmp_path / "tokens.json"
+    stored = orjson.loads(file.read_bytes())
+    for one in stored["tokens"][1:]:
+        one["only"] = ["queues"]
+    file.write_bytes(orjson.dumps(stored))
+    with capture_logs() as lines:
+        older = ConsoleTokens(tmp_path)
+    event = "console tokens of a newer gateway not valid here"
+    assert [(line["event"], line["tokens"]) for line in lines] == [(event, 2)]
+    assert older.find(limited) is None
+    assert older.revoke("other")
+    assert not older.revoke("other")
+    older.make("ci", "read", by="me")
+    names = {one["name"]: one.get("only") for one in orjson.loads(file.read_bytes())["tokens"]}
+    assert names == {"administrator": None, "ci": None, "limited": ["queues"]}
+    assert tokens.find(other) is not None
 
 
 def test_there_is_a_most_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

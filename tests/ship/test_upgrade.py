@@ -1,11 +1,9 @@
-"""An upgrade: today's code opens a store that the code of an earlier commit has written."""
+"""Upgrades and returns: code of earlier commits, and this one, open each other's stores."""
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import tarfile
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,26 +13,17 @@ import pytest
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Confirms
 from gateway.protocols.mqtt.spec import PacketType, Property
-from tests.deploy.test_package import ROOT
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import free_ports
 from tests.operator import bearer
-
-EARLIER: Final = "1b612a75e681d56b8c11feacb9aa43f27b5cfb4d"
-"""Some 390 commits before this test, with the store layout and the journal format of release 0.1.0."""
+from tests.ship.earlier import BEFORE_SCHEMA_7, EARLIER, PREVIOUS, package_of, run_code_of
 
 PERSISTENT: Final = b"\x10\x00\x02"
 DAY: Final = {Property.SESSION_EXPIRY_INTERVAL: 86_400}
 COUNT: Final = 20
-PROGRAM: Final = """
-import sys, gateway
-print("code of", gateway.__file__, file=sys.stderr, flush=True)
-from gateway.cli import main
-main()
-"""
 MAPPING: Final = """
 version: 1
 routes:
@@ -46,19 +35,6 @@ routes:
     to: {endpoint: amqp091, queue: "{name}"}
     on_reject: dead_letter
 """
-
-
-@pytest.fixture
-def earlier(tmp_path: Path) -> Path:
-    """Return a folder with the package of the earlier commit."""
-    archive = ("git", "archive", "--format=tar", EARLIER, "gateway", "mappings")
-    done = subprocess.run(archive, cwd=ROOT, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"commit {EARLIER[:8]} is not here: this is a shallow clone or a release")
-    folder = tmp_path / "earlier"
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
-        files.extractall(folder, filter="data")
-    return folder
 
 
 def bodies_of(count: int) -> list[bytes]:
@@ -104,36 +80,67 @@ def queued(gateway: GatewayProcess) -> list[bytes]:
         return [bytes(one[-1]) for one in client.delivered(declared.message_count)]
 
 
-def test_a_store_of_an_earlier_commit(earlier: Path, tmp_path: Path) -> None:
-    (tmp_path / "mapping.yaml").write_text(MAPPING)
+def storing_gateway(folder: Path) -> GatewayProcess:
+    """Return a gateway with a store, a journal, the mapping of this file and an HTTP port."""
+    (folder / "mapping.yaml").write_text(MAPPING)
     (http,) = free_ports(1)
-    gateway = GatewayProcess(
-        tmp_path / "gateway",
-        mappings=[str(tmp_path / "mapping.yaml")],
+    return GatewayProcess(
+        folder / "gateway",
+        mappings=[str(folder / "mapping.yaml")],
         http={"host": LOOPBACK, "port": http},
         journal={"enabled": True, "flush_interval_secs": 0.01},
     )
-    today, gateway.python_path = gateway.python_path, (earlier,)
-    gateway.program = (sys.executable, "-c", PROGRAM)
+
+
+@pytest.mark.parametrize("commit", [EARLIER, PREVIOUS])
+def test_a_store_of_an_earlier_commit(commit: str, tmp_path: Path) -> None:
+    gateway = storing_gateway(tmp_path)
+    package = package_of(commit, tmp_path / "earlier")
+    run_code_of(gateway, package)
     with gateway:
-        assert f"code of {earlier}/gateway" in gateway.log
+        assert f"code of {package}/gateway" in gateway.log
         leave_traces(gateway)
         assert gateway.terminate() == 0
-        gateway.python_path, gateway.program = today, None
+        run_code_of(gateway, None)
         gateway.start()
-        assert queued(gateway) == bodies_of(COUNT) + [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
-        sleeper, connack = connect(gateway, "sleeper", clean=False, properties=DAY)
-        with sleeper:
-            assert connack.session_present
-            owed = [sleeper.row() for _ in range(COUNT + 1)]
-            assert [row[4] for row in owed] == [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
-            for row in owed:
-                sleeper.ack(PacketType.PUBACK, row[2])
-            sleeper.subscribe("plant/state")
-            assert sleeper.body() == b"on"
-        ((body, route, reason),) = [(one["body"], one["route"], one["reason"]) for one in letters(gateway)]
-        assert (body, route, reason) == ("failed", "strict", "no_route")
+        check_traces(gateway)
         assert gateway.terminate() == 0
         tail = gateway.command("journal", "tail", "--config", "gateway.yaml", "--json", "--start", "0")
         assert tail.count('"route":"up"') >= COUNT, tail[:1_000]
         assert "sound" in gateway.command("store", "check", "--store", str(gateway.folder / "data"))
+
+
+@pytest.mark.parametrize("commit", [BEFORE_SCHEMA_7, PREVIOUS])
+def test_an_earlier_commit_returns_to_a_store_of_this_one(commit: str, tmp_path: Path) -> None:
+    """It finds everything if the layout is the one that it knows, and refuses a newer one with a reason."""
+    gateway = storing_gateway(tmp_path)
+    package = package_of(commit, tmp_path / "earlier")
+    with gateway:
+        leave_traces(gateway)
+        assert gateway.terminate() == 0
+        run_code_of(gateway, package)
+        gateway.start()
+        assert f"code of {package}/gateway" in gateway.log
+        check_traces(gateway)
+        assert gateway.terminate() == 0
+        with closing(sqlite3.connect(gateway.folder / "data" / "gateway.db")) as database, database:
+            (layout,) = database.execute("PRAGMA user_version").fetchone()
+            database.execute(f"PRAGMA user_version = {layout + 1}")
+        with pytest.raises(AssertionError, match="a newer gateway"):
+            gateway.start()
+
+
+def check_traces(gateway: GatewayProcess) -> None:
+    """Assert that a gateway has all that `leave_traces` left."""
+    assert queued(gateway) == bodies_of(COUNT) + [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
+    sleeper, connack = connect(gateway, "sleeper", clean=False, properties=DAY)
+    with sleeper:
+        assert connack.session_present
+        owed = [sleeper.row() for _ in range(COUNT + 1)]
+        assert [row[4] for row in owed] == [b"%d" % one for one in range(1, COUNT + 1)] + [b"on"]
+        for row in owed:
+            sleeper.ack(PacketType.PUBACK, row[2])
+        sleeper.subscribe("plant/state")
+        assert sleeper.body() == b"on"
+    ((body, route, reason),) = [(one["body"], one["route"], one["reason"]) for one in letters(gateway)]
+    assert (body, route, reason) == ("failed", "strict", "no_route")
