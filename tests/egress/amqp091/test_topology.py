@@ -275,7 +275,8 @@ async def test_an_exchange_that_was_deleted_is_made_and_bound_again_and_that_is_
         await surveyed(one)
     assert one.world.bindings == bound
     assert {"events", "telemetry"} <= set(one.world.exchanges)
-    told = [(line["kind"], line["name"]) for line in logged if line["event"] == "broker object lost, declared again"]
+    event = "broker object lost, declared again"
+    told = [(line["kind"], line["name"]) for line in logged if line["event"] == event]
     assert sorted(told) == [("exchange", "events"), ("exchange", "telemetry")]
     assert one.stats.restored.counts == {"exchange": 2}
     assert one.stats.lacking == {}
