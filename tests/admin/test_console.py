@@ -605,6 +605,8 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     scene.close()
 
 
+PHONE: Final = 600
+HIDES: Final = "region => region.scrollWidth > region.clientWidth"
 SIZES: Final = [("light", 1_440), ("dark", 360)]
 if "CONSOLE_PICTURES" in os.environ:
     SIZES.extend((("light", 390), ("dark", 390), ("dark", 1_440)))
@@ -637,6 +639,9 @@ def test_every_view_is_for_everybody(browser: Browser, gateway: Running, scheme:
         assert page.locator("main section:not(:has(h3))").count() == 0, view
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, view
+        if width < PHONE:  # no column is out of sight
+            tables = page.locator(".scroll:has(table)").all()
+            assert [one.get_attribute("aria-label") for one in tables if one.evaluate(HIDES)] == [], view
         expect(page.locator("nav [aria-current]")).to_be_in_viewport(ratio=0.99)
         assert (scheme == "dark" and view not in COLOURED) or serious(page) == [], view
         scene.shot(f"{view} {scheme} {width}")

@@ -46,7 +46,7 @@ function rowsOf({name, of}) {
 }
 
 function Alarms({alarms}) {
-  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." stacked columns=${[
+  return html`<${Table} caption=${`Alarms: ${alarms.length}`} rows=${alarms} keyed=${row => `${row.name} ${row.of}`} empty="Nothing is wrong." columns=${[
     ["Alarm", row => { const [at, words] = rowsOf(row); return html`<${Go} at=${at} words=${words} kind="bad">${row.name}<//>`; }], ["Of", row => row.of || "the gateway", "text"], ["What is wrong", row => row.text, "text"], ["What to do", row => row.act, "text"], ["Since", row => moment(row.since)], ["Runbook", row => html`<code>${row.page}</code>`]]} />`;
 }
 

@@ -55,12 +55,13 @@ export function sorted(rows, columns, order) {
 }
 
 // Heading and table, with `children` between them. Columns are [heading, function from row to cell, "number" or "text" or nothing]. `order` is {head, down} or null; without `turn` the table sorts by itself.
-// With `open`, a function from a row to what is in it, a click on the first cell opens the row. With `stacked`, the cells of a row are below each other in a narrow window.
+// With `open`, a function from a row to what is in it, a click on the first cell opens the row.
 export function Table({caption, children, ...more}) {
   return html`<h3>${caption}</h3>${children}<${Rows} caption=${caption} ...${more} />`;
 }
 
-function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open, stacked}) {
+// On a phone each row is a block with a line per column (console.css), so no column is out of sight.
+function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open}) {
   const [own, turnOwn] = useState(null), [opened, setOpened] = useState(new Set());
   if (!rows) return html`<p class="soft">…</p>`;
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
@@ -68,13 +69,13 @@ function Rows({caption, columns, rows, keyed, empty = "None.", order, turn, open
   const first = (row, cell, is) => html`<button class="open" aria-expanded=${is} onClick=${() => toggle(keyed(row))}><span aria-hidden="true">${is ? "▾" : "▸"}</span> ${cell}</button>`;
   const drawn = row => {
     const is = open && opened.has(keyed(row));
-    return html`<tr key=${keyed(row)}>${columns.map(([, cell, kind], at) => html`<td class=${kind}>${open && at === 0 ? first(row, cell(row), is) : cell(row)}</td>`)}</tr>
+    return html`<tr key=${keyed(row)}>${columns.map(([head, cell, kind], at) => html`<td class=${kind} data-head=${head}>${open && at === 0 ? first(row, cell(row), is) : cell(row)}</td>`)}</tr>
       ${is && html`<tr key=${`${keyed(row)} opened`} class="opened"><td colspan=${columns.length}>${open(row)}</td></tr>`}`;
   };
   const now = turn ? order : own;
   const shown = !turn && own ? sorted(rows, columns, own) : rows;
   const next = (head, kind) => (turn || turnOwn)(now?.head !== head ? {head, down: kind === "number"} : now.down === (kind === "number") ? {head, down: !now.down} : null);
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table aria-label=${caption} class=${stacked && "stacked"}>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table aria-label=${caption}>
     <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind} aria-sort=${now?.head !== head ? null : now.down ? "descending" : "ascending"}>
       ${head && html`<button class="sort" title=${`Sort by ${head}`} onClick=${() => next(head, kind)}>${head}<span aria-hidden="true">${now?.head !== head ? "" : now.down ? " ▾" : " ▴"}</span></button>`}</th>`)}</tr></thead>
     <tbody>${shown.map(drawn)}</tbody>
