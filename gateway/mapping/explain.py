@@ -142,4 +142,4 @@ def _tried(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] |
         return False, None, "cannot be decided: the body is not JSON"
     if route.undecided > undecided:
         return False, None, "cannot be decided: something that it names is missing, or of another type"
-    return False, None, "false"
+    return False, None, "the condition is false for this message"

@@ -51,7 +51,7 @@ def test_explanations_are_json() -> None:
 
 TRIED = [
     (b'{"t": 2}', 0, True, ""),
-    (b'{"t": 1}', 0, False, "false"),
+    (b'{"t": 1}', 0, False, "the condition is false for this message"),
     (b"hot", 0, False, "cannot be decided: the body is not JSON"),
     (b"{}", 0, False, "cannot be decided: something that it names is missing, or of another type"),
     (b'{"t": "2"}', 0, False, "cannot be decided: something that it names is missing, or of another type"),

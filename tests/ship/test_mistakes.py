@@ -26,6 +26,7 @@ routes:
     from: {endpoint: mqtt, topic: 'plant/{line}/t'}
     to: {endpoint: erp, exchange: plant, routing_key: '{line}'}
 """
+SENTENCE_WORDS: Final = 2
 ROWS: Final[dict[str, dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 
 
@@ -45,6 +46,7 @@ def test_the_message_says_what_to_write(name: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(variable, value)
     found = [one.text for one in checked(Path("gateway.yaml"), connect=False).findings]
     assert any(row["says"] in one for one in found), found
+    assert [one for one in found if len(one.split()) < SENTENCE_WORDS] == []
 
 
 def test_the_files_without_a_mistake_have_no_finding_of_weight() -> None:

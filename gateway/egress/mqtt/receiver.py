@@ -42,7 +42,7 @@ from gateway.transport.stream import Stream
 TOPIC_BYTES_MAX: Final = 1_024  # a longer topic is not cached
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
-MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
+MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the topic or a property is malformed")
 
 
 class Bringer:
