@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -32,6 +33,11 @@ async def _computed(work: Callable[[], Any]) -> Any:
     return work()
 
 
+async def _run_here(work: Callable[..., Any], *given: Any, **_: Any) -> Any:
+    """Return the result of blocking work, such as the end of a large body's file."""
+    return await _computed(partial(work, *given))
+
+
 async def _watch(files: MappingFiles, changed: Callable[[], Awaitable[object]]) -> None:
     """Wait for ever: the simulation reloads when the seed says so."""
     await trio.sleep_forever()
@@ -42,6 +48,7 @@ def without_threads() -> Iterator[None]:
     """Replace what would use threads of its own."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(gateway_module, "computed", _computed))
+        stack.enter_context(patch.object(trio.to_thread, "run_sync", _run_here))
         stack.enter_context(patch.object(MappingFiles, "watch", _watch))
         yield
 
