@@ -341,10 +341,14 @@ def log_events() -> Iterator[str]:
         for one in logged(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))):
             facts = [f"`{fact}`" for fact in one.facts] + (["…"] if one.elsewhere else [])
             found.setdefault((LEVELS.index(one.level), one.event), {}).update(dict.fromkeys(facts))
-    yield from table(
-        ("level", "event", "facts"),
-        ((LEVELS[level], event, ", ".join(facts)) for (level, event), facts in sorted(found.items())),
-    )
+    for place, level in enumerate(LEVELS):
+        yield f"### {level}"
+        yield ""
+        yield from table(
+            ("event", "facts"),
+            ((event, ", ".join(facts)) for (at, event), facts in sorted(found.items()) if at == place),
+        )
+        yield ""
 
 
 # The command line
@@ -421,8 +425,9 @@ def _described(command: Any, path: str, common: Collection[tuple[str, str]]) -> 
     yield ""
     yield inspect.cleandoc(command.help or "").replace("\n\n", "\n")
     yield ""
-    yield f"`{path} {pieces}`"
-    yield ""
+    if pieces != "[OPTIONS]":
+        yield f"`{path} {pieces}`"
+        yield ""
     rows = _help_rows(command, path)
     if own := [row for row in rows if row not in common]:
         yield from _option_table("argument or option", own)
