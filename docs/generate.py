@@ -354,7 +354,7 @@ def log_events() -> Iterator[str]:
 # The command line
 
 
-COMMON_MIN: Final = 3  # commands of a page with the same option, from which on it is described once
+COMMON_MIN: Final = 2  # commands of a page with the same option, from which on it is described once
 LONG_OPTION: Final = re.compile(r"--[\w-]+")
 
 
