@@ -249,13 +249,12 @@ def metric_table() -> Iterator[str]:
     labels = {name: given for name, (_, given) in (metrics.COUNTERS | metrics.GAUGES).items()}
     labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, metrics.ROUTE_SECONDS: ("route",)}
     labels["gateway_build"] = ("version", "python")
-    endings = {"counter": "_total", "info": "_info"}
+    endings = {"counter": "_total`", "info": "_info`", "histogram": "` (histogram)"}
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         sorted(
             (
-                f"`{one.name}{endings.get(one.type, '')}`",
-                one.type,
+                f"`{one.name}{endings.get(one.type, '`')}",
                 ", ".join(labels.get(one.name, ())),
                 one.documentation,
             )
@@ -276,9 +275,9 @@ def detailed_table() -> Iterator[str]:
     ]
     rows.append((metrics.LEFT_OUT, "gauge", ("series",), metrics.LEFT_OUT_TEXT))
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         [
-            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text)
             for name, kind, labels, text in rows
         ],
     )
@@ -287,9 +286,9 @@ def detailed_table() -> Iterator[str]:
 def worker_table() -> Iterator[str]:
     """Those of the process that has started workers."""
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         [
-            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text)
             for name, (kind, text, labels) in metrics.WORKER_SERIES.items()
         ],
     )
