@@ -249,13 +249,12 @@ def metric_table() -> Iterator[str]:
     labels = {name: given for name, (_, given) in (metrics.COUNTERS | metrics.GAUGES).items()}
     labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, metrics.ROUTE_SECONDS: ("route",)}
     labels["gateway_build"] = ("version", "python")
-    endings = {"counter": "_total", "info": "_info"}
+    endings = {"counter": "_total`", "info": "_info`", "histogram": "` (histogram)"}
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         sorted(
             (
-                f"`{one.name}{endings.get(one.type, '')}`",
-                one.type,
+                f"`{one.name}{endings.get(one.type, '`')}",
                 ", ".join(labels.get(one.name, ())),
                 one.documentation,
             )
@@ -276,9 +275,9 @@ def detailed_table() -> Iterator[str]:
     ]
     rows.append((metrics.LEFT_OUT, "gauge", ("series",), metrics.LEFT_OUT_TEXT))
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         [
-            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text)
             for name, kind, labels, text in rows
         ],
     )
@@ -287,9 +286,9 @@ def detailed_table() -> Iterator[str]:
 def worker_table() -> Iterator[str]:
     """Those of the process that has started workers."""
     yield from table(
-        ("metric", "kind", "labels", "meaning"),
+        ("metric", "labels", "meaning"),
         [
-            (f"`{name}{'_total' if kind == 'counter' else ''}`", kind, ", ".join(labels), text)
+            (f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text)
             for name, (kind, text, labels) in metrics.WORKER_SERIES.items()
         ],
     )
@@ -341,16 +340,20 @@ def log_events() -> Iterator[str]:
         for one in logged(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))):
             facts = [f"`{fact}`" for fact in one.facts] + (["…"] if one.elsewhere else [])
             found.setdefault((LEVELS.index(one.level), one.event), {}).update(dict.fromkeys(facts))
-    yield from table(
-        ("level", "event", "facts"),
-        ((LEVELS[level], event, ", ".join(facts)) for (level, event), facts in sorted(found.items())),
-    )
+    for place, level in enumerate(LEVELS):
+        yield f"### {level}"
+        yield ""
+        yield from table(
+            ("event", "facts"),
+            ((event, ", ".join(facts)) for (at, event), facts in sorted(found.items()) if at == place),
+        )
+        yield ""
 
 
 # The command line
 
 
-COMMON_MIN: Final = 3  # commands of a page with the same option, from which on it is described once
+COMMON_MIN: Final = 2  # commands of a page with the same option, from which on it is described once
 LONG_OPTION: Final = re.compile(r"--[\w-]+")
 
 
@@ -421,8 +424,9 @@ def _described(command: Any, path: str, common: Collection[tuple[str, str]]) -> 
     yield ""
     yield inspect.cleandoc(command.help or "").replace("\n\n", "\n")
     yield ""
-    yield f"`{path} {pieces}`"
-    yield ""
+    if pieces != "[OPTIONS]":
+        yield f"`{path} {pieces}`"
+        yield ""
     rows = _help_rows(command, path)
     if own := [row for row in rows if row not in common]:
         yield from _option_table("argument or option", own)

@@ -25,10 +25,12 @@ COMPLETE: Final = "_GATEWAY_COMPLETE"
 class LazyCommands(Mapping[str, Any]):
     """Commands of a package by name, imported on access.
 
-    `files` maps each name to the module that has the command in its attribute `app`.
+    `files` maps each name to the module that has the command in its attribute `app`; `prefix` is the
+    group's name with a blank, "" for the program itself.
     """
 
-    def __init__(self, package: str, files: Mapping[str, str]) -> None:
+    def __init__(self, package: str, files: Mapping[str, str], prefix: str) -> None:
+        self._prefix = prefix
         self._package = package
         self._files = files
         self._made: dict[str, Any] = {}
@@ -40,7 +42,7 @@ class LazyCommands(Mapping[str, Any]):
             _write_plainly(app)
             found = get_group(app).commands
             for one, command in found.items():
-                _add_examples(command, one)
+                _add_examples(command, f"{self._prefix}{one}")
             self._made |= found
         return self._made[name]
 
@@ -65,13 +67,13 @@ def _first_sentence(text: str | None) -> str:
     return re.split(r"(?<=\.)\s", " ".join((text or "").split()), maxsplit=1)[0]
 
 
-def group_of(package: str, files: Mapping[str, str]) -> type[TyperGroup]:
+def group_of(package: str, files: Mapping[str, str], prefix: str = "") -> type[TyperGroup]:
     """Return a class of groups that have these commands of a package."""
 
     class CommandGroup(WholeSummaries):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            self.commands: Any = LazyCommands(package, files)
+            self.commands: Any = LazyCommands(package, files, prefix)
 
     return CommandGroup
 

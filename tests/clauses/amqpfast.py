@@ -74,4 +74,4 @@ def lines() -> Iterator[str]:
     yield "|---|---|---|"
     for row in (*table.rows, *table.flow, *table.errors):
         what = f"{', '.join(row.commands)}: {row.asks}" if row.commands else row.asks
-        yield f"| {row.clause} | {what} | `{row.file}` `{row.test}` |"
+        yield f"| {row.clause} | {what} | `{row.file}::{row.test}` |"

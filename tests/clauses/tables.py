@@ -22,5 +22,5 @@ def lines(name: str) -> Iterator[str]:
     yield "| statement | requirement | test |"
     yield "|---|---|---|"
     for row in table.rows:
-        met = f"none: {row.reason}" if row.reason else f"`{files[row.test]}` `{row.test}`"
+        met = f"none: {row.reason}" if row.reason else f"`{files[row.test]}::{row.test}`"
         yield f"| {row.name} | {row.asks} | {met} |"

@@ -71,6 +71,7 @@ def command_of(path: tuple[str, ...]) -> Any:
 def test_every_command_has_an_example_that_its_parser_accepts(path: tuple[str, ...]) -> None:
     examples = EXAMPLES[" ".join(path)]
     assert examples
+    assert [line.strip() for line in (command_of(path).epilog or "").splitlines()[2:]] == list(examples)
     for line in examples:
         program, *words = shlex.split(line.partition(" > ")[0])
         assert (program, tuple(words[: len(path)])) == ("gateway", path)

@@ -27,12 +27,11 @@ ALWAYS: Final = frozenset({"instance", "job", "le"})
 
 def documented() -> dict[str, set[str]]:
     """The labels of each metric, from the page that is generated out of the code."""
-    rows = re.findall(
-        r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE
-    )
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`( \(histogram\))? \| ([\w, ]*) \|", page, re.MULTILINE)
     found = {}
-    for name, kind, labels in rows:
-        for suffix in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
+    for name, histogram, labels in rows:
+        for suffix in ("_bucket", "_sum", "_count") if histogram else ("",):
             found[name + suffix] = {label.strip() for label in labels.split(",")} | ALWAYS
     return found
 

@@ -34,7 +34,7 @@ FILES: Final = {
 
 pipeline = typer.Typer(
     name="pipeline",
-    cls=group_of(__name__, FILES),
+    cls=group_of(__name__, FILES, "pipeline "),
     help="Run Spark jobs over the journal: archive, measure, reconcile, try mappings, replay.",
     no_args_is_help=True,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from itertools import groupby
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -54,10 +55,20 @@ def errors_table(logs: dict[str, Log]) -> Iterator[str]:
         rows.setdefault(row, []).append(name + mark)
     for (code, what, fault), names in sorted(rows.items()):
         word = f"{code} {ReplyCode(code).name.lower().replace('_', '-')}" if code else "none"
-        yield f"| {word} | {what} | {fault} | {'; '.join(sorted(names))} |"
+        yield f"| {word} | {what} | {fault} | {'; '.join(_grouped(sorted(names)))} |"
     yield ""
     for name, difference in DIFFERENT.items():
         yield f"¹ {name}: {difference.why}."
+
+
+def _grouped(names: list[str]) -> Iterator[str]:
+    """Return sorted names, of which neighbours with the same words up to "with" are joined."""
+    for begin, group in groupby(names, lambda name: name.rpartition(" with ")[0]):
+        found = list(group)
+        if begin:
+            yield f"{begin} with {', '.join(name.removeprefix(f'{begin} with ') for name in found)}"
+        else:
+            yield from found
 
 
 def count_line(logs: dict[str, Log]) -> str:
