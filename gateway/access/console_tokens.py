@@ -126,11 +126,11 @@ class ConsoleTokens:
             raise ConfigurationError(f"{folder}: the console's tokens cannot be used: {error}") from error
 
     def _read(self, path: Path) -> None:
-        for given in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
-            maker = given.get("maker")
+        for record in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
+            maker = record.get("maker")
             if maker is not None:
-                given["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
-            token = StoredToken(**given)
+                record["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
+            token = StoredToken(**record)
             self._tokens[token.digest] = token
 
     def _keep(self) -> None:

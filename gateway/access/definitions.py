@@ -102,9 +102,9 @@ def _imported(content: dict[str, Any]) -> Imported:
     return Imported(hashes, roles, names, tuple(one["name"] for one in content.get("vhosts", [])))
 
 
-def _tags(given: str | list[str]) -> Iterator[str]:
+def _tags(tags: str | list[str]) -> Iterator[str]:
     """Yield the tags of a user: a list in newer versions of RabbitMQ, a text with commas in older ones."""
-    yield from (one.strip() for one in (given.split(",") if isinstance(given, str) else given))
+    yield from (one.strip() for one in (tags.split(",") if isinstance(tags, str) else tags))
 
 
 def _console(tags: Iterable[str]) -> Literal["none", "read", "write"]:

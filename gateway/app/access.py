@@ -97,7 +97,7 @@ class Identities:
                 given.timeout_secs,
                 ca_file=given.ca_file,
                 connections_max=given.connections_max,
-                kept=given.connections_max,
+                keepalive_max=given.connections_max,
             )
             self._askers.append(asker)
             self.asked.append(HttpUsers(given, asker))
@@ -216,7 +216,7 @@ def authorizer_of(settings: Settings) -> HttpQuestions | None:
     if given is None:
         return None
     most = given.connections_max
-    asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=most, kept=most)
+    asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=most, keepalive_max=most)
     return HttpQuestions(given, asker)
 
 
