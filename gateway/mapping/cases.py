@@ -101,12 +101,12 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
         raise ValueError(f"unknown endpoint {words.endpoint!r}")
-    given = words.given()
-    if not given or any(DIALECT_OF_WORD[word].name != protocol for word in given):
+    address_words = words.given()
+    if not address_words or any(DIALECT_OF_WORD[word].name != protocol for word in address_words):
         raise ValueError(
-            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(given) or 'missing'}"
+            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(address_words) or 'missing'}"
         )
-    address, queue = DIALECTS[protocol].published(given)
+    address, queue = DIALECTS[protocol].published(address_words)
     durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
     assurance = words.qos if words.qos is not None else QOS_OF_DURABLE[durable]
     properties = Properties(
