@@ -192,7 +192,7 @@ def _check_place(places: UserShares, owner: str) -> None:
     """Raise UnavailableError if all places are occupied, ShareFullError if the user's share of them is."""
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
-        raise UnavailableError(f"all {places.count_max} {places.what} are open already")
+        raise UnavailableError(f"all {places.count_max} {places.resource} are open already")
     if limit:
         raise ShareFullError(f"{limit} is reached: close another stream first")
 

@@ -175,20 +175,20 @@ class UserQuotas:
 
     def refused(self) -> dict[str, int]:
         """Return how often something did not fit, by kind."""
-        return {shares.what.replace(" ", "_"): shares.refused for shares in self.all()}
+        return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def pushed_out(self) -> dict[str, int]:
         """Return how many entries were replaced by newer ones, by kind."""
-        return {shares.what.replace(" ", "_"): shares.pushed_out for shares in self.all()}
+        return {shares.resource.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
     def tick(self) -> None:
         """Log what was refused or replaced since the last call."""
         for shares in self.all():
-            refused, gone = self._told.get(shares.what, (0, 0))
+            refused, gone = self._told.get(shares.resource, (0, 0))
             if shares.refused > refused:
                 log.warning(
                     "user quota reached",
-                    what=shares.what,
+                    what=shares.resource,
                     user=shares.last_user.lstrip("\0"),
                     limit=shares.last_limit,
                     refused=shares.refused - refused,
@@ -196,11 +196,11 @@ class UserQuotas:
             if shares.pushed_out > gone:
                 log.warning(
                     "user quota evicted entries",
-                    what=shares.what,
+                    what=shares.resource,
                     user=shares.last_user,
                     entries=shares.pushed_out - gone,
                 )
-            self._told[shares.what] = (shares.refused, shares.pushed_out)
+            self._told[shares.resource] = (shares.refused, shares.pushed_out)
 
     def _shares(
         self, what: str, count: tuple[str, int] = ("", NO_LIMIT), byte_count: tuple[str, int] = ("", NO_LIMIT)

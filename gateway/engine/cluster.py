@@ -82,7 +82,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
-        self._stream.expect(self.machine.due)
+        self._stream.expect(self.machine.body_bytes_remaining)
 
     def drained(self) -> None:
         """Resume publishing: the broker reads again."""

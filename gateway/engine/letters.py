@@ -79,7 +79,7 @@ class SharedLetters:
         self._last = 0
         self._unsaved: dict[str, Unsaved] = {}
         # Their ids by user, within the limits that apply to all.
-        waiting = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
+        waiting = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         self._waiting: UserEntries[str] = UserEntries(waiting)
         self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again
         self._added: list[DeadLetter] = []  # stored while the usage is queried
@@ -343,7 +343,7 @@ class SharedLetters:
     def _push_out(self, weights: Weights, crowding: str) -> None:
         """Delete the oldest dead letters of the user with too many, until all users are within the limits."""
         shares = self.shares
-        exact = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
+        exact = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         exact.replace(weights)
         if not exact.is_exceeded:
             if not self._added:

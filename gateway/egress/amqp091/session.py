@@ -137,7 +137,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
-        self._stream.expect(self.machine.due)
+        self._stream.expect(self.machine.body_bytes_remaining)
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return pending acknowledgements and everything else that was encoded."""

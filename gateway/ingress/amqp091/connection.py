@@ -230,7 +230,7 @@ class AmqpConnection(AmqpActions):
 
     def _process(self, events: list[Event]) -> None:
         """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
-        self.stream.expect(self.machine.due)
+        self.stream.expect(self.machine.body_bytes_remaining)
         if self.waiting.on:
             events = self._without_waiting(events)
         for at, event in enumerate(events):

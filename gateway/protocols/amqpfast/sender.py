@@ -103,10 +103,10 @@ class MessageWriter:
                 return False
             self._room = min(size, room)
             partial = size > room
-            given = b"" if partial else name
-            self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
-            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
-            self._middle = fragment + given + END + NUMBER(size) + head
+            wire_name = b"" if partial else name
+            self._begin = BEGIN(self._fields + len(wire_name), self._kind, self._handle.number)
+            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(wire_name))
+            self._middle = fragment + wire_name + END + NUMBER(size) + head
             if len(self._prepared) >= PREPARED_MAX:
                 make_room(self._prepared, PREPARED_MAX)
             if len(head) <= PREPARED_BYTES_MAX:

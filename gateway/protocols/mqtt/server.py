@@ -223,16 +223,16 @@ class ServerConnection(Connection):
         instead, because it could not learn the limits.
         """
         self._require(State.CONNECTING, State.AUTHENTICATING)
-        given = dict(properties or {})
+        connack_properties = dict(properties or {})
         self._answered = True
         if reason < FAILURE:
             if self._v5:
-                given = {**self._limits(), **given}
-                self.keep_alive = given.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
+                connack_properties = {**self._limits(), **connack_properties}
+                self.keep_alive = connack_properties.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
             self._open(State.OPEN)
         else:
             self.state = State.CLOSED
-        if not self.send(Connack(session_present, reason, given)):
+        if not self.send(Connack(session_present, reason, connack_properties)):
             self.state = State.CLOSED
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
