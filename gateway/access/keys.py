@@ -101,7 +101,7 @@ class KeysFile:
         self._symmetric = symmetric
         try:
             self._file = ReloadedValue(
-                [path], self._read, taken=self._report_taken, refused=self._report_refused
+                [path], self._read, report_loaded=self._report_taken, refused=self._report_refused
             )
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error

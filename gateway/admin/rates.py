@@ -71,7 +71,7 @@ class RatesApi:
 
     def _shown(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)
-        until = datetime.fromtimestamp(self._history.until, UTC)
+        until = datetime.fromtimestamp(self._history.end, UTC)
         return {
             **key._asdict(),
             "now": round(series.now, 3),

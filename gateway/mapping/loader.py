@@ -98,7 +98,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 def _worded(complaint: Complaint) -> Complaint:
     """Replace the reason by words where the model's own reason is a regular expression."""
-    if complaint.place[-1:] == ("window",) and complaint.given is not None:
+    if complaint.place[-1:] == ("window",) and complaint.value is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint
 

@@ -50,7 +50,7 @@ def _told(
 ) -> Iterator[ConfigurationError]:
     """Yield one ConfigurationError for each fault, in the order of the settings tree."""
     for complaint in complaints(error, Settings):
-        shown = complaint._replace(given=None) if _is_secret(complaint.place) else complaint
+        shown = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
         yield _where(complaint.place, environment, document, shown.text)
 
 

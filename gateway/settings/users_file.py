@@ -51,7 +51,7 @@ def read_users(path: Path, before: str = "") -> UsersFile:
         for complaint in complaints(error, _Whole):
             line, column = document.position(complaint.place[1:])
             # The faulty value of a hash may be a password: it is not shown.
-            shown = complaint._replace(place=complaint.place[1:], given=None).text
+            shown = complaint._replace(place=complaint.place[1:], value=None).text
             told.append(str(ConfigurationError(shown, file=document.file, line=line, column=column)))
         raise ConfigurationError("\n".join(told)) from error
     except ValueError as error:

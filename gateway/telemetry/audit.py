@@ -232,7 +232,7 @@ class AuditFile:
         self._file = _OwnFile(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
         self._byte_count = path.stat().st_size
         self._bytes_max = bytes_max
-        self._told = False
+        self._failure_logged = False
         self.holder = ""  # user or address of the next line
         self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
@@ -260,13 +260,13 @@ class AuditFile:
             self._file.stream.write(line)
             self._file.stream.flush()
         except (OSError, ValueError) as error:
-            if not self._told:
-                self._told = True
+            if not self._failure_logged:
+                self._failure_logged = True
                 log.error("audit log not writable", error=str(error))
         else:
             self._byte_count += len(line)
             self._count(len(line))
-            self._told = False
+            self._failure_logged = False
 
     def close(self) -> None:
         """Close the file; nothing may be written afterwards."""
