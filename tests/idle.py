@@ -204,8 +204,8 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Filters: ("_asked",),
     # The store, and the loop.
     RefusalGate: ("_waiting",),
-    Group: ("_pieces", "reads", "told"),
-    Store: ("_calls", "_held", "_refused"),
+    Group: ("_pieces", "reads", "callbacks"),
+    Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.
     ClusterConnection: ("_asked",),

@@ -75,15 +75,15 @@ class NoticeReceiver(Protocol):
 class Item:
     """Waiting operation or query.
 
-    `since` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
+    `submitted_at` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
     """
 
-    __slots__ = ("done", "is_given_up", "since", "work")
+    __slots__ = ("done", "is_given_up", "submitted_at", "work")
 
     def __init__(self, work: object, done: Callable[[Reply[Any]], None]) -> None:
         self.work = work
         self.done = done
-        self.since = clock.monotonic()
+        self.submitted_at = clock.monotonic()
         self.is_given_up = False
 
 
@@ -387,15 +387,15 @@ class LanedStore(StateStore):
     def _give_up(self, oldest: Callable[[Committer], float]) -> None:
         """Reply UNAVAILABLE to items that were submitted at `oldest(lane)` (monotonic seconds) or before."""
         for lane in self._all:
-            since = oldest(lane)
-            late: list[Answer] = []
+            cutoff = oldest(lane)
+            expired: list[Answer] = []
             for item in list(lane.waiting):
-                if item.since > since:
+                if item.submitted_at > cutoff:
                     break
                 item.is_given_up = True
-                late.append((item, UNAVAILABLE))
-            if late:
-                self._answered(lane, late)
+                expired.append((item, UNAVAILABLE))
+            if expired:
+                self._answered(lane, expired)
 
     def _interrupt(self, lanes: Sequence[Committer]) -> None:
         for lane in lanes:

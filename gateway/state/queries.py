@@ -130,16 +130,16 @@ def _listing(query: ListLetters) -> OperationStatement:
     It has subqueries instead of a join, so that an index provides the order.
     """
     columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
-    given: tuple[float | str, ...] = row
+    parameters: tuple[float | str, ...] = row
     than, order = ("<", " DESC") if query.newest_first else (">", "")
     sql = f"{LETTER}dead_letter AS t WHERE (t.at, t.id) {than} ((SELECT at FROM op), (SELECT id FROM op))"
     for name, value in (("route", query.route), ("login", query.user)):
         if value is not None:
             columns += f", {name} text"
-            given += (value,)
+            parameters += (value,)
             sql += f" AND t.{name} = (SELECT {name} FROM op)"
     return OperationStatement(
-        f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given]
+        f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [parameters]
     )
 
 

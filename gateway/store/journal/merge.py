@@ -112,7 +112,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
     sources = b"".join([origins.indices(block, "source_address") for block in blocks])
     targets = b"".join([goals.indices(block, "target_address") for block in blocks])
     flags = {name: _runs(values(name), 1) for name in FLAGS}
-    gone = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
+    delivered_runs = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
     source, came, gone_to = _runs(sources, 4), origins.buffers(), goals.buffers()
     stayed = targets == sources and came == gone_to
     buffers: list[Buffer] = [
@@ -128,7 +128,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
         *flags.values(),
         *(
             flags[name] if _same(flags[name], went) else went
-            for name, went in zip(DELIVERED, gone, strict=True)
+            for name, went in zip(DELIVERED, delivered_runs, strict=True)
         ),
         *_expiries(blocks),
         _runs(values("body_size"), 4),

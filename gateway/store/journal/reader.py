@@ -83,10 +83,10 @@ _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway ha
 class GoneError(JournalError):
     """Error for requested rows that retention has deleted. `first` is the first row that exists."""
 
-    def __init__(self, shard: str, wanted: int, first: int) -> None:
+    def __init__(self, shard: str, expected: int, first: int) -> None:
         super().__init__(
-            f"shard {shard} of the journal: rows {wanted} to {first - 1} are gone; retention deletes what is"
-            f" older than its limits, and {first} is the first row now"
+            f"shard {shard} of the journal: rows {expected} to {first - 1} are gone; retention deletes what"
+            f" is older than its limits, and {first} is the first row now"
         )
         self.shard = shard
         self.first = first
@@ -276,12 +276,12 @@ class Block:
 
     def may_hold(self, only: Only) -> bool:
         """Return False if no row matches `only`. Checks the dictionaries, not the rows."""
-        for name, wanted in only.items():
+        for name, accepted_texts in only.items():
             column = self.columns.get(name)
             if (
                 column is not None
                 and column.kind is ColumnKind.CODED
-                and not set(wanted) & {*self.texts(name)}
+                and not set(accepted_texts) & {*self.texts(name)}
             ):
                 return False
         return True
@@ -293,11 +293,11 @@ class Block:
         view = memoryview(self.data)[offset : offset + (stored & ~RUNS)]
         if stored == byte_count:
             return view
-        known = self._decoded.get(number)
-        if known is None:
+        cached = self._decoded.get(number)
+        if cached is None:
             made = self.expand(view, byte_count) if stored & RUNS else decompressed(view, byte_count)
-            known = self._decoded[number] = memoryview(made)
-        return known
+            cached = self._decoded[number] = memoryview(made)
+        return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,11 +470,11 @@ class JournalReader:
         """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
-        wanted = _Wanted(from_us, to_us)
+        selection = _Wanted(from_us, to_us)
         for first, next_, times in self._around(shard):
             if first > behind:
                 around = sorted((times[0], times[0] if last_us is None else last_us))
-                total += 0 if wanted.misses(around, None) else first - behind
+                total += 0 if selection.misses(around, None) else first - behind
             if next_ > behind:
                 behind, last_us = next_, times[1]
         if (end := self.end(shard)) > behind:  # the shard ends with a gap
@@ -593,17 +593,17 @@ class JournalReader:
         near: BlockPlace | None,
         *,
         whole: bool = False,
-        wanted: _Wanted | None = None,
+        selection: _Wanted | None = None,
     ) -> Iterator[Any]:
         """Yield the blocks (`_OpenBlock`) and gaps from row `start` on, each row once.
 
-        Blocks that `wanted` excludes are skipped where a file's summary shows it. With `whole`, complete
+        Blocks that `selection` excludes are skipped where a file's summary shows it. With `whole`, complete
         files yield Stretches.
         """
         segments = self.segments(shard)
         if not segments:
             return
-        scan = _Scan(shard, segments[0].first if start is None else start, near, whole, wanted)
+        scan = _Scan(shard, segments[0].first if start is None else start, near, whole, selection)
         looked: tuple[int, list[tuple[Path, int]]] | None = None
         while segments:
             # Listed files may have been merged or deleted since: list them again before reporting a loss.
@@ -684,7 +684,7 @@ class JournalReader:
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[At | Stretch | LostRows | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
-        expected, near, wanted = scan.expected, scan.near, scan.wanted
+        expected, near, selection = scan.expected, scan.near, scan.selection
         known = self._summaries.get(segment.path)
         summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
         if summary is None:
@@ -696,7 +696,7 @@ class JournalReader:
                 if isinstance(at, At):
                     yield at
             return
-        if wanted is not None and wanted.misses(summary.received, summary.routes):
+        if selection is not None and selection.misses(summary.received, summary.routes):
             yield range(summary.first, summary.next)
             return
         if scan.whole:
@@ -714,11 +714,11 @@ class JournalReader:
             yield range(behind, summary.next)
             return
         passed = {}
-        if wanted is not None:
+        if selection is not None:
             passed = {
                 span.offset: span
                 for span in summary.spans
-                if wanted.misses((span.first_us, span.last_us), None)
+                if selection.misses((span.first_us, span.last_us), None)
             }
         if isinstance(file, ParquetSegment):
             for found in file.items(expected):
@@ -833,7 +833,7 @@ class JournalReader:
         one without the texts is not decoded. For `near` see `index`.
         """
         routes = None if only is None else only.get("route")
-        for item in self._scan(shard, start, near, wanted=_Wanted(from_us, to_us, routes)):
+        for item in self._scan(shard, start, near, selection=_Wanted(from_us, to_us, routes)):
             if isinstance(item, Gap):
                 behind = item.first + item.rows
                 if end is None or item.first < end:
@@ -954,7 +954,7 @@ class _Scan:
     expected: int
     near: BlockPlace | None
     whole: bool
-    wanted: _Wanted | None
+    selection: _Wanted | None
 
 
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
