@@ -21,7 +21,7 @@ MORE: Final = getattr(socket, "MSG_MORE", 0)  # send flag: bytes of a file follo
 
 
 class Backlog:
-    """Queue of pieces that wait for a socket: `byte_count` bytes unwritten, `memory_bytes` of them in memory."""
+    """Queue of pieces that wait for a socket: `byte_count` bytes, of which `memory_bytes` are in memory."""
 
     __slots__ = ("_pieces", "_skip", "byte_count", "memory_bytes")
 
