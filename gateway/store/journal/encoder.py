@@ -281,13 +281,13 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
         number = recipients.get(key)
         if number is None:
             number = recipients[key] = NUMBER(len(recipients))
-        told = outcomes.get(outcome)
-        if told is None:
-            told = outcomes[outcome] = NUMBER(len(outcomes))
+        code = outcomes.get(outcome)
+        if code is None:
+            code = outcomes[outcome] = NUMBER(len(outcomes))
         received.append(_TIME(received_us))
         settled.append(_TIME(settled_us))
         recipient.append(number)
-        result.append(told)
+        result.append(code)
         counts.append(count)
     rows = [
         repeated(b"".join(column), len(column[0]), counts)
