@@ -308,7 +308,7 @@ class Iceberg:
         spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")
-        known = spark.table(f"{table}.snapshots").select(
+        snapshots = spark.table(f"{table}.snapshots").select(
             "snapshot_id",
             "parent_id",
             F.unix_micros("committed_at").alias("at_us"),
@@ -316,7 +316,7 @@ class Iceberg:
             summary[RUN].alias("run"),
             summary["added-records"].cast("long").alias("added"),
         )
-        found = {row["snapshot_id"]: row for row in known.collect()}
+        found = {row["snapshot_id"]: row for row in snapshots.collect()}
         row = None if main is None else found.get(main["snapshot_id"])
         while row is not None:
             yield row
@@ -352,9 +352,9 @@ def format_at(place: StoreFolder) -> TableFormat | None:
 
 
 def session_options(
-    formats: set[str], spark: str, given: Mapping[str, str], *, fetch: bool
+    formats: set[str], spark: str, user_options: Mapping[str, str], *, fetch: bool
 ) -> dict[str, str]:
-    """Return the session options that these formats need, without those that are `given`.
+    """Return the session options that these formats need, without those that are `user_options`.
 
     With `fetch`, their packages are included unless jars are named. Raises PipelineError for an unsupported
     Spark.
@@ -367,12 +367,12 @@ def session_options(
                 value = ",".join(filter(None, (found.get(key), value)))
             found[key] = value
         package = one.packages(spark)
-        if fetch and not {"spark.jars", "spark.jars.packages"} & set(given):
+        if fetch and not {"spark.jars", "spark.jars.packages"} & set(user_options):
             packages.append(package)
     if packages:
         found["spark.jars.packages"] = ",".join(packages)
         found["spark.jars.excludes"] = ",".join(f"{group}:*" for group in OF_SPARK)
-    return {key: value for key, value in found.items() if key not in given}
+    return {key: value for key, value in found.items() if key not in user_options}
 
 
 def run(
@@ -515,8 +515,8 @@ def _said(error: PySparkException | Py4JJavaError) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _offsets(given: Any) -> Offsets:
-    return {str(shard): int(number) for shard, number in given.items()}
+def _offsets(numbers: Any) -> Offsets:
+    return {str(shard): int(number) for shard, number in numbers.items()}
 
 
 class TableName(NamedTuple):

@@ -223,13 +223,13 @@ def follow(
         raise PipelineError("a table without a folder needs --checkpoint, a folder for the position")
     if database and report is not None:
         raise PipelineError("--report cannot be combined with a database")
-    kept = _written(spark, to if checkpoint is None else checkpoint)
+    checkpoint_folder = _written(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
-        to = _written(spark, to, None if format_ in FORMATS else kept)
-    wanted = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
+        to = _written(spark, to, None if format_ in FORMATS else checkpoint_folder)
+    frame = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
     if format_ in FORMATS and not database:
         # Before the checkpoint folder exists: Delta refuses a folder that is not empty.
-        made_for(spark, to, format_, wanted)
+        made_for(spark, to, format_, frame)
     late_us = duration_us(late)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
@@ -240,17 +240,21 @@ def follow(
     def tell_batch(batch: DataFrame, number: int) -> None:
         lease.check()
         touched = _touched(batch, window)
-        windows = _windows(spark, kept, number - 1).read(number, touched)
+        windows = _windows(spark, checkpoint_folder, number - 1).read(number, touched)
         marks = _marks(reader, windows.ends, silent, tell)
-        due = windows.due(touched, marks, late_us)
-        chosen = due.windows
-        if due.late_rows:
-            gone = _gone(reader, due.again)
-            chosen = [one for one in due.windows if one not in gone]
+        due_windows = windows.due(touched, marks, late_us)
+        chosen = due_windows.windows
+        if due_windows.late_rows:
+            pruned = _gone(reader, due_windows.again)
+            chosen = [one for one in due_windows.windows if one not in pruned]
             tell(
-                f"rates: {due.late_rows} rows came later than their window was told;"
-                f" {len(due.again) - len(gone)} windows are told again"
-                + (f", and {len(gone)} are not, for retention has deleted some of their rows" if gone else "")
+                f"rates: {due_windows.late_rows} rows came later than their window was told;"
+                f" {len(due_windows.again) - len(pruned)} windows are told again"
+                + (
+                    f", and {len(pruned)} are not, for retention has deleted some of their rows"
+                    if pruned
+                    else ""
+                )
             )
         if chosen:
             ranges = runs_of(chosen)
@@ -272,15 +276,15 @@ def follow(
                 _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
         spark.createDataFrame([(windows.encode(),)], "value string").coalesce(1).write.mode("overwrite").text(
-            f"{kept}/_windows/{number % 2}"
+            f"{checkpoint_folder}/_windows/{number % 2}"
         )
 
     stream = spark.readStream.format("gateway_journal").options(columns="shard,sequence,received")
     rows = stream.option("startingOffsets", starting).load(journal)
     writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
     trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
-    ready = writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint")
-    folders = [kept] if database or format_ in FORMATS else [kept, to]
+    ready = writer.trigger(**trigger).option("checkpointLocation", f"{checkpoint_folder}/_checkpoint")
+    folders = [checkpoint_folder] if database or format_ in FORMATS else [checkpoint_folder, to]
     lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
     return lease.started(ready.start)
 
@@ -300,15 +304,15 @@ def _keys(found: DataFrame) -> list[str]:
     return [one for one in KEYS if one in found.columns]
 
 
-def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
+def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
     """Return the name of a folder for Spark's writers.
 
-    `kept` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store is
-    unreachable, or the folder belongs to another checkpoint.
+    `checkpoint_folder` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store
+    is unreachable, or the folder belongs to another checkpoint.
     """
     hadoop = hadoop_of(spark)
-    if kept is not None:
-        belong(place_of(to, hadoop), place_of(kept, hadoop))
+    if checkpoint_folder is not None:
+        belong(place_of(to, hadoop), place_of(checkpoint_folder, hadoop))
     return spark_writes(spark, place_of(to, hadoop))
 
 
@@ -433,8 +437,8 @@ def _report(found: DataFrame, source: str, path: Path) -> None:
 def _rates(rows: Iterable[Row]) -> list[WindowRate]:
     made = []
     for row in rows:
-        given: dict[str, Any] = row.asDict()
-        begin, end = given.pop("begin").timestamp(), given.pop("end").timestamp()
-        given.pop("batch", None)
-        made.append(WindowRate(begin=begin, end=end, client=given.pop("client", ""), **given))
+        values: dict[str, Any] = row.asDict()
+        begin, end = values.pop("begin").timestamp(), values.pop("end").timestamp()
+        values.pop("batch", None)
+        made.append(WindowRate(begin=begin, end=end, client=values.pop("client", ""), **values))
     return made

@@ -98,10 +98,10 @@ class Windows:
         known = [mark for mark in marks.values() if mark is not None]
         complete = min(known) if known and len(known) == len(marks) else 0
         self.horizon = max(before, complete, self.newest - late_us)
-        told = [window for window in self.waiting if window[1] <= self.horizon]
+        ended = [window for window in self.waiting if window[1] <= self.horizon]
         self.waiting = [window for window in self.waiting if window[1] > self.horizon]
         late = sum(one.rows for one in rows if one.end <= before)
-        return DueWindows(told, {window for window in told if window[1] <= before}, late)
+        return DueWindows(ended, {window for window in ended if window[1] <= before}, late)
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
