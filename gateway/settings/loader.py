@@ -59,13 +59,15 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
     A key of a variable replaces the file's value as a whole: lists are never merged.
     """
-    said = {place: Origin(environment.origin(place)) for place in environment.variables}
+    from_environment = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
         place: Origin(document.file, line, column)
         for place, (line, column) in document.positions.items()
-        if not any(place[:end] in said for end in range(1, len(place) + 1) if _is_list(place, end))
+        if not any(
+            place[:end] in from_environment for end in range(1, len(place) + 1) if _is_list(place, end)
+        )
     }
-    return found | said
+    return found | from_environment
 
 
 def _is_list(place: Place, end: int) -> bool:

@@ -55,10 +55,10 @@ class MqttListener(WebListener, AnonymousListener):
 
     @field_validator("response_information")
     @classmethod
-    def _a_topic(cls, given: str | None) -> str | None:
-        if given is not None and (not given or set(given) & set("+#\0")):
+    def _a_topic(cls, topic: str | None) -> str | None:
+        if topic is not None and (not topic or set(topic) & set("+#\0")):
             raise ValueError("must be a topic without wildcards, such as reply/{client_id}")
-        return given
+        return topic
 
 
 class MqttLink(LinkSettings):
