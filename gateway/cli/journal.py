@@ -62,13 +62,13 @@ def tail(
     reader = reader_of(config, folder)
     only = {"route": route} if route else None
     positions = dict.fromkeys(chosen_shards(reader, shard), start or 0)
-    left = count
+    remaining = count
     try:
         for item in newest(reader, positions, last if start is None else None, follow=follow, only=only):
             print_item(item, as_json)
-            if left is not None and not isinstance(item, Gap):
-                left -= 1
-                if not left:
+            if remaining is not None and not isinstance(item, Gap):
+                remaining -= 1
+                if not remaining:
                     return
     except KeyboardInterrupt:
         return

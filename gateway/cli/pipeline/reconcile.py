@@ -101,7 +101,7 @@ def reconcile(
         from gateway.pipeline.traffic.loader import RowSelection, traffic
 
         folder = recorded_in(journal, archive, config)
-        asked = datetime.now(UTC)
+        asked_at = datetime.now(UTC)
         waiting = _waiting(urls, token_file) if urls else None
         with plainly(), watched(spark, "reconcile", progress):
 
@@ -114,7 +114,7 @@ def reconcile(
                 waiting=waiting,
                 still=still,
                 until=None if end is None else moment(end),
-                asked=asked if urls else None,
+                asked=asked_at if urls else None,
                 earlier=None if begin is None else lambda: recorded(RowSelection(None, begin, where)),
             )
         missing = 0 if folder is None else _missing(spark, folder, begin, end)
@@ -136,7 +136,7 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
     A shared outbox has the same waiting messages at each gateway and is counted once, plus the messages in
     flight at each gateway. Raises PipelineError if a gateway does not know a number.
     """
-    held: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     common: dict[str, int] = {}
     for url in urls:
         for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
@@ -146,8 +146,8 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
                 raise PipelineError(f"how much waits for route {name} is not known now: {why}")
             if one["shared"]:
                 common[name] = max(messages, common.get(name, 0))
-            held[name] += one["in_flight"] if one["shared"] else messages
-    return dict(held + Counter(common))
+            counts[name] += one["in_flight"] if one["shared"] else messages
+    return dict(counts + Counter(common))
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
