@@ -712,10 +712,10 @@ class Gateway:
 
         Those stay unacknowledged, so their senders still have them.
         """
-        held = self.core.pauses.held_of()
+        held_counts = self.core.pauses.held_of()
         return (
             all(
-                connection.idle or connection.in_flight().unsettled <= held[connection.sender]
+                connection.idle or connection.in_flight().unsettled <= held_counts[connection.sender]
                 for connection in self._connections()
             )
             and self._links_done()
@@ -725,13 +725,13 @@ class Gateway:
         held = self.core.pauses.held_of()
         return all(self._done(link, held) for link in self.links.values())
 
-    def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
+    def _done(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
         """Return True if nothing is in flight at a link.
 
         Return True as well if the link is down and its outboxes hold all that waits for it.
         """
         session = link.session
-        of_link = sum(count for sender, count in held.items() if sender.endpoint == link.name)
+        of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
         if link.up or session.idle_but(of_link):
             return session.idle_but(of_link)
         return session.unconfirmed == self.core.handed_out(link.name)
@@ -742,14 +742,14 @@ def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
 
     Raises ConfigurationError when its file cannot be written.
     """
-    given = settings.audit
+    options = settings.audit
     try:
         configure_audit(
-            enabled=given.enabled,
-            path=given.path,
-            bytes_max=given.file_bytes_max,
-            files=given.files,
-            per_second_max=given.per_second_max,
+            enabled=options.enabled,
+            path=options.path,
+            bytes_max=options.file_bytes_max,
+            files=options.files,
+            per_second_max=options.per_second_max,
             user_share=settings.limits.user_share,
             several=several,
         )

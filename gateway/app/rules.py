@@ -144,10 +144,10 @@ class Rules:
         self._report_restart(settings)
         replaced, changed = identities.use(found), self._replace(roles)  # Both, before anything is awaited.
         if replaced is not None:
-            log.info("users reloaded", users=replaced.total, removed=len(replaced.gone))
+            log.info("users reloaded", users=replaced.total, removed=len(replaced.removed))
             path = self._started.users_file() or self._started.file
             audit("users_changed", path=str(path or ""), users=replaced.total)
-            revoke(self._gateway.listeners, replaced.gone)
+            revoke(self._gateway.listeners, replaced.removed)
             self._gateway.writes.flush()
         if changed:
             await self._revisit()
