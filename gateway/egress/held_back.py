@@ -91,11 +91,11 @@ class HeldBack(Generic[R]):
                 line = self._lines[key] = RouteBacklog(key, backoff)
                 self.on = True
             line.last_released += 1
-            number, since = line.last_released, now
+            number, released_at = line.last_released, now
         else:
-            line, number, since, _ = tried
+            line, number, released_at, _ = tried
             line.in_flight -= 1
-        heapq.heappush(line.waiting, (number, since, receipt))
+        heapq.heappush(line.waiting, (number, released_at, receipt))
         line.backoff.released(now)
 
     def behind(self, key: Hashable, receipt: R, now: Monotonic) -> bool:

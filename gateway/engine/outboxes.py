@@ -365,7 +365,7 @@ class SharedOutboxes(AmqpLinkSession):
     def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
         """Requeue a message, which another replica may deliver next."""
         if outcome.reason is Reason.STORE and receipt[0].live:
-            self.held.refused(receipt)
+            self.held_receipts.refused(receipt)
         else:
             self.give_back_later(receipt)
 
