@@ -188,7 +188,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retries: ("_undone", "_waiting"),
     FastIngress: ("_soon",),
     Transaction: ("_committing", "_then"),
-    PeerReplyStream: ("_held",),
+    PeerReplyStream: ("_buffer",),
     # Links.
     HeldBack: ("_lines", "_tried", "_undone"),
     QueueLinkConnection: ("_owing",),
@@ -196,12 +196,12 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     AmqpLinkConsumer: ("_later",),
     Topology: ("_leftovers",),
     FastLinkConsumer: ("_later",),
-    FastLinkConnection: ("_asked",),
+    FastLinkConnection: ("_unanswered",),
     LinkSources: ("_left_behind",),
     LargeSender: ("_message",),
     ClientChannel: ("_awaited",),
     MqttLinkReceiver: ("_burials",),
-    Filters: ("_asked",),
+    Filters: ("_unanswered",),
     # The store, and the loop.
     RefusalGate: ("_waiting",),
     Group: ("_pieces", "reads", "callbacks"),
@@ -250,7 +250,7 @@ def _of_sink(sink: Any) -> Iterator[str]:
 
 
 def _of_publisher(publisher: Any) -> Iterator[str]:
-    if publisher._flowing and (publisher._kept or publisher._released):
+    if publisher._flowing and (publisher._packet_ids or publisher._released):
         yield "MQTT link: messages of an earlier connection were not sent again"
 
 

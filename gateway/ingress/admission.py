@@ -26,20 +26,20 @@ class HolderRate:
 
     def __init__(self, most: float) -> None:
         self._most = most
-        self._left: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
+        self._tokens: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
 
     def take(self, holder: str, now: float) -> bool:
         """Consume one token of the holder. Return False if none is left. `now` is in loop-clock seconds."""
         if not self._most:
             return True
         full = max(self._most, 1.0)
-        left, since = self._left.pop(holder, (full, now))
-        left = min(full, left + (now - since) * self._most)
-        taken = left >= 1.0
-        self._left[holder] = (left - 1.0 if taken else left, now)
-        if len(self._left) > RATES_MAX:
-            del self._left[next(iter(self._left))]
-        return taken
+        tokens, since = self._tokens.pop(holder, (full, now))
+        tokens = min(full, tokens + (now - since) * self._most)
+        has_token = tokens >= 1.0
+        self._tokens[holder] = (tokens - 1.0 if has_token else tokens, now)
+        if len(self._tokens) > RATES_MAX:
+            del self._tokens[next(iter(self._tokens))]
+        return has_token
 
 
 class ListenerConnections(Generic[Holder]):

@@ -61,15 +61,15 @@ class AmqpEntrance(ListenerSource):
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
-        given = services.settings.listeners[name]
-        assert isinstance(given, AmqpListener)
-        tls = given.tls
+        options = services.settings.listeners[name]
+        assert isinstance(options, AmqpListener)
+        tls = options.tls
         certificates = tls is not None and tls.client_ca_file is not None
-        if given.proxy_protocol == "required" and self.access.reads_certificates:
+        if options.proxy_protocol == "required" and self.access.reads_certificates:
             certificates = True  # the balancer forwards the client's certificate
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
-        self.server_properties = server_properties(given.announce)
-        self.host_names = given.virtual_hosts
+        self.server_properties = server_properties(options.announce)
+        self.host_names = options.virtual_hosts
 
     @staticmethod
     def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
@@ -172,10 +172,10 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             what = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
             self._refuse_access(permission, what, decision.rule)
 
-    def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
+    def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
         """Log the denial and raise Refused 403."""
-        self._entrance.denied(self.sender, permission, what, rule)
-        raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
+        self._entrance.denied(self.sender, permission, resource, rule)
+        raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
         """Recheck the client against changed rules.

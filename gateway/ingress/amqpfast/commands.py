@@ -256,7 +256,7 @@ class FastActions(FastGuest):
             selects=selects,
             no_local=command.no_local,
         )
-        known = None if key is None else host.known_durable(key, None if self.rights.unlimited else user)
+        existing = None if key is None else host.known_durable(key, None if self.rights.unlimited else user)
         subscription = host.subscribe(interest, key, user)
         subscription.attached = True
         subscription.local = self.sender if subscription.interest.no_local else None
@@ -275,7 +275,7 @@ class FastActions(FastGuest):
                 consumer.queues.append(subscription)
                 subscription.add(consumer)
 
-        if key is None or subscription is known:
+        if key is None or subscription is existing:
             begin(ACCEPTED)
         else:  # a new durable subscription is confirmed when it is on disk
             self.ingress.after_commit(begin)
@@ -367,12 +367,12 @@ class FastActions(FastGuest):
         whole: bool,
     ) -> Iterator[tuple[PriorityQueue, int, Message]]:
         """Yield queue, position and message of each message that a QUERY covers."""
-        wanted = name.encode()
+        encoded_name = name.encode()
         for queue in queues:
             for position, message in queue.browse():
                 if handle.service == "topic":
                     topic = name_bytes(message.address)
-                    if not (topic.startswith(wanted) if whole else topic == wanted):
+                    if not (topic.startswith(encoded_name) if whole else topic == encoded_name):
                         continue
                 yield queue, position, message
 

@@ -470,43 +470,43 @@ class FastConnection(FastActions):
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
-        due = waiting.take_released()
+        ready_events = waiting.take_released()
         opened: dict[int, int] = {}  # channel numbers of the handles that these events open
         for event in events:
             if isinstance(event, Sends):
                 if rows := self._unheld(event.rows, opened):
-                    due.append(Sends(rows))
+                    ready_events.append(Sends(rows))
             elif isinstance(event, Acks):
                 if rows_of_acks := self._unheld_acks(event.rows):
-                    due.append(Acks(rows_of_acks))
+                    ready_events.append(Acks(rows_of_acks))
             elif isinstance(event, HandleClosed | ChannelClosed):
-                due += [*waiting.take(event.channel), event]
+                ready_events += [*waiting.take(event.channel), event]
             elif isinstance(event, Closed):
-                due += [*waiting.take_all(), event]
+                ready_events += [*waiting.take_all(), event]
             elif channel := self._channel_waited_for(event, opened):
                 waiting.add(channel.number, event, 1, _size_of(event))
             else:
-                due.append(event)
+                ready_events.append(event)
                 if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleOpen):
                     opened[event.command.handle_id] = event.command.channel_id
         for number in waiting.full():
             if waiting.is_held_alone(number) and self.consumes:
-                due += waiting.take(number)
+                ready_events += waiting.take(number)
             else:
                 waiting.stop_reading()
-        return due
+        return ready_events
 
     def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
         """Hold the messages of held channels, and return the others."""
         unheld: list[SendRow] = []
-        held: dict[int, list[SendRow]] = {}
+        by_channel: dict[int, list[SendRow]] = {}
         for row in rows:
             channel = self._channel_of(row[0], opened)
             if channel is None or not self._blocks(channel, publishes=not channel.transacted):
                 unheld.append(row)
             else:
-                held.setdefault(channel.number, []).append(row)
-        for number, of_channel in held.items():
+                by_channel.setdefault(channel.number, []).append(row)
+        for number, of_channel in by_channel.items():
             size = sum([len(head) + len(body) for _, _, head, body, _ in of_channel])
             self.waiting.add(number, Sends(of_channel), len(of_channel), size)
         return unheld
@@ -763,11 +763,11 @@ class FastConnection(FastActions):
         lost = 0
         for event in self.waiting.take(channel.number):
             if isinstance(event, Sends):
-                kept = [] if handle is None else [row for row in event.rows if row[0] != handle]
-                lost += len(event.rows) - len(kept)
-                if kept:
-                    size = sum([len(head) + len(body) for _, _, head, body, _ in kept])
-                    self.waiting.add(channel.number, Sends(kept), len(kept), size)
+                remaining = [] if handle is None else [row for row in event.rows if row[0] != handle]
+                lost += len(event.rows) - len(remaining)
+                if remaining:
+                    size = sum([len(head) + len(body) for _, _, head, body, _ in remaining])
+                    self.waiting.add(channel.number, Sends(remaining), len(remaining), size)
             elif handle is not None and _handle_of(event) != handle:
                 self.waiting.add(channel.number, event, 1, _size_of(event))
             else:

@@ -94,7 +94,7 @@ class FastPublisher:
         handle: FastHandle | None = None
         last_number, last_head = -1, b""
         in_turn = iter(rows)
-        left: list[SendRow] = []
+        postponed: list[SendRow] = []
         for row in in_turn:
             number, tag, head, body, name = row
             if number != last_number or handle is None or handle.silent:
@@ -117,13 +117,13 @@ class FastPublisher:
                 last_head = head
             if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
                 if connection.stream.spent():
-                    left = [row, *in_turn]
+                    postponed = [row, *in_turn]
                     break
                 try:
                     self._send(handle, tag, properties.raw, body, name)
                 except Pending as pending:
                     ingress.suspend(connection.stream, pending.awaited)
-                    left = [row, *in_turn]
+                    postponed = [row, *in_turn]
                     break
                 generation = dispatcher.generation
                 continue
@@ -148,12 +148,12 @@ class FastPublisher:
                     replies.append((number, tag))
         if replies:
             connection.machine.reply_many(replies)
-        done = len(rows) - len(left)
+        done = len(rows) - len(postponed)
         ingress.stats.messages_in += done
         if (rate := connection.stream.rate) is not None:
             rate.messages += done
         self._hold_back()
-        return left
+        return postponed
 
     def _refuse(self, number: int, tag: int) -> None:
         """Refuse a message for lack of memory."""
@@ -211,17 +211,17 @@ class FastPublisher:
             connection.refuse(handle, error.code, str(error))
             return
         channel = handle.channel
-        known = essentials(head_properties(head))
+        parsed = essentials(head_properties(head))
         messages = [
             Message(
                 entry.address,
                 body,
                 head_properties(head),
-                2 if channel.transacted else QOS_OF_DURABLE[known.durable or tag > 0],
-                known.durable,
-                known.retain,
-                known.expires,
-                known.hops,
+                2 if channel.transacted else QOS_OF_DURABLE[parsed.durable or tag > 0],
+                parsed.durable,
+                parsed.retain,
+                parsed.expires,
+                parsed.hops,
                 channel.sender,
             )
             for entry in entries
@@ -272,10 +272,10 @@ class FastPublisher:
         self.unsettled += counts
         if isinstance(message.body, Spooled):
             most = ingress.limits.message_bytes_max
-            taken = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
+            accepted = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
         else:
-            taken = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
-        if not taken:
+            accepted = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
+        if not accepted:
             self.settled(receipt, ingress.unclaimed(entry, message))
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
@@ -631,7 +631,7 @@ class _Commit:
         ingress = publisher._ingress
         for partial in self._transferred:
             ingress.partials.end(partial, taken=outcome is ACCEPTED)
-        if self._channel.finish(self._acknowledged, taken=outcome is ACCEPTED):
+        if self._channel.finish(self._acknowledged, accepted=outcome is ACCEPTED):
             # Settlements remain valid if the disk is full: they are written once there is space.
             ingress.after_commit(self._answer_accepted)
         else:
