@@ -156,7 +156,7 @@ def _of_session(session: Any) -> Iterator[str]:
         return
     if (session._waiting or session._again) and session.credit > 0:
         yield f"session {session.client_id!r}: {len(session)} messages wait, its client has room"
-    if session.owed and len(session) < PIECE_MESSAGES_MAX and session.pulls:
+    if session.walks and len(session) < PIECE_MESSAGES_MAX and session.pulls:
         yield f"session {session.client_id!r}: retained messages wait, its client has room"
 
 
@@ -208,12 +208,12 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.
-    ClusterConnection: ("_asked",),
+    ClusterConnection: ("_callbacks",),
     Consumers: ("_checks", "_lacking", "_own", "_removals", "_waiting"),
-    GivenBack: ("_held",),
+    GivenBack: ("_buffer",),
     SharedLetters: ("_added", "_unsaved"),
-    EngineNamespace: ("_asked", "_lost", "_unbound", "_walks"),
-    OutboxConnection: ("_asked",),
+    EngineNamespace: ("_barrier_walks", "_lost", "_unbound", "_walks"),
+    OutboxConnection: ("_counted_queues",),
     Repeats: ("_waiting",),
     SharedGuard: ("_lines",),
     RetainedReads: ("_lines",),
@@ -221,7 +221,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
     SharedSessions: ("_after_releases", "_waiting"),
-    SessionWriter: ("_flying", "_leaving", "_told"),
+    SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),
     ClientSession: ("unbound",),
     SharedWalk: ("_then",),

@@ -178,11 +178,11 @@ class EngineConnection(ClusterConnection):
 
     def after_bound(self, done: Done) -> None:
         """Call `done` when all declarations requested until now have been confirmed."""
-        if not self._asked:
+        if not self._callbacks:
             done()
             return
-        last = self._asked.pop()
-        self._asked.append(done if last is None else _both(last, done))
+        last = self._callbacks.pop()
+        self._callbacks.append(done if last is None else _both(last, done))
 
     def shut_down(self) -> None:
         """Close the connection because the gateway stops or the link pauses.
@@ -278,10 +278,10 @@ class EngineConnection(ClusterConnection):
         Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
 
     def _take_time(self, raw: bytes, body: bytes) -> None:
-        seconds, asked = dead_lettered_at(raw), self._asked_time
-        if seconds is not None and asked is not None and body == b"%f" % asked:
+        seconds, requested_at = dead_lettered_at(raw), self._asked_time
+        if seconds is not None and requested_at is not None and body == b"%f" % requested_at:
             self._asked_time = None
-            self._session.time.answer(seconds, asked, clock.now())
+            self._session.time.answer(seconds, requested_at, clock.now())
 
     def _consume(self, channel: int, queue: str, prefetch: int, arguments: Headers) -> None:
         self.machine.send_method(channel, m.BasicQos(prefetch_count=prefetch))

@@ -34,11 +34,11 @@ class Repeats:
         def attempt() -> None:
             self._state.submit(operation, partial(replied, clock.now()))
 
-        def replied(since: Monotonic, reply: Reply[T]) -> None:
+        def replied(requested_at: Monotonic, reply: Reply[T]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self.later(attempt)
             else:
-                done(reply, since)
+                done(reply, requested_at)
 
         attempt()
 

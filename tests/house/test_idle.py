@@ -42,8 +42,9 @@ NO_CARRIERS: Final = frozenset(
     }
 )
 WAITS: Final = re.compile(
-    "aside|asked|awaited|behind|doubt|flight|flying|held$|holds|later|leftover|moving|owed|owing|pending|postponed"
-    "|put_off|soon|stopped|tried|unbound|unconfirmed|undone|unrecorded|unsaved|unsure|waiting|walks"
+    "aside|asked|awaited|behind|buffer$|callbacks|consumable|doubt|flight|flying|held$|holds|later|leftover|moving"
+    "|owed|owing|pending|postponed|put_off|ready_sizes|releases|reply_keys|soon|stopped|tried|unanswered|unbound"
+    "|unconfirmed|undone|unrecorded|unsaved|unsure|waiting|walks"
 )
 METHODS_MAX: Final = 4  # of a class that is little more than a record
 
@@ -108,7 +109,7 @@ STANDING: Final[dict[str, str]] = {
     "engine.ids.WaitingClaim.part": "checked with SharedGuard._lines",
     "engine.retain_queue.WaitingMessage.part": "checked with Retaining._queues",
     "engine.session.EngineSession.hear_dropped": HOOK,
-    "engine.sessions.SharedSessions._held": "sessions of this replica",
+    "engine.sessions.SharedSessions._consumable": "sessions of this replica",
     "ingress.amqp091.channel.AmqpChannel._raise": DUE,
     "ingress.amqp091.channel.AmqpChannel.requester": "a consumer of direct replies",
     "ingress.amqp091.channel.AmqpChannel.unacknowledged": OF_THE_CLIENT,
@@ -127,7 +128,7 @@ STANDING: Final[dict[str, str]] = {
     "ingress.amqpfast.query_scan.QueryScan._remaining": "a query of the client",
     "ingress.mqtt.connection.MqttConnection._let_ids": HELD,
     "ingress.mqtt.connection.MqttConnection._let_publish": HELD,
-    "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.owed",
+    "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.walks",
     "ingress.source.ListenerSource._unwanted": "the last message that nobody wanted",
     "ingress.waiting_publishes.ChannelBacklog.events": "checked with WaitingPublishes._lines",
     "model.batch.Batch._parts": OF_THE_LOOP,

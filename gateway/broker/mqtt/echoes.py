@@ -95,19 +95,19 @@ class Ledger:
         if not others:
             return 0
         unconfirmed = next((one for one in others if self._is_unconfirmed(one, key)), None)
-        known = unconfirmed or others[0]
-        _remove(sent, key, known)
+        entry = unconfirmed or others[0]
+        _remove(sent, key, entry)
         quick = 0
-        if now - known.at < QUICK_SECS:
-            quick = known.quick + 1 if known.by is not None and _same(known.by, sender) else 1
+        if now - entry.at < QUICK_SECS:
+            quick = entry.quick + 1 if entry.by is not None and _same(entry.by, sender) else 1
         if quick >= QUICK_MAX:  # proof, even if the last round was not certainly an echo
             self._prove(sender, now)
             return HOPS_CERTAIN
         if unconfirmed is not None or self._is_proven(sender, now):
             return HOPS_CERTAIN
-        known = known._replace(at=now, rounds=known.rounds + 1, quick=quick, by=sender)
-        _note(self._came, key, known)
-        return known.rounds // ROUNDS_PER_HOP
+        entry = entry._replace(at=now, rounds=entry.rounds + 1, quick=quick, by=sender)
+        _note(self._came, key, entry)
+        return entry.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
         """Return True if the message's acknowledgement is due; the id may be another message's by now."""

@@ -416,7 +416,7 @@ class AdmittedGuest(MqttGuest):
         alone = existing is None or existing.outlet is None  # or it replaces its own earlier connection
         if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
             return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
-        recorded = existing is not None and existing.kept and not packet.clean_start
+        recorded = existing is not None and existing.is_durable and not packet.clean_start
         expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
         if namespace.failing and not recorded and expires > 0:
             return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now"

@@ -612,7 +612,7 @@ class MqttConnection(AdmittedGuest):
         """
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
-            self.session.received_ids.forget(packet_id, told=refusal_sent)
+            self.session.received_ids.forget(packet_id, refusal_sent=refusal_sent)
 
     # Packets.
 
@@ -984,7 +984,7 @@ class MqttConnection(AdmittedGuest):
     def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
         """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
         session = self.session
-        if session is not None and session.kept and self._ingress.ends_here(entry):
+        if session is not None and session.is_durable and self._ingress.ends_here(entry):
             self._ingress.local_ids.append((session.received_ids, packet_id))
 
     # Subscriptions and DISCONNECT.
@@ -1134,7 +1134,7 @@ class MqttConnection(AdmittedGuest):
 
     def owe_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
-        if self.session is not None and self.session.owed and not self.is_closed:
+        if self.session is not None and self.session.walks and not self.is_closed:
             self._ingress.owe_retained(self.session)
 
     def taken_over(self, *, patient: bool = False) -> None:

@@ -298,7 +298,7 @@ class MqttIngress(ListenerSource):
                 return False
         except Exception as error:
             contained("delivery", error, client=session.client_id)
-            session.owed.clear()
+            session.walks.clear()
         self.guests.flush()
         return True
 
