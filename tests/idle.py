@@ -128,7 +128,7 @@ def _of_queue(queue: Any) -> Iterator[str]:
 
 
 def _of_delay(delayed: Any) -> Iterator[str]:
-    for user in delayed._held._users:
+    for user in delayed._user_pressure._users:
         if not delayed.deleted and not delayed._shares.count_of(user):
             yield f"exchange {delayed.name!r}: holds {user!r}, of whom no message waits"
 
@@ -176,7 +176,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_waiting", "noted"),
-    DeadLetters: ("_owed",),
+    DeadLetters: ("_waiting",),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),
     MqttNamespace: ("_leftovers", "_unshared"),

@@ -108,7 +108,7 @@ class EventsApi:
         tap = Tap(
             route=choice.get("route", ""),
             endpoint=choice.get("endpoint", ""),
-            named=matcher(choice["name"]) if "name" in choice else None,
+            name_matches=matcher(choice["name"]) if "name" in choice else None,
             per_second=min(choice.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 

@@ -346,8 +346,8 @@ class RabbitApi:
             "arguments": _arguments(queue.arguments),
             "node": self._node,
             "state": "running",
-            "policy": None if policy is None else policy.given.get("name"),
-            "effective_policy_definition": {} if policy is None else policy.given["definition"],
+            "policy": None if policy is None else policy.document.get("name"),
+            "effective_policy_definition": {} if policy is None else policy.document["definition"],
             "operator_policy": None,
             "messages": len(queue) + queue.unacknowledged,
             "messages_details": {"rate": round(published - settled, 3)},
@@ -377,7 +377,7 @@ class RabbitApi:
     def _governed(self, one: ListedExchange) -> Fields:
         """Return the policy of an exchange as a field; no field if no policy applies."""
         policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
-        return {} if policy is None else {"policy": policy.given.get("name")}
+        return {} if policy is None else {"policy": policy.document.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:
         """Return the exchange of this name."""
@@ -590,7 +590,7 @@ class RabbitApi:
     async def policies(self, _: Request, *of: str) -> list[Fields]:
         """Return the policies of a virtual host, or of all."""
         return [
-            {"vhost": host.name, "apply-to": "all", "priority": 0, **one.given}
+            {"vhost": host.name, "apply-to": "all", "priority": 0, **one.document}
             for host in self._hosts_of(of)
             for one in host.policies
         ]

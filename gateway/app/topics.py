@@ -142,7 +142,7 @@ def outbox_links(
             up=partial(getattr, links[name], "up"),
             delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
-            on_departure=core.left,
+            on_departure=core.on_departure,
             quotas=quotas,
         )
         if engine is not None:

@@ -49,7 +49,7 @@ class Bodies:
         return {
             "gateway_spool_bytes": lambda: self.spool.used,
             "gateway_spool_files": lambda: len(self.spool.files),
-            "gateway_spool_held_bytes": lambda: self.spool.held,
+            "gateway_spool_held_bytes": lambda: self.spool.reserved_bytes,
         }
 
 

@@ -257,12 +257,12 @@ class Trie(Generic[T]):
         end = len(levels)
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
-            named = self._root.children.get(levels[0])
-            if named is None or levels[0] in (one, many):
+            child = self._root.children.get(levels[0])
+            if child is None or levels[0] in (one, many):
                 stack = []
             else:
-                after = self._beyond(named, levels, 1)
-                stack = [(named, after)] if after >= 0 else []
+                after = self._beyond(child, levels, 1)
+                stack = [(child, after)] if after >= 0 else []
         while stack:
             node, at = stack.pop()
             children = node.children

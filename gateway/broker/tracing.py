@@ -128,14 +128,14 @@ def _publish_traced(
     whole = RoutingEntry(entry.address, every, resolved_routes)
     slot = len(batch)
     batch.watch(slot, trace)
-    taken = False
+    accepted = False
     try:
-        taken = publish(batch, whole, message, receipt)
+        accepted = publish(batch, whole, message, receipt)
     finally:
-        if not taken:
+        if not accepted:
             batch.unwatch(slot)
             trace.unwanted()
-    return taken
+    return accepted
 
 
 class TracingDispatcher(Dispatcher):

@@ -54,16 +54,16 @@ class GatheredDeclarations(NamedTuple):
 
 def gather(settings: Settings) -> GatheredDeclarations:
     """Read the declarations of the settings and of the exported files."""
-    given = settings.declare
+    options = settings.declare
     hosts = settings.amqp_hosts()
     found: list[Declared] = []
     findings: list[Finding] = []
     for kind, _ in KINDS:
-        several: Sequence[Thing] = getattr(given, kind)
+        several: Sequence[Thing] = getattr(options, kind)
         for at, thing in enumerate(several):
             origin = settings.origin_of(("declare", kind, at))
             found.append(Declared(kind, thing, thing.vhost or hosts[0], f"declare.{kind}[{at}]", origin))
-    for file in given.definitions:
+    for file in options.definitions:
         origin = Origin(str(file))
         try:
             export = read_export(file, hosts, others_take=_taken(settings))
@@ -78,7 +78,7 @@ def gather(settings: Settings) -> GatheredDeclarations:
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
             for kind, at, thing in export.things
         ]
-    if given.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
+    if options.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
         text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]
@@ -239,13 +239,13 @@ def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
     thing = one.thing
     if isinstance(thing, DeclaredBinding):
         return
-    known, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
+    known_names, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
     if isinstance(thing, DeclaredExchange):
-        known, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
+        known_names, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
     severity = Severity.NOTE if one.imported else Severity.WARNING
     for name in thing.arguments:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
+        if name not in known_names:
+            near = get_close_matches(name, known_names, 1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
             yield one.finding(severity, f"arguments.{name}: means nothing here{meant}")
     leads = thing.arguments.get(way)

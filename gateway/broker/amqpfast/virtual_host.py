@@ -221,12 +221,14 @@ class FastHost:
         `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
         allowed, for the user `maker`. Raises FastRefused with 404, 502 or 506.
         """
-        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
-        found = named.get(name)
+        destinations: dict[str, FastQueue] | dict[str, Topic] = (
+            self.queues if service == "queue" else self.topics
+        )
+        found = destinations.get(name)
         if found is not None:
             return [found]
         if whole and self._may_begin(name):
-            several = [one for key, one in named.items() if key.startswith(name)]
+            several = [one for key, one in destinations.items() if key.startswith(name)]
             if several:
                 return several
         invalid = INVALID_BUT_SLASH if slashes else INVALID

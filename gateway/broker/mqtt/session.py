@@ -640,7 +640,7 @@ class Session:
         """Count sent messages, and resume sources when the client has nearly caught up."""
         pace = self._pace
         if pace is not None:
-            pace.taken += count
+            pace.consumed_count += count
             if pace.on and not pace.behind(len(self), clock.monotonic()):
                 self._unpace()
 

@@ -446,8 +446,8 @@ class AmqpChannel:
                 self.outstanding -= 1
             if requeue is None or queue.deleted:
                 queue.unacknowledged -= 1
-                if queue.gone is not None:
-                    queue.gone.append(position)
+                if queue.removed_positions is not None:
+                    queue.removed_positions.append(position)
             elif requeue:
                 queue.requeue([(position, message)])
             else:

@@ -224,8 +224,8 @@ class DeliveryRun:
         self._let_go()
         queue = self.queue
         queue.unacknowledged -= self.count
-        if queue.gone is not None:
-            queue.gone.extend(range(self.position, self.position + self.count))
+        if queue.removed_positions is not None:
+            queue.removed_positions.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
         """Settle the messages on disk in the transaction of what is published in this wake-up."""

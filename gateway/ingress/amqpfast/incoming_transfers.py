@@ -204,7 +204,7 @@ class IncomingTransfers:
         if prepared is not None:
             transfer, head, _ = prepared
             anew = (head, transfer.body_size) == (event.head, event.body_size)
-            self._ingress.partials.end(transfer, taken=anew)
+            self._ingress.partials.end(transfer, accepted=anew)
         return IncomingTransfer(spool, handle, event.head, event.body_size, user=user)
 
     # Restartable transfers (3.5.13).

@@ -256,7 +256,7 @@ class FastPublisher:
 
         def done(outcome: Outcome) -> None:
             if partial is not None:
-                partials.end(partial, taken=outcome is ACCEPTED)
+                partials.end(partial, accepted=outcome is ACCEPTED)
             self.settled((handle, tag), outcome)
 
         join = Join(len(sent), done)
@@ -630,7 +630,7 @@ class _Commit:
         publisher = self._publisher
         ingress = publisher._ingress
         for partial in self._transferred:
-            ingress.partials.end(partial, taken=outcome is ACCEPTED)
+            ingress.partials.end(partial, accepted=outcome is ACCEPTED)
         if self._channel.finish(self._acknowledged, accepted=outcome is ACCEPTED):
             # Settlements remain valid if the disk is full: they are written once there is space.
             ingress.after_commit(self._answer_accepted)
