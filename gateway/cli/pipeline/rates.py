@@ -87,13 +87,13 @@ def rates(
         with plainly():
             if follow:
                 query = job.follow(
-                    spark, str(folder), to=str(to), late=late, checkpoint=checkpoint, **options
+                    spark, str(folder), to=str(to), lateness=late, checkpoint=checkpoint, **options
                 )
                 try:
                     watch(query, made, follow=True)
                 except KeyboardInterrupt:
                     query.stop()
                 return
-            done = job.run(spark, folder, archive=archive, since=since, until=until, to=to, **options)
+            done = job.run(spark, folder, archive=archive, start=since, end=until, to=to, **options)
         made.figures |= {"rows": done.rows, "messages": done.messages}
     typer.echo(f"{done.messages} messages in {done.rows} rows")

@@ -79,13 +79,13 @@ def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
     """
     latency = F.col("latency_ms")
     ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]
-    told = (
+    deliveries = (
         rows.where(~F.col("reason_text").rlike(LEFT_OUTBOX))
         .withColumn("latency_ms", (_micros("settled") - _micros("received")) / 1_000)
         .withColumn("frames", _frames())
     )
     percentiles = F.percentile_approx(latency, [0.5, 0.95, 0.99], 1_000)
-    grouped = told.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
+    grouped = deliveries.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
     found = grouped.agg(
         F.count("*").alias("messages"),
         F.sum("body_size").alias("body_bytes"),
@@ -152,8 +152,8 @@ def run(
     window: str = "1 minute",
     clients: bool = False,
     archive: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
     to: str | None = None,
     format_: str = PARQUET,
     report: Path | None = None,
@@ -161,22 +161,22 @@ def run(
 ) -> Rates:
     """Compute rates of a journal, of an archive, or of both (then archived rows are read from the archive).
 
-    Rows from `since` to before `until` (ISO 8601) count. The result is written as Parquet to the new folder
+    Rows from `start` to before `end` (ISO 8601) count. The result is written as Parquet to the new folder
     `to`, or into a table of this format or a database, replacing older rates; and as a page to `report`.
     Raises PipelineError.
     """
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
-        bounds = zip(("receivedFrom", "receivedBefore"), (since, until), strict=True)
-        given = {name: moment(time).isoformat() for name, time in bounds if time is not None}
-        rows = _journal(spark, str(journal), **given)
+        bounds = zip(("receivedFrom", "receivedBefore"), (start, end), strict=True)
+        load_options = {name: moment(time).isoformat() for name, time in bounds if time is not None}
+        rows = _journal(spark, str(journal), **load_options)
     else:
         rows = read_archive(spark, archive, journal, columns=NEEDED)
     received = F.col("received")
-    if since is not None:
-        rows = rows.where(received >= F.lit(moment(since)))
-    if until is not None:
-        rows = rows.where(received < F.lit(moment(until)))
+    if start is not None:
+        rows = rows.where(received >= F.lit(moment(start)))
+    if end is not None:
+        rows = rows.where(received < F.lit(moment(end)))
     is_folder = to is not None and not is_database(to) and format_ not in FORMATS
     try:
         with _fresh(spark, str(to)) if is_folder else nullcontext() as new, progress(spark, "rates", tell):
@@ -201,7 +201,7 @@ def follow(
     format_: str = PARQUET,
     checkpoint: str | None = None,
     window: str = "1 minute",
-    late: str = LATE,
+    lateness: str = LATE,
     clients: bool = False,
     starting: str = "earliest",
     report: Path | None = None,
@@ -211,12 +211,12 @@ def follow(
 ) -> StreamingQuery:
     """Compute rates as a stream, and return the running query.
 
-    A window is written when the journal is complete up to its end, or when rows received `late` after its end
-    have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows is
-    written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at the
-    present end of the journal. The position is stored in `to`/_checkpoint, pending windows in `to`/_windows.
-    A table of another format has each window once, the newest; a named table needs a `checkpoint` for the
-    position.
+    A window is written when the journal is complete up to its end, or when rows received `lateness` after its
+    end have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows
+    is written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at
+    the present end of the journal. The position is stored in `to`/_checkpoint, pending windows in
+    `to`/_windows. A table of another format has each window once, the newest; a named table needs a
+    `checkpoint` for the position.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
@@ -230,7 +230,7 @@ def follow(
     if format_ in FORMATS and not database:
         # Before the checkpoint folder exists: Delta refuses a folder that is not empty.
         made_for(spark, to, format_, frame)
-    late_us = duration_us(late)
+    late_us = duration_us(lateness)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
     )

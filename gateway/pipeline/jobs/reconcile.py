@@ -62,7 +62,7 @@ class Account:
     """Result of a reconciliation. `phases` has the number of rows by route and phase."""
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
-    named: list[FaultyMessage] = field(default_factory=list)
+    faulty_messages: list[FaultyMessage] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -93,7 +93,7 @@ class Account:
                 for (route, phase), rows in sorted(self.phases.items())
             ],
             "totals": self.totals,
-            "messages": [one._asdict() for one in self.named],
+            "messages": [one._asdict() for one in self.faulty_messages],
         }
 
 
@@ -103,30 +103,30 @@ def reconcile(
     *,
     waiting: Mapping[str, int] | None = None,
     still: int = 0,
-    until: datetime | None = None,
-    asked: datetime | None = None,
+    end: datetime | None = None,
+    counted_at: datetime | None = None,
     earlier: Callable[[], DataFrame] | None = None,
 ) -> Account:
     """Reconcile `rows`, which have the journal's columns.
 
     `received` is a consumer's record of the accepted messages, with `message_id` or `body`; `still` is the
     number of messages that wait for that consumer. `waiting` has the messages that each route's outbox held
-    at the time `asked` (None: now): missing messages beyond them are lost; without `waiting` they count as
-    waiting. Messages accepted at `until` or later are not judged. `earlier` returns the rows before these; it
-    is called only for delivered messages that could be copies of earlier ones with the same body.
+    at the time `counted_at` (None: now): missing messages beyond them are lost; without `waiting` they count
+    as waiting. Messages accepted at `end` or later are not judged. `earlier` returns the rows before these;
+    it is called only for delivered messages that could be copies of earlier ones with the same body.
     """
     phase_rows = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
         account = Account()
-        within = phase_rows if until is None else phase_rows.where(F.col("received") < F.lit(until))
+        within = phase_rows if end is None else phase_rows.where(F.col("received") < F.lit(end))
         for row in within.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
         _double(phase_rows, account)
         if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
-            _outboxes(phase_rows, account, waiting, until, asked)
-            _repeated(phase_rows, account, until, earlier)
+            _outboxes(phase_rows, account, waiting, end, counted_at)
+            _repeated(phase_rows, account, end, earlier)
         if received is not None:
-            _consumer(phase_rows, received, account, still, until)
+            _consumer(phase_rows, received, account, still, end)
         return account
     finally:
         phase_rows.unpersist()
@@ -190,8 +190,8 @@ def _outboxes(
     phase_rows: DataFrame,
     account: Account,
     waiting: Mapping[str, int] | None,
-    until: datetime | None,
-    asked: datetime | None,
+    end: datetime | None,
+    counted_at: datetime | None,
 ) -> None:
     boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
@@ -205,9 +205,9 @@ def _outboxes(
         .orderBy(F.desc("received"), F.desc("sequence"))
         .select("received", "route", "target_address", "shard", "sequence", "message_id")
     )
-    if asked is not None:
-        open_ = open_.where(F.col("received") < F.lit(asked))  # Later messages were not counted.
-    judged = F.lit(True) if until is None else F.col("received") < F.lit(until)
+    if counted_at is not None:
+        open_ = open_.where(F.col("received") < F.lit(counted_at))  # Later messages were not counted.
+    judged = F.lit(True) if end is None else F.col("received") < F.lit(end)
     may_wait = None if waiting is None else dict(waiting)
     for row in open_.withColumn("judged", judged).toLocalIterator():
         fault = WAITING
@@ -220,12 +220,12 @@ def _outboxes(
 
 
 def _repeated(
-    phase_rows: DataFrame, account: Account, until: datetime | None, earlier: Callable[[], DataFrame] | None
+    phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
     first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
     boxes = _boxes(phase_rows, first)
-    if until is not None:
-        boxes = boxes.where(F.col("first") < F.lit(until))
+    if end is not None:
+        boxes = boxes.where(F.col("first") < F.lit(end))
     again = (
         phase_rows.where(F.col("phase") == WAS_DELIVERED)
         .groupBy(*WAY)
@@ -255,15 +255,13 @@ def _sample() -> list[Column]:
 
 
 def _consumer(
-    phase_rows: DataFrame, received: DataFrame, account: Account, still: int, until: datetime | None
+    phase_rows: DataFrame, received: DataFrame, account: Account, still: int, end: datetime | None
 ) -> None:
     accepted = phase_rows.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
     expected = each.groupBy("key").agg(
         F.count("*").alias("accepted"),
-        F.count(F.when(F.lit(False) if until is None else F.col("received") >= F.lit(until), 1)).alias(
-            "later"
-        ),
+        F.count(F.when(F.lit(False) if end is None else F.col("received") >= F.lit(end), 1)).alias("later"),
         *(F.first(name).alias(name) for name in ("route", "target_address", "message_id")),
         F.max("shard").alias("shard"),
         F.max("sequence").alias("sequence"),
@@ -286,8 +284,8 @@ def _consumer(
         missing = row["accepted"] - row["got"]
         if not row["accepted"]:
             account.totals[UNKNOWN] = account.totals.get(UNKNOWN, 0) + row["got"]
-            if len(account.named) < NAMED_MAX:
-                account.named.append(FaultyMessage(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
+            if len(account.faulty_messages) < NAMED_MAX:
+                account.faulty_messages.append(FaultyMessage(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
         elif missing > 0:
             missing = max(0, missing - row["later"])  # The newest ones, which are not judged.
             waits = min(still_waiting, missing)
@@ -302,8 +300,8 @@ def _consumer(
 
 def _name(account: Account, fault: str, row: Any, times: int) -> None:
     account.totals[fault] = account.totals.get(fault, 0) + times
-    if len(account.named) < NAMED_MAX:
-        account.named.append(
+    if len(account.faulty_messages) < NAMED_MAX:
+        account.faulty_messages.append(
             FaultyMessage(
                 *(fault, row["route"], row["target_address"] or "", row["shard"], row["sequence"]),
                 *(row["message_id"], times),
