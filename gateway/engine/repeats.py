@@ -22,7 +22,7 @@ class Repeats:
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
         """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
-        self.submit_claim(operation, lambda reply, since: done(reply))
+        self.submit_claim(operation, lambda reply, requested_at: done(reply))
 
     def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], Monotonic], None]) -> None:
         """Submit an operation that claims something.

@@ -158,7 +158,7 @@ class IngressClients:
             guest = self._by_sender.get(sender.connection)
             if guest is not None and (release := guest.hold_publishes(sender.channel)) is not None:
                 releases.append(release)
-        self.stats.held += len(releases)
+        self.stats.pause_count += len(releases)
         return releases
 
     def flush(self) -> None:

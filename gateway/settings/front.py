@@ -36,7 +36,7 @@ Origin = Annotated[str, AfterValidator(_origin)]
 ProxyProtocol = Annotated[
     Literal["off", "required"],
     BeforeValidator(
-        lambda given: "off" if given is False else given,
+        lambda value: "off" if value is False else value,
         json_schema_input_type=Literal["off", "required"],
     ),
 ]

@@ -16,7 +16,7 @@ from gateway.settings.endpoints import AnonymousListener, LinkSettings, WebListe
 MqttVersion = Annotated[
     Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
     BeforeValidator(
-        lambda given: f"{float(given)}" if isinstance(given, int | float) else given,
+        lambda value: f"{float(value)}" if isinstance(value, int | float) else value,
         json_schema_input_type=Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"] | float,
     ),
 ]

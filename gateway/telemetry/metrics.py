@@ -642,7 +642,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
 def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_connections_accepted", labels, stats.accepted
-    yield "gateway_connections_held", labels, stats.held
+    yield "gateway_connections_held", labels, stats.pause_count
     yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count

@@ -378,7 +378,7 @@ class ListenerStats(EndpointStats):
         self.accepted = 0
         self.refused = Reasons()
         self.logins = Reasons()
-        self.held = 0  # times that reading from a connection stopped for lack of capacity
+        self.pause_count = 0  # times that reading from a connection stopped for lack of capacity
         self.answers_lost = Reasons()
         self.denied = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client resent, accepted only once
