@@ -255,8 +255,8 @@ def meeting_places() -> list[Path]:
 
     The list is empty if no folder of this machine can be written.
     """
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    found = [Path(given) / "gateway"] if given else []
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
+    found = [Path(runtime_folder) / "gateway"] if runtime_folder else []
     try:
         found.append(Path(tempfile.gettempdir()) / f"gateway-{os.geteuid()}")
     except FileNotFoundError as error:

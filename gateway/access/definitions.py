@@ -65,8 +65,8 @@ def _imported(content: dict[str, Any]) -> Imported:
     permissions = {(one["user"], one["vhost"]): one for one in content.get("permissions", [])}
     topics: dict[tuple[str, str], dict[str, TopicPermission]] = {}
     for one in content.get("topic_permissions", []):
-        given = TopicPermission(write=one.get("write", ""), read=one.get("read", ""))
-        topics.setdefault((one["user"], one["vhost"]), {})[one["exchange"]] = given
+        permission = TopicPermission(write=one.get("write", ""), read=one.get("read", ""))
+        topics.setdefault((one["user"], one["vhost"]), {})[one["exchange"]] = permission
     roles = {}
     for user in users:
         name = user["name"]

@@ -58,9 +58,9 @@ class _Table:
         """Count a failure of this key, and refuse the key after too many."""
         tally = self._tallies.pop(key, None)
         if tally is None or now - tally.window_start >= self._window_secs:
-            until = 0.0 if tally is None else tally.refused_until
+            refused_until = 0.0 if tally is None else tally.refused_until
             tally = _Tally(now)
-            tally.refused_until = until
+            tally.refused_until = refused_until
         self._tallies[key] = tally
         tally.count += 1
         if self._most and tally.count >= self._most:

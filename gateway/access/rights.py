@@ -103,8 +103,8 @@ class Rights:
         allowed = authorizer.known(question)
         if allowed is None:
             raise Pending(AuthorizerResponse(question, authorizer))
-        said = ", ".join(f"{name} {text}" for name, text in fields.items())
-        return Decision(allowed, f"the authorizer has said so: {kind} ({said})")
+        values = ", ".join(f"{name} {text}" for name, text in fields.items())
+        return Decision(allowed, f"the authorizer has said so: {kind} ({values})")
 
     # All protocols.
 

@@ -81,9 +81,9 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
     for word, there in speaks.items():
         if not there and word in role.model_fields_set:
             yield _warning(f"roles.{name}.{word}: no listener speaks it, so the rules never apply")
-    given = role.mqtt
-    yield from _filters(f"roles.{name}.mqtt", "publish", given.publish, given.deny_publish)
-    yield from _filters(f"roles.{name}.mqtt", "subscribe", given.subscribe, given.deny_subscribe)
+    permissions = role.mqtt
+    yield from _filters(f"roles.{name}.mqtt", "publish", permissions.publish, permissions.deny_publish)
+    yield from _filters(f"roles.{name}.mqtt", "subscribe", permissions.subscribe, permissions.deny_subscribe)
     hosts = {AMQP091.name: settings.amqp_hosts(), AMQPFAST.name: list(settings.virtual_hosts())}
     for protocol, served in hosts.items():
         for host in getattr(role, protocol) if speaks[protocol] else ():
@@ -117,8 +117,8 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
         among = [role for name, role in roles.roles.items() if route.rule.role in (None, name)] or list(
             roles.roles.values()
         )
-        given = route.rule.source.given()
-        if any(_may_feed(role, given, route.rule.source.dialect.name) for role in among):
+        source = route.rule.source.given()
+        if any(_may_feed(role, source, route.rule.source.dialect.name) for role in among):
             continue
         text = f"route {route.name!r}: no role lets anybody publish what it takes"
         yield _warning(text, route.file, route.line, route.column)
@@ -134,8 +134,8 @@ def _feeds_topic(role: Role, source: dict[str, str]) -> bool:
     if role.mqtt.as_virtual_host is not None:
         return True
     name = source.get("topic", next(iter(source.values())))
-    wanted = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
-    return any(meets(PLACEHOLDER.sub("+", one).split("/"), wanted) for one in role.mqtt.publish)
+    levels = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
+    return any(meets(PLACEHOLDER.sub("+", one).split("/"), levels) for one in role.mqtt.publish)
 
 
 def _feeds_exchange(role: Role, source: dict[str, str]) -> bool:
