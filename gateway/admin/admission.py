@@ -148,8 +148,8 @@ class Admission:
             return self._refused(request, found, 401, quiet=quiet)
         reading = request.method in READING
         if not leaving and (found.right == "none" or (found.right == "read" and not reading)):
-            what = "see anything here" if found.right == "none" else "change anything"
-            return self._refused(request, f"{found.principal.name!r} may not {what}", 403, quiet=quiet)
+            action = "see anything here" if found.right == "none" else "change anything"
+            return self._refused(request, f"{found.principal.name!r} may not {action}", 403, quiet=quiet)
         if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
             return self._refused(request, "the CSRF token is missing or wrong", 403)
         return found
@@ -229,8 +229,10 @@ class Admission:
         if self._token_file is not None and is_secret(secret, self._token_file):
             return Caller(Principal(ADMINISTRATOR), EVERYTHING, "http.token_file")
         if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
-            given = Credentials("", secret.encode(errors="replace"), strange(request), backend=Tokens.kind)
-            found = self.access.known(given) or await self.access.verify(given)
+            credentials = Credentials(
+                "", secret.encode(errors="replace"), strange(request), backend=Tokens.kind
+            )
+            found = self.access.known(credentials) or await self.access.verify(credentials)
             if isinstance(found, Principal):
                 return self._user(found, "jwt")
             if found is Denial.EXPIRED:
@@ -254,8 +256,8 @@ class Admission:
             return self._token(token)
         if self.access is None:
             return "the name or password is wrong"
-        given = Credentials(name, secret.encode(), strange(request))
-        found = self.access.known(given) or await self.access.verify(given)
+        credentials = Credentials(name, secret.encode(), strange(request))
+        found = self.access.known(credentials) or await self.access.verify(credentials)
         if isinstance(found, Principal):
             return self._user(found, "password")
         return "the name or password is wrong"
@@ -295,8 +297,8 @@ def hosts_of(request: Request) -> Callable[[str], bool]:
 
 def shows_secret(request: Request, file: Path) -> bool:
     """Return True if the request's bearer token is the secret in a file."""
-    shown = _header(request, "authorization")
-    return shown.lower().startswith(SCHEME) and is_secret(shown[len(SCHEME) :].strip(), file)
+    header = _header(request, "authorization")
+    return header.lower().startswith(SCHEME) and is_secret(header[len(SCHEME) :].strip(), file)
 
 
 def is_secret(text: str, file: Path) -> bool:

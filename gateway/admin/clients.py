@@ -82,8 +82,8 @@ class Connected(NamedTuple):
         """Return the row of this connection."""
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
-        since = facts.pop("opened_at")
-        began = None if since is None else clock.utc() - (clock.now() - since)
+        opened_at = facts.pop("opened_at")
+        began = None if opened_at is None else clock.utc() - (clock.now() - opened_at)
         facts["since"] = (
             None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
         )

@@ -70,8 +70,8 @@ class LettersApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, DEAD_LETTERS.words)
-        route = wanted.get("route")
+        choice, count, after = await query_of(request, DEAD_LETTERS.words)
+        route = choice.get("route")
         if not after and route is None:
             found = await self._newest(count + 1)
             return self._page(request, len(self._letters), found, count).answer()
@@ -81,8 +81,8 @@ class LettersApi:
 
     def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
         """Return a page with the first `count` letters; one more letter means that there is a next page."""
-        page, seen = found[:count], seen_by(request, self._hide)
-        rows = [shown(one, seen(one.route, one.message)) for one in page]
+        page, visible = found[:count], seen_by(request, self._hide)
+        rows = [shown(one, visible(one.route, one.message)) for one in page]
         return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
 
     async def _newest(self, count: int) -> list[Letter]:
@@ -96,8 +96,8 @@ class LettersApi:
         found = await self._found([id])
         if not found:
             raise AbsentError(f"there is no dead letter {id}")
-        seen = seen_by(request, self._hide)(found[0].route, found[0].message)
-        return answer(shown(found[0], seen, whole=True))
+        message = seen_by(request, self._hide)(found[0].route, found[0].message)
+        return answer(shown(found[0], message, whole=True))
 
     async def _purge(self, request: Request) -> Response:
         ids = await self._chosen(request)
@@ -109,8 +109,8 @@ class LettersApi:
         outcome = await self._read(ask)
         if outcome is not ACCEPTED:
             raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
-        known = set(there)
-        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
+        known_ids = set(there)
+        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known_ids]})
 
     async def _redrive(self, request: Request) -> Response:
         ids = await self._chosen(request)

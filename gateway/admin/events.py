@@ -113,9 +113,9 @@ class EventsApi:
         )
 
         def encoded(found: Iterable[Passed], skipped: int) -> bytes:
-            seen = seen_by(request, self._hide)
+            visible = seen_by(request, self._hide)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
-            rows = [_event("message", _passed(one, seen(one.route, one.message))) for one in found]
+            rows = [_event("message", _passed(one, visible(one.route, one.message))) for one in found]
             return b"".join(rows) + more or b": nothing\n\n"
 
         async def told() -> Callable[[], bytes]:

@@ -48,8 +48,8 @@ def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, 
     """Return the message that a request describes. Raises BadChoiceError if it cannot be published."""
     protocol = protocols.get(choice.endpoint)
     if protocol is None:
-        known = ", ".join(protocols)
-        raise BadChoiceError(f"endpoint: {choice.endpoint!r} is unknown; known: {known}")
+        names = ", ".join(protocols)
+        raise BadChoiceError(f"endpoint: {choice.endpoint!r} is unknown; known: {names}")
     words = {word: text for word in ADDRESS_WORDS if (text := getattr(choice, word)) is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other or not words:

@@ -111,8 +111,8 @@ class NamespacesApi:
         ]
 
     async def _exchanges(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, EXCHANGES.words)
-        every, chosen = exchanges_of(self._hosts), _named(wanted, hosts_of(request))
+        choice, count, after = await query_of(request, EXCHANGES.words)
+        every, chosen = exchanges_of(self._hosts), _named(choice, hosts_of(request))
         page = await page_of(every, chosen, lambda one: one.key, _exchange, count, after)
         return page.answer()
 
@@ -144,8 +144,8 @@ class NamespacesApi:
         return page.answer()
 
     async def _transfers(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, TRANSFERS.words)
-        host, mine = wanted.get("virtual_host"), hosts_of(request)
+        choice, count, after = await query_of(request, TRANSFERS.words)
+        host, mine = choice.get("virtual_host"), hosts_of(request)
         page = await page_of(
             self._fast_hosts.partials,
             lambda one: host in (None, one.sender[0]) and mine(one.sender[0]),

@@ -219,9 +219,9 @@ def _shape(word: OperationWord) -> dict[str, Any]:
 
 def _schema(model: type[Model], schemas: dict[str, Any]) -> dict[str, Any]:
     """Add the schema of a model to `schemas`. Return a reference to it."""
-    given = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(given.pop("$defs", {}))
-    schemas[model.__name__] = given
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[model.__name__] = schema
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

@@ -181,9 +181,9 @@ class QueuesApi:
             raise AbsentError(f"there is no queue {choice.queue!r} of {where}")
         await _load(queue)
         found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
-        seen = seen_by(request, self._hide, choice.virtual_host)
-        shown = [message_shown(seen("", message)) for _, message in found]
-        return answer({"messages": len(queue), "shown": shown})
+        visible = seen_by(request, self._hide, choice.virtual_host)
+        rows = [message_shown(visible("", message)) for _, message in found]
+        return answer({"messages": len(queue), "shown": rows})
 
     def all(self) -> Iterator[ListedQueue]:
         """Yield every queue and durable subscription."""
@@ -205,9 +205,9 @@ class QueuesApi:
                 )
 
     async def _consumers(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, CONSUMERS.words)
-        mine, address = hosts_of(request), wanted.pop("address", None)
-        holder = (wanted.get("protocol"), wanted.get("virtual_host"), None, wanted.get("queue"))
+        choice, count, after = await query_of(request, CONSUMERS.words)
+        mine, address = hosts_of(request), choice.pop("address", None)
+        holder = (choice.get("protocol"), choice.get("virtual_host"), None, choice.get("queue"))
 
         async def found() -> AsyncIterator[list[ListedConsumer]]:
             async for some in slices(self.all()):
@@ -231,9 +231,9 @@ class QueuesApi:
         return page.answer()
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, QUEUES.words)
-        key = _length_key if wanted.get("sort") == "messages" else _key
-        page = await page_of(self.all(), _chooser(wanted, hosts_of(request)), key, self._shown, count, after)
+        choice, count, after = await query_of(request, QUEUES.words)
+        key = _length_key if choice.get("sort") == "messages" else _key
+        page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, self._shown, count, after)
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:

@@ -516,8 +516,8 @@ class RabbitApi:
         }
 
     def _tag(self, consumer: Consumer | None) -> str | None:
-        told = None if consumer is None else self._consuming(consumer)
-        return None if told is None else told.tag
+        details = None if consumer is None else self._consuming(consumer)
+        return None if details is None else details.tag
 
     async def nothing(self, _: Request) -> list[Fields]:
         """Return an empty list: the gateway has no such objects, or does not report them."""

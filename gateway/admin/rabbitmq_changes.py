@@ -296,9 +296,9 @@ class RabbitChanges:
         Messages that cannot be shown are put back, which counts as no delivery. Raises Refused, and
         ValueError.
         """
-        asked = await body_of(request)
-        mode, encoding = asked.get("ackmode"), asked.get("encoding")
-        count, truncate = number(asked, "count", None), number(asked, "truncate", 1 << 62)
+        body = await body_of(request)
+        mode, encoding = body.get("ackmode"), body.get("encoding")
+        count, truncate = number(body, "count", None), number(body, "truncate", 1 << 62)
         if mode not in ACK_MODES:
             raise ValueError(f"ackmode: {', '.join(ACK_MODES)} are possible")
         if encoding not in ("auto", "base64"):
@@ -324,9 +324,9 @@ class RabbitChanges:
                 row = await self._row(queue, position, message, encoding, truncate)
                 rows.append({"redelivered": redelivered, "message_count": len(queue), **row})
                 await turns.take()
-            left = len(queue) + len(rows)
+            remaining = len(queue) + len(rows)
             for at, row in enumerate(rows, 1):
-                row["message_count"] = left - at
+                row["message_count"] = remaining - at
             settled = True
         finally:
             settle(queue, deliveries, mode if settled else PUT_BACK)

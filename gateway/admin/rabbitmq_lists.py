@@ -48,9 +48,9 @@ class LoopTurns:
 
     async def take(self) -> None:
         """Let the event loop run if the computation has taken TURN_SECS since the last turn."""
-        taken = clock.monotonic() - self._turn_start
-        if taken >= TURN_SECS:
-            self.spent += taken
+        elapsed = clock.monotonic() - self._turn_start
+        if elapsed >= TURN_SECS:
+            self.spent += elapsed
             await trio.lowlevel.checkpoint()
             self._turn_start = clock.monotonic()
 
@@ -126,8 +126,8 @@ async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
     reverse, path = _switch(query, "sort_reverse"), _path(query.get("sort", ""))
     if not path:
         return rows
-    left, parts, turns = iter(rows), [], LoopTurns()
-    while some := list(islice(left, CHUNK)):
+    iterator, parts, turns = iter(rows), [], LoopTurns()
+    while some := list(islice(iterator, CHUNK)):
         keyed = []
         for row in some:
             keyed.append((_key(_at(row, path)), row))

@@ -59,9 +59,9 @@ class RatesApi:
         return [ServedOperation(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, RATES.words)
-        matches_name = matcher(wanted.get("name", "*"))
-        exact = [(word, wanted[word]) for word in ("kind", "what") if word in wanted]
+        choice, count, after = await query_of(request, RATES.words)
+        matches_name = matcher(choice.get("name", "*"))
+        exact = [(word, choice[word]) for word in ("kind", "what") if word in choice]
 
         def chosen(key: CounterKey) -> bool:
             return matches_name(key.name) and all(getattr(key, word) == value for word, value in exact)

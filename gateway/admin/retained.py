@@ -81,8 +81,8 @@ class RetainedApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, RETAINED.words)
-        chosen, found = _chooser(wanted), self._retained.slices(wanted.get("topic", "#"))
+        choice, count, after = await query_of(request, RETAINED.words)
+        chosen, found = _chooser(choice), self._retained.slices(choice.get("topic", "#"))
         page = await page_of_slices(found, chosen, _topic, shown, count, after)
         return page.answer()
 

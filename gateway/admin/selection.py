@@ -155,8 +155,8 @@ async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
 
     Objects may disappear in such a turn.
     """
-    left = iter(things)
-    while some := list(islice(left, SLICE)):
+    iterator = iter(things)
+    while some := list(islice(iterator, SLICE)):
         yield some
         await trio.lowlevel.checkpoint()
 

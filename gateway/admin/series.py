@@ -92,8 +92,8 @@ def _queue_chooser(query: Any) -> Callable[[ListedQueue], bool]:
 
 
 def _session_chooser(query: Any) -> Callable[[Session], bool]:
-    named = matcher(query.get("client", "*"))
-    return lambda one: named(one.client_id)
+    matches_name = matcher(query.get("client", "*"))
+    return lambda one: matches_name(one.client_id)
 
 
 def _client(session: Session) -> str:

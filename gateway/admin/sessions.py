@@ -122,8 +122,8 @@ class SessionsApi:
 
 def _idle_secs(session: Session) -> float:
     """Return how long the client has been disconnected, in seconds."""
-    since = session.expires_at - session.expiry_secs
-    return max(clock.now() - since, 0.0)
+    disconnected_at = session.expires_at - session.expiry_secs
+    return max(clock.now() - disconnected_at, 0.0)
 
 
 def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:

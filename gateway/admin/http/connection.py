@@ -343,8 +343,8 @@ class HttpConnection:
                 if isinstance(self.stream, trio.SocketStream):
                     await self.stream.send_eof()
                 self.waits_since = clock.now()
-                left = LINGER_BYTES
-                while left > 0 and (data := await self.stream.receive_some(READ_BYTES)):
-                    left -= len(data)
+                remaining = LINGER_BYTES
+                while remaining > 0 and (data := await self.stream.receive_some(READ_BYTES)):
+                    remaining -= len(data)
             except trio.BrokenResourceError:
                 pass
