@@ -163,8 +163,8 @@ class Identities:
         """Return the files that users and their secrets are read from."""
         secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
         declared = self._settings.declare
-        named = [self._path, *(declared.definitions if declared.users else ()), *secret]
-        return [file for file in named if file is not None]
+        files = [self._path, *(declared.definitions if declared.users else ()), *secret]
+        return [file for file in files if file is not None]
 
     def reload_keys(self) -> None:
         """Read the files of token keys again immediately."""
@@ -205,9 +205,11 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
     """
     several = imported(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}
-    known = {name: has for one in several for name, has in one.users.items()}
-    known |= {name: user.roles for name, user in (settings.users if users is None else users).items()}
-    return Roles(roles | settings.roles, known, settings.default_roles)
+    imported_users = {name: has for one in several for name, has in one.users.items()}
+    imported_users |= {
+        name: user.roles for name, user in (settings.users if users is None else users).items()
+    }
+    return Roles(roles | settings.roles, imported_users, settings.default_roles)
 
 
 def authorizer_of(settings: Settings) -> HttpQuestions | None:
@@ -225,8 +227,8 @@ def imported(settings: Settings) -> list[Imported]:
 
     Raises ConfigurationError for an export that cannot be used.
     """
-    given = settings.declare
-    return [read_imported(file) for file in given.definitions] if given.users else []
+    declared = settings.declare
+    return [read_imported(file) for file in declared.definitions] if declared.users else []
 
 
 def with_imported_hosts(settings: Settings) -> Settings:
@@ -249,8 +251,8 @@ def with_imported_hosts(settings: Settings) -> Settings:
 def _hash_of(name: str, user: User) -> str:
     # Without this check, a password in place of its hash would appear to clients as a wrong password.
     text = user.hash()
-    given = user.password_hash is not None or user.password_hash_file is not None
-    if given and not is_hash(text):
+    has_hash = user.password_hash is not None or user.password_hash_file is not None
+    if has_hash and not is_hash(text):
         key = "password_hash" if user.password_hash_file is None else "password_hash_file"
         raise ConfigurationError(
             f"users.{name}.{key}: not an argon2 hash; write what `gateway passwd` prints"

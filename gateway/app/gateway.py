@@ -258,8 +258,8 @@ class Gateway:
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
         process = process_of(self)
-        given = self.settings.journal.hash_key
-        key = b"" if given is None else given.get_secret_value().encode()
+        hash_key = self.settings.journal.hash_key
+        key = b"" if hash_key is None else hash_key.get_secret_value().encode()
         hide = PrivateFields(lambda: self.dispatcher.router, key).hide
         queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide, consuming=consuming)
         apis = (
@@ -493,8 +493,8 @@ class Gateway:
             opened=self.quotas.opened,
         )
         most = divided_descriptors(settings)
-        for name, given in settings.listeners.items():
-            if not isinstance(given, SharedListener):
+        for name, options in settings.listeners.items():
+            if not isinstance(options, SharedListener):
                 self.listeners[name] = listener_of(name, services, writes, metrics, most)
         for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
             self.listeners[listener.name] = listener
@@ -669,9 +669,9 @@ class Gateway:
                 await trio.sleep(DRAIN_POLL_SECS)
         if waited.cancelled_caught:
             log.warning("drain timed out, messages still in flight")
-        held = sum(self.core.pauses.held_of().values())
-        if held:
-            log.warning("messages held by paused routes left unacknowledged", count=held)
+        held_count = sum(self.core.pauses.held_of().values())
+        if held_count:
+            log.warning("messages held by paused routes left unacknowledged", count=held_count)
 
     async def _hand_over(self, engine: EngineSession) -> None:
         """Release the sessions before their clients are disconnected.
@@ -722,8 +722,8 @@ class Gateway:
         )
 
     def _links_done(self) -> bool:
-        held = self.core.pauses.held_of()
-        return all(self._done(link, held) for link in self.links.values())
+        held_counts = self.core.pauses.held_of()
+        return all(self._done(link, held_counts) for link in self.links.values())
 
     def _done(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
         """Return True if nothing is in flight at a link.

@@ -168,8 +168,8 @@ class Rules:
                     f"{lost[0]}: the section was removed; restart the gateway if that is intended",
                     file=str(before.file),
                 )
-        taken = {name: getattr(settings, name) for name in RELOADED}
-        now = self._started.model_copy(update=taken)
+        values = {name: getattr(settings, name) for name in RELOADED}
+        now = self._started.model_copy(update=values)
         found = self._gateway.identities.candidate(now)
         return settings, found, roles_of(now, found.users)
 
@@ -269,8 +269,8 @@ class Rules:
         ]
 
     def _fingerprint(self) -> Fingerprint:
-        named = [self._started.file, *self._gateway.identities.files()]
-        return {path: stamp_if_there(path) for path in named if path is not None}
+        files = [self._started.file, *self._gateway.identities.files()]
+        return {path: stamp_if_there(path) for path in files if path is not None}
 
 
 def _look_at(connection: IngressClient) -> None:
