@@ -96,8 +96,8 @@ class SpooledStorage(QueueStorage):
         """Forget settled messages, and free their files."""
         super().forget(positions)
         if self._bodies:
-            gone = positions if isinstance(positions, range) else set(positions)
-            self._let_go([position for position in self._bodies if position in gone])
+            dropped = positions if isinstance(positions, range) else set(positions)
+            self._let_go([position for position in self._bodies if position in dropped])
 
     def clear(self, first: int | None) -> None:
         """Forget everything from position `first` on, and free its files; None for all on disk alone."""

@@ -147,8 +147,8 @@ class Deduplication:
         for ids in self._ids.values():
             accepted = ids.accepted
             expired_ids: list[str] = []
-            for id, until in accepted.items():
-                if until > utc:
+            for id, expires_at in accepted.items():
+                if expires_at > utc:
                     break
                 expired_ids.append(id)
             for id in expired_ids:

@@ -569,8 +569,8 @@ class Dispatcher:
             crossed = message.crossed(target)
             property_set = message.property_set
             if property_set is not NO_PROPERTIES and route.foreign:
-                known = route.examined
-                if property_set is not known.property_set or crossed.hops != known.hops or known.losses:
+                last = route.examined
+                if property_set is not last.property_set or crossed.hops != last.hops or last.losses:
                     # Its receiver needs the converted properties, too.
                     self._note_losses(batch, route, crossed)
             batch.add_only(receipt, recipient, crossed)
@@ -658,9 +658,9 @@ class Dispatcher:
                 raise
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
-                told = partial(batch.settle, [batch.open(receipt, 1)])
+                settle = partial(batch.settle, [batch.open(receipt, 1)])
                 self.record_unrouted(entry, message, INTERNAL, batch.received)
-                self.dead_letters.add([message], "", INTERNAL, told, full=told)
+                self.dead_letters.add([message], "", INTERNAL, settle, full=settle)
                 return True
         for recipient in recipients:
             placed.append((recipient, message))

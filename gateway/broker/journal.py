@@ -404,8 +404,8 @@ class Journaling:
         if self._wanted(route):
             try:
                 redactor = self.redactors.of(route)
-                told = messages if redactor is None else [redactor(message) for message in messages]
-                self.writer.record(self._labels(route), told, outcome, received)
+                redacted = messages if redactor is None else [redactor(message) for message in messages]
+                self.writer.record(self._labels(route), redacted, outcome, received)
             except Exception as error:
                 contained("journal", error)
 

@@ -122,9 +122,9 @@ class Memory:
         """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
         release = self._stopped.get(publisher)
         if release is None:
-            known = publisher in self._stopped
+            is_stopped = publisher in self._stopped
             release = self._stopped[publisher] = publisher.hold()
-            if not known:
+            if not is_stopped:
                 publisher.told_of_memory(True)
         if release is None and self.scarce:
             self.refused += count

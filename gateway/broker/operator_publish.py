@@ -60,5 +60,5 @@ class Publishing:
 
     def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Report the outcomes to the callbacks."""
-        for at, told in enumerate(receipts):
-            told((refused or {}).get(at, ACCEPTED))
+        for at, on_outcome in enumerate(receipts):
+            on_outcome((refused or {}).get(at, ACCEPTED))

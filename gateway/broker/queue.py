@@ -554,8 +554,8 @@ class Queue:
 
     def _was_delivered(self, position: int) -> bool:
         """Return True if an earlier process may have delivered the message at a position."""
-        kept = self.storage
-        return kept is not None and position < kept.recovered and kept.delivered(position)[0]
+        storage = self.storage
+        return storage is not None and position < storage.recovered and storage.delivered(position)[0]
 
     def _hand_out(self, consumer: Consumer, count: int) -> None:
         redelivered = False

@@ -251,9 +251,9 @@ class Redactors:
                 for rule in one.rule.private.items()
             ]
             if rules:
-                told = tuple(dict.fromkeys(rules))
-                self._rules[route.name] = told
-                self._by_route[route.name] = self._redactor(told)
+                unique = tuple(dict.fromkeys(rules))
+                self._rules[route.name] = unique
+                self._by_route[route.name] = self._redactor(unique)
 
     def __bool__(self) -> bool:
         return bool(self._by_route)

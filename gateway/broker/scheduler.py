@@ -97,7 +97,7 @@ class CallScheduler:
         while True:
             self.ring(clock.utc())
             rung()
-            due = self.due  # the calls may have set further alarms
+            next_at = self.due  # the calls may have set further alarms
             with trio.CancelScope() as self._sleep:
-                await trio.sleep(max(0.0, min(due - clock.utc(), SLEEP_SECS_MAX)))
+                await trio.sleep(max(0.0, min(next_at - clock.utc(), SLEEP_SECS_MAX)))
             self._sleep = None

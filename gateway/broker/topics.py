@@ -83,9 +83,9 @@ class Strip(Generic[T]):
         self._ones ^= masks.pop(one, 0)
         self._many ^= masks.pop(many, 0)
         for part, mask in masks.items():
-            left = self._literals.get(part, 0) ^ mask
-            if left:
-                self._literals[part] = left
+            remaining = self._literals.get(part, 0) ^ mask
+            if remaining:
+                self._literals[part] = remaining
             else:
                 del self._literals[part]
 
@@ -400,8 +400,8 @@ class TopicTree(Generic[T]):
         stack: list[tuple[TopicLevel[T], int]] = []
         branch = self._root
         for depth, name in enumerate(path):
-            named = depth < len(pattern) and pattern[depth] not in ("+", "#")
-            stack.append((branch, 1 if named else bisect_right(branch.names, name)))
+            is_literal = depth < len(pattern) and pattern[depth] not in ("+", "#")
+            stack.append((branch, 1 if is_literal else bisect_right(branch.names, name)))
             child = branch.children.get(name)
             if child is None:
                 return stack

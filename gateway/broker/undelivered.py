@@ -39,5 +39,5 @@ class Untouched:
     def note(self, storage: Storage | None, *words: str) -> None:
         """Record at the end of the process which messages of a queue were never handed out."""
         if storage is not None and (positions := storage.untouched()):
-            given = json.dumps({"positions": positions})
-            self._store.put(self._kind, json.dumps([self._host, *words]), given.encode())
+            record = json.dumps({"positions": positions})
+            self._store.put(self._kind, json.dumps([self._host, *words]), record.encode())

@@ -173,9 +173,9 @@ class DeadLettering:
             return
         self._burying = True
         try:
-            left = BURIED_MAX
-            while self.noted and left > 0:
-                left -= self._bury(left)
+            remaining = BURIED_MAX
+            while self.noted and remaining > 0:
+                remaining -= self._bury(remaining)
         finally:
             self._burying = False
         if self.noted:
@@ -488,8 +488,8 @@ def _grouped(history: tuple[Value, ...]) -> list[Value]:
         return [*history]
     groups: dict[tuple[object, ...], list[Value]] = {}
     for at, one in enumerate(history):
-        given = _given(one)
-        groups.setdefault((given.get("queue"), given.get("reason")) if given else (at,), []).append(one)
+        fields = _given(one)
+        groups.setdefault((fields.get("queue"), fields.get("reason")) if fields else (at,), []).append(one)
     found = []
     for first, *others in reversed(groups.values()):
         if first.type is ValueType.TABLE and "count" not in _given(first):

@@ -151,8 +151,8 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
 def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
     """Make the declarations, existing ones first: if these differ, nothing is added. Return the faults."""
     there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
-    known = set(map(id, there))
-    new = [one for one in declared if id(one) not in known and not isinstance(one.thing, DeclaredBinding)]
+    known_ids = set(map(id, there))
+    new = [one for one in declared if id(one) not in known_ids and not isinstance(one.thing, DeclaredBinding)]
     bindings = [one for one in declared if isinstance(one.thing, DeclaredBinding)]
     for some in (there, new, bindings):
         if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
@@ -246,8 +246,8 @@ def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
     for name in thing.arguments:
         if name not in known_names:
             near = get_close_matches(name, known_names, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            yield one.finding(severity, f"arguments.{name}: means nothing here{meant}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield one.finding(severity, f"arguments.{name}: means nothing here{hint}")
     leads = thing.arguments.get(way)
     if leads and leads not in host.exchanges:
         text = f"it leads to exchange {leads!r}, which is not declared: until it is, what goes there is lost"

@@ -80,9 +80,9 @@ def delay_of(headers: Headers) -> int:
     Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which
     marks it as over, and for one beyond ten years.
     """
-    given = next((value for name, value in headers if name == DELAY), None)
-    wanted = 0 if given is None else _milliseconds(given)
-    return wanted if 0 < wanted <= EXPIRY_MS_MAX else 0
+    delay = next((value for name, value in headers if name == DELAY), None)
+    milliseconds = 0 if delay is None else _milliseconds(delay)
+    return milliseconds if 0 < milliseconds <= EXPIRY_MS_MAX else 0
 
 
 def _milliseconds(delay: Value) -> int:
@@ -308,8 +308,8 @@ class DelayedMessages(PriorityQueue):
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
         """Return the queues of a message whose delay is over, and the message as they get it."""
-        kept = essentials(message.property_set).expiration_ms
-        own = message if kept is not None else living(message, NEVER)
+        expiration_ms = essentials(message.property_set).expiration_ms
+        own = message if expiration_ms is not None else living(message, NEVER)
         native = decode_properties(encode_properties(own, utc))
         headers = _negated(native.headers or ())
         blind = blind_copies(message)
@@ -383,10 +383,10 @@ def _due_first(message: Message) -> int:
 
 def _with_rest(message: Message, utc: float) -> Message:
     """Return the message with its remaining lifetime at the end of its delay as AMQP expiration."""
-    due = utc + delay_of(message.properties.headers) / 1000
-    left = max(message.expires - due, 0.0)
+    due_at = utc + delay_of(message.properties.headers) / 1000
+    remaining_secs = max(message.expires - due_at, 0.0)
     try:
-        data = encode_properties(living(message, utc + left), utc)
+        data = encode_properties(living(message, utc + remaining_secs), utc)
     except ProtocolError:  # raised again when it is due, and then the message's outcome
         return message
     return Message(

@@ -144,9 +144,9 @@ class Exchange:
             if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
                 self._charge(destination, user, DESTINATION_STEPS)
         elif self._how == "headers":
-            asked = wanted(arguments)
-            self._conditions[destination, key, arguments] = (asked, user)
-            self._add_steps(user, self._index.add(asked, destination, user))
+            conditions = wanted(arguments)
+            self._conditions[destination, key, arguments] = (conditions, user)
+            self._add_steps(user, self._index.add(conditions, destination, user))
         return True
 
     def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
@@ -223,8 +223,8 @@ class Exchange:
     def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
         """Remove a binding from the index of headers."""
         if self._how == "headers":
-            asked, user = self._conditions.pop((destination, key, arguments))
-            self._add_steps(user, -self._index.remove(asked, destination, user))
+            conditions, user = self._conditions.pop((destination, key, arguments))
+            self._add_steps(user, -self._index.remove(conditions, destination, user))
 
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
         """Add steps that a destination costs each message to its first binder."""

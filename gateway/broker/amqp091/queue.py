@@ -226,8 +226,8 @@ class AmqpQueue(Queue):
         """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
-        left = self.used + self.options.expires_ms / 1000 - clock.monotonic()
-        self._watch = self._host.alarms.set(clock.utc() + left, self._look_at_use)
+        remaining_secs = self.used + self.options.expires_ms / 1000 - clock.monotonic()
+        self._watch = self._host.alarms.set(clock.utc() + remaining_secs, self._look_at_use)
 
     def _look_at_use(self) -> None:
         self._watch = None

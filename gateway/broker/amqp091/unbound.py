@@ -42,8 +42,8 @@ def _unbound(
     if not why or not (declares or brought):
         return
     severity = Severity.WARNING if declares and brought else Severity.NOTE
-    until = f"until a client makes that good, what comes from {route.source!r} is rejected"
-    text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {until}"
+    consequence = f"until a client makes that good, what comes from {route.source!r} is rejected"
+    text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {consequence}"
     yield Finding(severity, "unbound", text, route.file, route.line, route.column)
 
 

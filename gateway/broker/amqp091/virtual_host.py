@@ -273,8 +273,8 @@ class VirtualHost:
         """Return the queues for a message with several keys; each gets it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
-        named = self.exchanges.get(exchange)
-        found = {} if named is None else named.route(keys, message)
+        source = self.exchanges.get(exchange)
+        found = {} if source is None else source.route(keys, message)
         return [queue for queue in found if isinstance(queue, (AmqpQueue, DelayedMessages))]
 
     # Exchanges.
@@ -601,9 +601,9 @@ class VirtualHost:
         self._check_room("bindings_max", self.bindings, self.bindings_max)
         if user is not None:
             self._check_room("bindings_per_user_max", self._binding_users[user], self._bindings_per_user)
-            what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
+            resource = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
             byte_count = text_bytes(key) + argument_bytes(arguments)
-            self._check_definition(user, what, arguments, byte_count)
+            self._check_definition(user, resource, arguments, byte_count)
         before = self.steps.of(user)
         exchange.bind(destination, key, arguments, user)
         if user is not None and before < self.steps.of(user) > self.steps.user_max:

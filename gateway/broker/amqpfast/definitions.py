@@ -63,8 +63,8 @@ class FastDefinitions(HostRecords):
 
     def keep(self, queue: Queue, kind: str, *words: str) -> None:
         """Restore the stored messages of a queue or subscription, and store its messages from now on."""
-        kept = self._storage(queue, kind, *words)
-        self._untouched.recall(kept, kind, *words)
+        storage = self._storage(queue, kind, *words)
+        self._untouched.recall(storage, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
         """Store which messages of a queue or subscription were never delivered, as the process ends."""

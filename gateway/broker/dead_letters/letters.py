@@ -210,8 +210,8 @@ class DeadLetters:
     def byte_count(self) -> int:
         """Size of all dead letters in bytes."""
         common = 0 if self._common is None else self._common.shares.total
-        held = self._wanted.shares.total + self._unwanted.shares.total
-        return held + common + (0 if self._store is None else self._store.letters_bytes)
+        stored_count = self._wanted.shares.total + self._unwanted.shares.total
+        return stored_count + common + (0 if self._store is None else self._store.letters_bytes)
 
     def add(
         self,
@@ -274,8 +274,8 @@ class DeadLetters:
             id, user = f"{MEMORY}{self._last}", message.sender.user
             self._letters[id] = Letter(id, message, route, outcome, utc, crossed)
             entries.add(id, user, message.byte_count)
-            while (gone := entries.crowded_out(user)) is not None:
-                self._forget(gone)
+            while (crowded_out := entries.crowded_out(user)) is not None:
+                self._forget(crowded_out)
 
     def _forget(self, id: str) -> None:
         """Delete a dead letter in memory, if there is one with this id."""
@@ -300,8 +300,8 @@ class DeadLetters:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
             log.warning("dead letters full, messages stay with sources", refused=refused)
         if self._waiting and self._store is not None and self._store.healthy:
-            owed, self._waiting = self._waiting, []
-            for then in owed:
+            callbacks, self._waiting = self._waiting, []
+            for then in callbacks:
                 self._when_safe(then)
 
     # What is read.

@@ -352,8 +352,8 @@ class DurableSession(Session):
 
     def _settle_gone(self) -> None:
         if self._settled_positions:
-            gone, self._settled_positions = self._settled_positions, []
-            self._records.store.settle(self.log, gone)
+            positions, self._settled_positions = self._settled_positions, []
+            self._records.store.settle(self.log, positions)
 
     def stalled(self, now: float) -> bool:
         """Return True as Session does, except while the client waits for the disk."""

@@ -77,9 +77,9 @@ class Ledger:
         """Record messages that are sent, each with its packet id (0 at QoS 0)."""
         for message, packet_id in zip(messages, packet_ids, strict=False):
             key = key_of(message)
-            known = _take(self._came, key) if key in self._came else None
-            if known is not None and now - known.at < ECHO_SECS:
-                _note(self.sent, key, known._replace(at=now, packet_id=packet_id))
+            entry = _take(self._came, key) if key in self._came else None
+            if entry is not None and now - entry.at < ECHO_SECS:
+                _note(self.sent, key, entry._replace(at=now, packet_id=packet_id))
             else:
                 _note(self.sent, key, Sent(now, message.sender, packet_id=packet_id))
 
@@ -131,8 +131,8 @@ class Ledger:
     def tick(self, now: float) -> None:
         """Forget messages that are too old to return."""
         for memory in (self.sent, self._came):
-            late = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
-            for key in late:
+            expired = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
+            for key in expired:
                 del memory[key]
 
 

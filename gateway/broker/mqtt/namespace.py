@@ -241,8 +241,8 @@ class MqttNamespace:
 
     def begin(self, now: float) -> None:
         """Count the remaining time of restored sessions from `now` (monotonic). May be called again."""
-        left, self._left_sessions = self._left_sessions, []
-        for session in left:
+        left_sessions, self._left_sessions = self._left_sessions, []
+        for session in left_sessions:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
                 session.expires_at += now
                 self._away.add(session)
@@ -419,8 +419,8 @@ class MqttNamespace:
             group = self._groups.get(grant.shared)
             if group is None:
                 return False
-            heard = partial(self._handed, session, message, grant.shared, ended, on_outcome)
-            if group.pass_on(message, session, heard, away=ended):
+            on_handed = partial(self._handed, session, message, grant.shared, ended, on_outcome)
+            if group.pass_on(message, session, on_handed, away=ended):
                 return True
             if self.failing and ended:
                 self._leave_over(grant.shared, message)
@@ -492,8 +492,8 @@ class MqttNamespace:
 
     def user_of(self, client_id: str) -> str | None:
         """Return the user of a client's session, or None if there is no session."""
-        known = self.sessions.get(client_id)
-        return None if known is None else known.user
+        existing = self.sessions.get(client_id)
+        return None if existing is None else existing.user
 
     def sessions_of(self, user: str) -> int:
         """Return the number of sessions of a user."""
@@ -718,8 +718,8 @@ class MqttNamespace:
         """Have half-full sessions, a few at a time, drop expired messages, which take the place of others."""
         utc = clock.utc()
         self._checking = [session for session in self._checking if session.is_checking]
-        due = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
-        for session in due[: CHECKED_AT_ONCE - len(self._checking)]:
+        expired = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
+        for session in expired[: CHECKED_AT_ONCE - len(self._checking)]:
             session.drop_expired()
             if session.is_checking:
                 self._checking.append(session)
@@ -729,8 +729,8 @@ class MqttNamespace:
         deadline = clock.perf_counter() + EXPIRE_SECS
         while self._expired_sessions:
             session = self._expired_sessions.popleft()
-            known = self.sessions.get(session.client_id) is session
-            if known and session.outlet is None and 0 < session.expires_at <= now:
+            is_current = self.sessions.get(session.client_id) is session
+            if is_current and session.outlet is None and 0 < session.expires_at <= now:
                 self.discard(session)
             if clock.perf_counter() >= deadline:
                 break

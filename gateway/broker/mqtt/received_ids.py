@@ -183,8 +183,8 @@ class DurableReceivedIds(ReceivedIds):
 
     def accepted(self, packet_id: int) -> bool:
         """Return True if PUBREC may be sent, or resent."""
-        taken = self._entries.get(packet_id)
-        return taken is not None and taken.accepted and taken.settled
+        entry = self._entries.get(packet_id)
+        return entry is not None and entry.accepted and entry.settled
 
     def doubt(self, packet_id: int) -> None:
         """Delete the id from the disk, because it must not be there without its message.

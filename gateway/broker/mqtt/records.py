@@ -75,8 +75,8 @@ class Records:
 
     def put_session(self, client: str, record: SessionRecord) -> None:
         """Store the state of a session."""
-        given = record._asdict() | {"utc": self.store.timeline.stored(record.utc)}
-        self._put(SESSION, client.encode(), json.dumps(given).encode())
+        fields = record._asdict() | {"utc": self.store.timeline.stored(record.utc)}
+        self._put(SESSION, client.encode(), json.dumps(fields).encode())
 
     def forget_session(self, client: str) -> None:
         """Delete the records of a session; the owners of its logs drop these."""

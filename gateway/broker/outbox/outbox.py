@@ -300,8 +300,8 @@ class Outbox(OneSink):
         fits = self._room_for(messages) if refuses else count
         if fits:
             self._marks.note(self._queue.next, self._utc())
-            taken = self._storage.take(part, messages if fits == count else messages[:fits])
-            self._shares.add_messages(taken)
+            accepted_count = self._storage.take(part, messages if fits == count else messages[:fits])
+            self._shares.add_messages(accepted_count)
             self._queue.dispatch()
         if fits < count:
             if self._route is not None:
