@@ -80,9 +80,9 @@ class Measured:
             lines.append(f"received  {self.received} in {self.receive_secs:.2f} s: {per_sec:.0f}/s")
             if self.lost:
                 lines.append(f"lost      {self.lost}")
-        told = [f"p{share * 100:g} {(self.quantile(share) or 0.0) * 1_000:.2f}" for share in SHARES]
-        what = "until confirmed" if self.received is None else "until received"
-        lines.append(f"{what}, in ms: {', '.join(told)}")
+        parts = [f"p{share * 100:g} {(self.quantile(share) or 0.0) * 1_000:.2f}" for share in SHARES]
+        title = "until confirmed" if self.received is None else "until received"
+        lines.append(f"{title}, in ms: {', '.join(parts)}")
         return lines
 
     def quantile(self, share: float) -> float | None:

@@ -192,5 +192,5 @@ def _micros(text: str) -> int:
         time_ = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(f"a time is said in ISO 8601, not as {text!r}") from error
-    since = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return since // timedelta(microseconds=1)
+    elapsed = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return elapsed // timedelta(microseconds=1)

@@ -108,9 +108,9 @@ def explain_address(
     address_options["service"] = None if destination is None else service
     address_options["routing_key"] = None if exchange is None else routing_key
     stated = (body, header, qos, content_type, reply_to)
-    asked = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
+    options = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
     some = retain or any(one is not None for one in stated)
-    found = explained(settings, endpoint, address_options, client, user, asked if some else None)
+    found = explained(settings, endpoint, address_options, client, user, options if some else None)
     typer.echo(orjson.dumps(asdict(found)) if as_json else _text(found))
 
 

@@ -80,8 +80,8 @@ class ObjectCommands:
         def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
             if options.get("sort") in measured:
                 options["rates"] = True
-            said = {**_said(options, operation), **always}
-            stated = {word: _in_query(value) for word, value in said.items()}
+            choice = {**_said(options, operation), **always}
+            stated = {word: _in_query(value) for word, value in choice.items()}
             query = urlencode({**stated, "count": count})
             found = ask(url, token_file, f"{operation.url}?{query}")
             if as_json:
