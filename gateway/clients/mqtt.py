@@ -263,5 +263,9 @@ def _connect(
 
 def reason_name(code: int) -> str:
     """Return the text of a reason code for people: its name, if it has one, and its hexadecimal number."""
-    known = code in ReasonCode.__members__.values()
-    return f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})" if known else f"0x{code:02x}"
+    is_reason_code = code in ReasonCode.__members__.values()
+    return (
+        f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})"
+        if is_reason_code
+        else f"0x{code:02x}"
+    )
