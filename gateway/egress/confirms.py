@@ -82,8 +82,8 @@ class UnconfirmedRun:
         elif not self.settled:
             self.part.settle_at(self.positions[begin : self.done], outcome)
         else:
-            left = [offset for offset in range(begin, self.done) if offset not in self.settled]
-            self.part.settle_at([self.positions[offset] for offset in left], outcome)
+            open_offsets = [offset for offset in range(begin, self.done) if offset not in self.settled]
+            self.part.settle_at([self.positions[offset] for offset in open_offsets], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
         """Settle these offsets with this outcome; lower ones may stay open."""
@@ -255,9 +255,9 @@ class ConfirmedSink:
         If the limits are then exceeded, the newest of these messages are released.
         """
         refused: list[RefusedPositions] = []
-        kept = self._without_refused(part, positions, refused) if self._refusals else positions
-        if kept:
-            one = Unconfirmed(part, kept)
+        accepted = self._without_refused(part, positions, refused) if self._refusals else positions
+        if accepted:
+            one = Unconfirmed(part, accepted)
             self._waiting.append(one)
             self._count_waiting(one, 1)
             self.pump()
@@ -302,8 +302,8 @@ class ConfirmedSink:
                 if message.expires and message.expires <= utc and self._may_expire(part, at)
             }
             if expired:
-                if left := [at for at in positions if at not in expired]:
-                    self._again([Unconfirmed(part, left)])  # before what their source publishes then
+                if remaining := [at for at in positions if at not in expired]:
+                    self._again([Unconfirmed(part, remaining)])  # before what their source publishes then
                 part.settle_at(expired, EXPIRED)
                 continue
             if not self._try(part, positions, messages):
@@ -328,8 +328,8 @@ class ConfirmedSink:
         except Exception as error:
             self._unsent.clear()
             stream = self._stream
-            left = self._again([Unconfirmed(part, positions)]) + self.close()
-            if self._suspect(left, INTERNAL) is not None:
+            count = self._again([Unconfirmed(part, positions)]) + self.close()
+            if self._suspect(count, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
                 stream.doom(error)

@@ -255,9 +255,9 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             return
         self._sending_held_back = True
         try:
-            while due := self.held_back.due(now):
+            while receipts := self.held_back.due(now):
                 batch = self.new_batch()
-                for receipt in due:
+                for receipt in receipts:
                     if receipt[0].live and not receipt[0].stopping:
                         self.retry(receipt, batch)
                     else:

@@ -515,8 +515,8 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Declare, consume and cancel what a changed mapping requires."""
-        fresh, gone = self.topology.want(subscriptions, targets)
-        for declaration in (*fresh, *gone):
+        fresh, unneeded = self.topology.want(subscriptions, targets)
+        for declaration in (*fresh, *unneeded):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
         self.stats.lacking = self.topology.lacking()

@@ -112,9 +112,9 @@ class FastLinkPublisher(ConfirmedSink):
 
     def close_over(self, code: int, text: str) -> None:
         """Handle the server's close of the channel or connection because of its content."""
-        left = self.close()
-        if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
-            self._blame(left, code, text)
+        unconfirmed_count = self.close()
+        if unconfirmed_count and code >= ReplyCode.MESSAGE_NOT_FOUND:
+            self._blame(unconfirmed_count, code, text)
 
     def _blame(self, count: int, code: int, text: str) -> None:
         outcome = outcome_of(code, text)
@@ -312,9 +312,9 @@ class FastLinkPublisher(ConfirmedSink):
             self._refuse_for_now(wire, outcome)
             settle_all(withdrawn, outcome)
         else:
-            left = self._again(withdrawn)
-            if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
-                self._blame(left, code, text)
+            repeated = self._again(withdrawn)
+            if repeated and code >= ReplyCode.MESSAGE_NOT_FOUND:
+                self._blame(repeated, code, text)
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:

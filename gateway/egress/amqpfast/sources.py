@@ -87,9 +87,9 @@ class Survey:
 
 
 def _identifier(name: str) -> str:
-    given = IDENTIFIER + name
-    if len(given.encode()) <= SHORT_STRING_MAX:
-        return given
+    identifier = IDENTIFIER + name
+    if len(identifier.encode()) <= SHORT_STRING_MAX:
+        return identifier
     return IDENTIFIER + hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -133,8 +133,8 @@ class LinkSources:
 
     def left_behind(self) -> list[LinkSource]:
         """Return, once, the remembered durable subscriptions that are still unwanted."""
-        left, self._left_behind = self._left_behind, []
-        return [source for source in left if source.key not in self._sources]
+        sources, self._left_behind = self._left_behind, []
+        return [source for source in sources if source.key not in self._sources]
 
     def in_force(self, source: LinkSource) -> bool:
         """Return True if the current mapping needs the source."""

@@ -184,9 +184,9 @@ class Filters:
 
         Their acknowledgements arrive in order, long before the ids are used again.
         """
-        taken = self._next_id
-        self._next_id = taken + 1 if taken < WORD_MAX else FIRST_ID
-        return taken
+        packet_id = self._next_id
+        self._next_id = packet_id + 1 if packet_id < WORD_MAX else FIRST_ID
+        return packet_id
 
 
 def _chunks(filters: list[str]) -> Iterable[tuple[str, ...]]:

@@ -321,9 +321,9 @@ class MqttLinkPublisher(ConfirmedSink):
         """
         if self._outlet is not None:
             return super()._take(room)
-        (taken,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
-        self._packet_ids.pop((taken.part, taken.positions[0]), None)
-        return taken
+        (oldest,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
+        self._packet_ids.pop((oldest.part, oldest.positions[0]), None)
+        return oldest
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         outlet, stream = self._outlet, self._stream
@@ -373,8 +373,8 @@ class MqttLinkPublisher(ConfirmedSink):
         refused = outlet.send(rows)
         large = [positions[at] for at in refused]
         if large:
-            left = [at for at in range(count) if at not in refused]
-            positions, ids = [positions[at] for at in left], [ids[at] for at in left]
+            accepted = [at for at in range(count) if at not in refused]
+            positions, ids = [positions[at] for at in accepted], [ids[at] for at in accepted]
         if positions:
             numbers = self._number(part, positions, clock.now())
             self._numbers.update(zip(ids, numbers, strict=False))
@@ -413,8 +413,8 @@ class MqttLinkPublisher(ConfirmedSink):
             self._count_lowered(chunk)
         if refused := outlet.send(rows):
             sent.settled.append(([positions[index] for index in refused], TOO_LARGE))
-            left = [index for index in range(count) if index not in refused]
-            positions, ids = [positions[index] for index in left], [ids[index] for index in left]
+            accepted = [index for index in range(count) if index not in refused]
+            positions, ids = [positions[index] for index in accepted], [ids[index] for index in accepted]
         if not self._five and self._ledger is not None:
             self._ledger.send(chunk, clock.now(), [row[2] for row in rows])
         sent.written += len(positions)
@@ -684,8 +684,8 @@ class MqttLinkPublisher(ConfirmedSink):
         self._early.clear()
         self._next = self._floor = 1
         for run in runs:
-            if left := run.left():
-                self._number(run.part, left, run.sent)
+            if open_offsets := run.left():
+                self._number(run.part, open_offsets, run.sent)
         self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 
     def _bore_fruit(self) -> None:

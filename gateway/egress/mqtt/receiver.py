@@ -289,9 +289,9 @@ class MqttLinkReceiver:
             return
         self._sending_held_back = True
         try:
-            while due := self._held_back.due(now):
+            while receipts := self._held_back.due(now):
                 batch = self._new_batch()
-                for receipt in due:
+                for receipt in receipts:
                     self._retry(receipt, batch)
                 batch.send()
         finally:

@@ -174,8 +174,8 @@ class MqttLinkConnection(Bringer):
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
         """Encode PUBLISH packets. Return the positions of those that are larger than the broker accepts."""
-        given = self.machine.aliased(rows) if self.machine.alias_max else rows
-        return self.machine.publish_many(given)
+        sent_rows = self.machine.aliased(rows) if self.machine.alias_max else rows
+        return self.machine.publish_many(sent_rows)
 
     def release(self, packet_ids: list[int]) -> None:
         """Send PUBREL, if the connection is open."""
@@ -229,9 +229,9 @@ class MqttLinkConnection(Bringer):
         unknown = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if five else ReasonCode.SUCCESS
         if kind is PacketType.PUBREL:
             answer = PacketType.PUBCOMP
-            known, strangers = self._session.receiver.release(rows)
-            if known and self.is_open:
-                machine.acknowledge(answer, known)
+            known_ids, strangers = self._session.receiver.release(rows)
+            if known_ids and self.is_open:
+                machine.acknowledge(answer, known_ids)
         else:
             answer = PacketType.PUBREL
             strangers = self._session.publisher.acked(kind, rows)
@@ -454,9 +454,9 @@ class MqttLinkSession(OneSink):
             )
 
     def _version(self) -> Version:
-        given = self._settings.version
-        if given != "auto":
-            return VERSIONS[given]
+        version = self._settings.version
+        if version != "auto":
+            return VERSIONS[version]
         if self._shares or self._proves:
             return Version.V5
         return Version.V311 if self._older or self._other else Version.V5
