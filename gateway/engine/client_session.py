@@ -247,8 +247,8 @@ class ClientSession(Session):
         """
         self._cached.clear()
         self._weigh(topic_filter, (options is not None) - (before is not None))
-        given = None if options is None else encode_options(options)
-        note = partial(self._note, topic_filter, given)
+        encoded = None if options is None else encode_options(options)
+        note = partial(self._note, topic_filter, encoded)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
         needs_binding = options is not None and options.qos > 0
         is_bound = before is not None and before.qos > 0 and key not in self.unbound
@@ -361,8 +361,8 @@ class ClientSession(Session):
     def _take(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         old = self._old > 0
         self._old -= old
-        since = self._left_since
-        if since is not None and not redelivered and clock.now() - since >= LEFT_SECS:
+        left_at = self._left_since
+        if left_at is not None and not redelivered and clock.now() - left_at >= LEFT_SECS:
             self._left_since = None
             self._close_left()
         found = self._engine.read(content)

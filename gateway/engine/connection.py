@@ -152,8 +152,8 @@ class EngineConnection(ClusterConnection):
         """
         session = self._session
         if self._bound:
-            given = session.queue, session.names.topics, key
-            method = m.QueueBind(*given) if on else m.QueueUnbind(*given)
+            binding = session.queue, session.names.topics, key
+            method = m.QueueBind(*binding) if on else m.QueueUnbind(*binding)
             self.ask(method, partial(session.bindings.stands, key, on))
 
     def decided(self) -> None:
@@ -216,8 +216,8 @@ class EngineConnection(ClusterConnection):
     def _needed(self) -> Iterable[m.Method]:
         """Yield the declarations of everything that must exist besides the replica's queue."""
         names = self._session.names
-        given = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
-        yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
+        is_predeclared = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
+        yield m.ExchangeDeclare(names.topics, "topic", passive=is_predeclared, durable=True)
         yield m.ExchangeDeclare(names.direct, "direct", durable=True)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)

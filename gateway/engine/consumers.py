@@ -238,8 +238,8 @@ class Consumers:
     def opened(self, channel: int) -> bool:
         """Use a channel that has opened. Return False if it belongs to none of the consumers."""
         if channel == self._checking:
-            for what in self._checks:
-                self._look(what)
+            for check in self._checks:
+                self._look(check)
             return True
         return channel in self._channels
 

@@ -236,9 +236,9 @@ class SharedGuard(Guard):
             self._free([id])
 
     def _free(self, ids: Iterable[str]) -> None:
-        named = [id for id in ids if id]
-        self.ids.open.difference_update(named)
-        self._shared.free(self.route.name, named)
+        message_ids = [id for id in ids if id]
+        self.ids.open.difference_update(message_ids)
+        self._shared.free(self.route.name, message_ids)
 
     def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
         """Settle messages with an outcome: `rows` are positions in `part` and identifiers.
@@ -253,8 +253,8 @@ class SharedGuard(Guard):
         elif not message_ids:
             part.settle_at(positions)
         else:
-            until = self._shared.utc() + self._window
-            written = partial(self._accept, part, positions, message_ids, until, ACCEPTED)
+            expires_at = self._shared.utc() + self._window
+            written = partial(self._accept, part, positions, message_ids, expires_at, ACCEPTED)
             self._shared.accept(self.route.name, message_ids, self._window, written)
 
 

@@ -178,9 +178,9 @@ class EngineNamespace(MqttNamespace):
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
         """Call `done` with ACCEPTED when the cluster and the database have all changes until now."""
-        asked, self._walks = self._walks, []
-        self._barrier_walks.append(asked)
-        self._engine.after_bound(partial(self._bound, session, asked, done))
+        walks, self._walks = self._walks, []
+        self._barrier_walks.append(walks)
+        self._engine.after_bound(partial(self._bound, session, walks, done))
 
     def _bound(
         self,
@@ -378,8 +378,8 @@ class EngineNamespace(MqttNamespace):
             self._unused.setdefault(topic_filter, now)
         self._shared_of_all = live_filters
         is_recent = clock.now() - now <= LIST_AGE_SECS_MAX
-        for topic_filter, since in list(self._unused.items()):
-            if is_recent and now - since >= GRACE_SECS:
+        for topic_filter, unused_at in list(self._unused.items()):
+            if is_recent and now - unused_at >= GRACE_SECS:
                 self._use(topic_filter)
                 if topic_filter not in live_filters and topic_filter not in self._shared:
                     consumers.remove(queue_of(self._engine.names.shares, topic_filter))

@@ -124,8 +124,8 @@ class Recent:
 
     def __contains__(self, number: Number) -> bool:
         life, count = number
-        seen = self._lives.get(life)
-        return seen is not None and count in seen
+        numbers = self._lives.get(life)
+        return numbers is not None and count in numbers
 
     def stored(self) -> dict[Chunk, int]:
         """Return all chunks with their bits."""

@@ -58,8 +58,8 @@ class SharedOutboxShares:
         self._waiting, self._added_count = waiting, 0
         periods, quota = self._periods, self._quota
         while periods and quota.count - periods[0].count >= waiting:
-            gone = periods.popleft()
-            for user, (count, byte_count) in gone.users.items():
+            period = periods.popleft()
+            for user, (count, byte_count) in period.users.items():
                 quota.remove(user, byte_count, count)
         if len(periods) >= PERIODS_MAX:
             first = periods.popleft()

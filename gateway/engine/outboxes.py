@@ -191,8 +191,10 @@ class SharedOutboxes(AmqpLinkSession):
     def states(self) -> list[OutboxState]:
         """Return the state of each outbox, as far as it is known to this replica."""
         paused = set(self._paused())
-        given = self._limits
-        limits = OutboxLimits(given.messages_max, given.bytes_max, given.age_secs_max, given.policy)
+        own_limits = self._limits
+        limits = OutboxLimits(
+            own_limits.messages_max, own_limits.bytes_max, own_limits.age_secs_max, own_limits.policy
+        )
         return [
             OutboxState(
                 self.link,
@@ -324,8 +326,8 @@ class SharedOutboxes(AmqpLinkSession):
         if self._seen_up and not up:
             self._patient_until = clock.now() + MOMENT_SECS
         self._seen_up = up
-        until = self._patient_until
-        return up or (until is not None and clock.now() < until)
+        deadline = self._patient_until
+        return up or (deadline is not None and clock.now() < deadline)
 
     def _hand_back(self) -> None:
         """Requeue the messages in hand, so that other replicas deliver them and all later ones in order.
@@ -633,8 +635,8 @@ class Grave:
         for at, stored in enumerate(part.messages):
             outcome, message, crossed = CROWDED_OUT, stored, True
             try:
-                given = dict(stored.properties.headers).get(FIRST_REASON)
-                if given is not None and given.value == "expired":
+                reason = dict(stored.properties.headers).get(FIRST_REASON)
+                if reason is not None and reason.value == "expired":
                     outcome = TOO_OLD
                 message = self._outboxes.reader.decode_one(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:

@@ -187,8 +187,8 @@ def _settle_late(waiting: list[WaitingMessage]) -> None:
     """Settle as LATE the last message, and those of its client from the same or an earlier session."""
     newest = waiting[-1].stored
     for entry in waiting:
-        given = entry.stored
-        if given and newest and given.client == newest.client and 0 < given.epoch <= newest.epoch:
+        stored = entry.stored
+        if stored and newest and stored.client == newest.client and 0 < stored.epoch <= newest.epoch:
             _settle(entry, LATE)
 
 

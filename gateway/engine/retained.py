@@ -275,8 +275,8 @@ class SharedRetained(LocalRetained):
             weights[user] = max(before[0] + count, 0), max(before[1] + byte_count, 0)
         self.quota.replace(weights)
         unsure, self._unsure = self._unsure, []
-        for given, done in unsure:
-            self.retain(given, done, is_sure=True)
+        for publication, done in unsure:
+            self.retain(publication, done, is_sure=True)
 
     def _give_up(self, outcome: Outcome) -> None:
         unsure, self._unsure = self._unsure, []

@@ -222,9 +222,9 @@ class SessionWriter:
         done(reply, requested_at)
 
     def _stored(self, reply: Reply[None]) -> None:
-        told, self._flying = self._flying or [], None
+        callbacks, self._flying = self._flying or [], None
         is_stored = reply.verdict is OperationOutcome.DONE
-        for done in told:
+        for done in callbacks:
             try:
                 done(ACCEPTED if is_stored else NOT_OURS)
             except Exception as error:  # it concerns one callback; the others must not wait
