@@ -33,8 +33,8 @@ class HolderRate:
         if not self._most:
             return True
         full = max(self._most, 1.0)
-        tokens, since = self._tokens.pop(holder, (full, now))
-        tokens = min(full, tokens + (now - since) * self._most)
+        tokens, filled_at = self._tokens.pop(holder, (full, now))
+        tokens = min(full, tokens + (now - filled_at) * self._most)
         has_token = tokens >= 1.0
         self._tokens[holder] = (tokens - 1.0 if has_token else tokens, now)
         if len(self._tokens) > RATES_MAX:
@@ -84,8 +84,8 @@ class ListenerConnections(Generic[Holder]):
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
             return None
-        guest, since = next(iter(self._strangers[place].items()))
-        return guest if now - since >= STRANGE_SECS else None
+        guest, connected_at = next(iter(self._strangers[place].items()))
+        return guest if now - connected_at >= STRANGE_SECS else None
 
     def enter(self, guest: Holder, place: str, now: float) -> None:
         """Add a connection that is not authenticated yet."""

@@ -155,8 +155,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         name = name or DEFAULT_EXCHANGE
         decision = rights.amqp(self.host_name, permission, name, kind)
         if not decision.allowed:
-            what = f"{kind} '{name}' in vhost '{self.host_name}'"
-            self._refuse_access(permission, what, decision.rule)
+            resource = f"{kind} '{name}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, resource, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of a topic exchange; None stands for all keys.
@@ -169,8 +169,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         decision = rights.amqp_key(self.host_name, permission, exchange, key)
         if not decision.allowed:
             topic = "every topic" if key is None else f"topic '{key}'"
-            what = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
-            self._refuse_access(permission, what, decision.rule)
+            resource = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, resource, decision.rule)
 
     def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
         """Log the denial and raise Refused 403."""

@@ -262,8 +262,8 @@ class AmqpConsumer:
         begin = position
         if self.no_ack:
             positions = range(position, position + len(messages))
-            left = [at for at in positions if at - position + first not in aside] if aside else positions
-            queue.acknowledged(left)
+            remaining = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(remaining)
         else:
             unacknowledged = channel.unacknowledged
             tag = first
@@ -740,9 +740,9 @@ class Transaction:
 
     def _acknowledge_beside(self) -> None:
         """Write the acknowledgements in the disk transaction of the messages just published."""
-        for taken, requeue in self._committing:
+        for deliveries, requeue in self._committing:
             if requeue is None:
-                for _, (queue, _, position, _) in taken:
+                for _, (queue, _, position, _) in deliveries:
                     if queue.storage is not None and not queue.deleted:
                         queue.storage.forget_beside((position,))
 
@@ -781,8 +781,8 @@ class Transaction:
                 found.append((self._renewed(entry), message, content))
             except RouteRefused as error:
                 connection, address = self._channel.connection, message.address
-                what = f"exchange '{address.scope}' with routing key '{address.name}'"
-                connection.ingress.denied(connection.sender, "write", what, str(error))
+                place = f"exchange '{address.scope}' with routing key '{address.name}'"
+                connection.ingress.denied(connection.sender, "write", place, str(error))
                 return None
         return found
 

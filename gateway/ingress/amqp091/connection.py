@@ -636,8 +636,8 @@ class AmqpConnection(AmqpActions):
         try:
             found = PublishTarget(ingress.route(rights, address, find), method)
         except RouteRefused as error:
-            what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
-            self._refuse_access("write", what, str(error))
+            place = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
+            self._refuse_access("write", place, str(error))
         make_room(entries, ingress.limits.cache_entries_max)
         entries[data] = found
         return found

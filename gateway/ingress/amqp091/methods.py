@@ -332,8 +332,8 @@ class AmqpActions(AmqpGuest):
         def fits(message: Message) -> bool:
             return len(own_properties(queue, message, utc, None)) + RETURNS_BYTES_MAX <= most
 
-        while (taken := queue.take_aside(fits) or queue.take()) is not None:
-            position, message, redelivered = taken
+        while (head := queue.take_aside(fits) or queue.take()) is not None:
+            position, message, redelivered = head
             try:
                 if isinstance(message.body, Spooled):
                     message.body.check()

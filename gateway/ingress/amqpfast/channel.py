@@ -430,8 +430,8 @@ class FastChannel:
 
     def _deliver_kept(self) -> None:
         """Deliver the held messages; requeue those whose consumer no longer accepts them."""
-        kept, self._held_runs = self._held_runs, []
-        for delivery, redelivered in kept:
+        held_runs, self._held_runs = self._held_runs, []
+        for delivery, redelivered in held_runs:
             consumer, queue = delivery.consumer, delivery.queue
             consumer.waiting_count -= delivery.count
             self.connection.outstanding.byte_count -= weight_of(delivery.messages)
@@ -511,8 +511,8 @@ class FastChannel:
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
         if everything:
-            seen = self._written if self.connection.stream.backlogged else self._sent
-            confirmed = self._take(seen)
+            sent_at = self._written if self.connection.stream.backlogged else self._sent
+            confirmed = self._take(sent_at)
             for delivery in confirmed:
                 delivery.consumer.acknowledged(delivery.count, touched)
                 delivery.consumer.provisional += delivery.count
@@ -779,8 +779,8 @@ class FastConsumer:
         aside = unsent if isinstance(queue, FastQueue) and queue.owner is None else []
         if self.unreliable:
             positions = range(position, position + count)
-            left = [at for at in positions if at - position + first not in aside] if aside else positions
-            queue.acknowledged(left)
+            remaining = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(remaining)
         else:
             channel.delivered(DeliveryRun(first, queue, self, position, messages))
             self.outstanding += count

@@ -169,8 +169,8 @@ class FastActions(FastGuest):
         if handle.service == "peer":
             self.check("talk", "peer", name)
             return
-        named = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
-        if named is None or named.owner != self.owner:
+        destination = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
+        if destination is None or destination.owner != self.owner:
             self.check_named(right, handle.service, name, whole=whole)
 
     def _handle_consume(self, handle: FastHandle, command: m.HandleConsume) -> None:
@@ -347,16 +347,16 @@ class FastActions(FastGuest):
         above = -1 if anew and not command.message_number else command.message_number
         numbers, more = index.enter(scan.found, above)
         most = self.machine.index_bytes_max
-        data, taken = encode_message_list(numbers, singly=anew, bytes_max=most)
-        highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
+        data, count = encode_message_list(numbers, singly=anew, bytes_max=most)
+        highest = numbers[count - 1] if count and (more or count < len(numbers)) else 0
         self.machine.send(m.HandleIndex(handle.number, highest, data))
 
     def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
         """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
         if handle.service != "queue":
             return list(handle.subscriptions)
-        named = self.host.find("queue", name, whole=whole, creates=False)
-        return [one for one in named if isinstance(one, FastQueue)]
+        queues = self.host.find("queue", name, whole=whole, creates=False)
+        return [one for one in queues if isinstance(one, FastQueue)]
 
     @staticmethod
     def _waiting(

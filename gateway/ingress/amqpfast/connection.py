@@ -777,15 +777,15 @@ class FastConnection(FastActions):
 
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, as its number is reused."""
-        left = self._left_channels.pop(number, None)
-        if left is not None:
-            left.silent = True
+        abandoned = self._left_channels.pop(number, None)
+        if abandoned is not None:
+            abandoned.silent = True
 
     def reopen_handle(self, number: int) -> None:
         """Discard pending replies of a closed handle, as its number is reused."""
-        left = self._left_handles.pop(number, None)
-        if left is not None:
-            left.silent = True
+        abandoned = self._left_handles.pop(number, None)
+        if abandoned is not None:
+            abandoned.silent = True
 
     def _report(self, code: int, text: str) -> None:
         try:
@@ -896,8 +896,8 @@ class FastConnection(FastActions):
         if not decision.allowed:
             self._ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
         if not decision.allowed or not self._has_its_name(rights, event.client_name):
-            what = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
-            text = f"{what} is not for user {self.principal.name!r}"
+            resource = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
+            text = f"{resource} is not for user {self.principal.name!r}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return

@@ -75,9 +75,9 @@ class PeerReplyStream:
 
     def go_on(self) -> None:
         """Write the waiting bytes."""
-        held, self._buffer = self._buffer, []
+        pieces, self._buffer = self._buffer, []
         self.buffered_bytes = 0
-        for data in held:
+        for data in pieces:
             self._write(data)
 
     def _write(self, data: bytes | memoryview) -> None:

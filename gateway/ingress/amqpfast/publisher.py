@@ -355,8 +355,8 @@ class FastPublisher:
         """Return the handle's session with a peer, created at first use."""
         found = handle.peer_sessions.get(peer)
         if found is None:
-            given = self._ingress.peers[self._connection.host.name][peer]
-            found = handle.peer_sessions[peer] = begin_session(given, handle, peer)
+            options = self._ingress.peers[self._connection.host.name][peer]
+            found = handle.peer_sessions[peer] = begin_session(options, handle, peer)
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:

@@ -108,8 +108,8 @@ def _answer(
         if found and answers is not None:
             waiting.append(packet_id)
         elif machine.state is State.OPEN:  # otherwise the client sent DISCONNECT right behind
-            given = found or machine.version < Version.V5
-            reason = ReasonCode.SUCCESS if given else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            succeeds = found or machine.version < Version.V5
+            reason = ReasonCode.SUCCESS if succeeds else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             machine.send_ack(kind, packet_id, reason)
     if waiting and answers is not None:
         answers.say_when_safe(kind, waiting)

@@ -94,8 +94,8 @@ def connack_properties(
     if not offer.retain:
         properties[Property.RETAIN_AVAILABLE] = 0
     if options.response_information and packet.properties.get(Property.REQUEST_RESPONSE_INFORMATION):
-        told = options.response_information.replace("{client_id}", assigned)
-        properties[Property.RESPONSE_INFORMATION] = told
+        response_information = options.response_information.replace("{client_id}", assigned)
+        properties[Property.RESPONSE_INFORMATION] = response_information
     if not packet.client_id:
         properties[Property.ASSIGNED_CLIENT_IDENTIFIER] = assigned
     most = limits.keep_alive_secs_max

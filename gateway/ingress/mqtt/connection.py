@@ -360,9 +360,11 @@ class MqttConnection(AdmittedGuest):
             return
         if not self.stream.listening:
             self.machine.last_received = now  # the gateway does not read, so silence is no fault
-        late = self.machine.timed_out(now)
-        if late or self.session.stalled(now):
-            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
+        timed_out = self.machine.timed_out(now)
+        if timed_out or self.session.stalled(now):
+            self._ingress.let_go(
+                self, ReasonCode.KEEP_ALIVE_TIMEOUT if timed_out else ReasonCode.QUOTA_EXCEEDED
+            )
             return
         if self._retries is not None:
             for receipt in self._retries.due(now):
@@ -834,9 +836,9 @@ class MqttConnection(AdmittedGuest):
         flags, raw, packet_ids, bodies = burst
         property_set, expires, hops = NO_PROPERTIES, NEVER, 0
         if raw:
-            known = publish_essentials(raw)
-            property_set, hops = known, known.hops
-            expires = NEVER if known.expiry is None else clock.utc() + known.expiry
+            parsed = publish_essentials(raw)
+            property_set, hops = parsed, parsed.hops
+            expires = NEVER if parsed.expiry is None else clock.utc() + parsed.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = DURABLE_AT_QOS[qos]
         messages = [
@@ -969,8 +971,8 @@ class MqttConnection(AdmittedGuest):
         if session.received_ids.take(packet_id):
             if self._repeated:
                 self._repeated.discard(packet_id)
-            held = None if self._retries is None else self._retries.waiting
-            if held is None:
+            held_receipts = None if self._retries is None else self._retries.waiting
+            if held_receipts is None:
                 self._note_taken(packet_id, entry)
             return True
         self._ingress.stats.duplicates += 1
@@ -1072,8 +1074,8 @@ class MqttConnection(AdmittedGuest):
         for topic_filter in islice(packet.filters, len(reasons), None):
             if self.stream.spent():
                 return False
-            known = namespace.unsubscribe(session, topic_filter)
-            reasons.append(ReasonCode.SUCCESS if known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            was_subscribed = namespace.unsubscribe(session, topic_filter)
+            reasons.append(ReasonCode.SUCCESS if was_subscribed else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if self.machine.state is State.OPEN:
             self.machine.send_unsuback(packet.packet_id, reasons)
         return True

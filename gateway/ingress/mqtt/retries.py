@@ -63,8 +63,8 @@ class Retries:
         routes = self._undone.pop(packet_id, None)
         if routes is None:
             return entry
-        left = entry.by_routes(routes)
-        return left if left.plan.branches else entry
+        remaining = entry.by_routes(routes)
+        return remaining if remaining.plan.branches else entry
 
     def due(self, now: float) -> list[Any]:
         """Remove and return the receipts that are due."""
