@@ -65,8 +65,8 @@ def run_cases(
     mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
 ) -> list[CaseResult]:
     """Run the tests of `mapping` against its own routes. Raises MappingError if these do not compile."""
-    known = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
-    router = Router([mapping], known, hops_max=hops_max)
+    protocols = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
+    router = Router([mapping], protocols, hops_max=hops_max)
     return [
         CaseResult(case.name, mapping.file, *mapping.position(("tests", at)), tuple(_run(router, case)))
         for at, case in enumerate(mapping.document.tests)

@@ -421,8 +421,8 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
             why = "deduplicates, and does not know what came in at other workers"
         else:
             continue
-        told = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
-        found.append(MappingError(told, file=route.file, line=route.line, column=route.column))
+        text = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
+        found.append(MappingError(text, file=route.file, line=route.line, column=route.column))
     return found
 
 

@@ -106,8 +106,8 @@ class ReturnAddresses:
         return name
 
     def _code(self, there: Return) -> str:
-        said = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
-        data = said.encode(errors="surrogatepass")
+        tail = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
+        data = tail.encode(errors="surrogatepass")
         return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
 
 

@@ -433,17 +433,17 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 def _name_word(words: Words) -> str:
     """Return the word whose line an error about the name points to."""
-    given, dialect = words.given(), words.dialect
+    address_words, dialect = words.given(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
-    return next(word for word in order if word in given and word is not None)
+    return next(word for word in order if word in address_words and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
     protocol = endpoints.get(words.name)
     if protocol is None:
         near = get_close_matches(words.name, sorted(endpoints), 1)
-        known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
-        raise MappingError(f"unknown endpoint {words.name!r}; {known}")
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
+        raise MappingError(f"unknown endpoint {words.name!r}; {hint}")
     if protocol != words.dialect.name:
         own = DIALECTS[protocol]
         name = (own.pattern_word if isinstance(words, From) else None) or own.name_word

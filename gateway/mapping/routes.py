@@ -370,8 +370,8 @@ class Route:
         made = meaning
         if extra:
             names = {name for name, _ in extra}
-            kept = tuple(header for header in meaning.headers if header[0] not in names)
-            made = replace(made, headers=kept + extra)
+            headers = tuple(header for header in meaning.headers if header[0] not in names)
+            made = replace(made, headers=headers + extra)
         if meaning.reply_to and self.translates_replies:
             made = self._with_reply(made, meaning.reply_to)
         derived = properties if made is meaning else property_set(made)
@@ -427,8 +427,8 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
     for assurance in range(3):
         for durable in (False, True):
             mode, level = modes[assurance], levels[durable] if qos is None else qos
-            kept = durable if mode is None else mode == "persistent"
-            made.append((assurance if level is None else level, kept))
+            is_durable = durable if mode is None else mode == "persistent"
+            made.append((assurance if level is None else level, is_durable))
     return tuple(made)
 
 
