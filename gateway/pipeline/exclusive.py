@@ -187,9 +187,9 @@ class FolderLease:
     def _renew(self, ended: Callable[[float], bool]) -> None:
         with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
             while not ended(RENEW_SECS):
-                for held in self._lease_files:
+                for lease_file in self._lease_files:
                     with suppress(OSError):  # A full disk, or a store out of reach: the run goes on.
-                        self._renew_one(*held)
+                        self._renew_one(*lease_file)
         self._release()
 
     def _renew_one(self, place: StoreFolder, name: str) -> None:
@@ -198,8 +198,8 @@ class FolderLease:
                 stream.write(self._content)
 
     def _release(self) -> None:
-        held, self._lease_files = self._lease_files, []
-        for place, name in held:
+        lease_files, self._lease_files = self._lease_files, []
+        for place, name in lease_files:
             with suppress(OSError):  # The store is unreachable: the lease ends by time.
                 _delete(place.arrow().system, _path(place, name))
         _running.pop(self._run, None)

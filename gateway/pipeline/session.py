@@ -240,8 +240,8 @@ def _why_not(found: str | None, program: str) -> str | None:
         return f"{found} does not run: {error}"
     if not done.returncode:
         return None
-    said = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
-    return f"{found} has not what it needs ({said})"
+    last_line = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
+    return f"{found} has not what it needs ({last_line})"
 
 
 def java() -> str:

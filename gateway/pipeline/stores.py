@@ -352,8 +352,8 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 def _short(error: BaseException) -> str:
     """Return the store's error message in one line; Google's library lists all its attempts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
-    return said if len(said) <= SAID_MAX else f"{said[:SAID_MAX]} …"
+    summary = lines[0] if lines else type(error).__name__
+    return summary if len(summary) <= SAID_MAX else f"{summary[:SAID_MAX]} …"
 
 
 class StoredPath:

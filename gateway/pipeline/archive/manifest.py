@@ -104,8 +104,8 @@ class Manifest:
 
     def without(self, deleted: Collection[RemovedFile]) -> Manifest:
         """Return the next manifest after the removed files `deleted` were deleted."""
-        kept = tuple(one for one in self.left if one not in deleted)
-        return replace(self, number=self.number + 1, left=kept)
+        remaining = tuple(one for one in self.left if one not in deleted)
+        return replace(self, number=self.number + 1, left=remaining)
 
 
 class OvertakenError(PipelineError):

@@ -157,9 +157,9 @@ class Delta:
         text = json.dumps({POSITION: offsets, RUN: name})
         # Delta applies a version of an application once: it skips a later commit with the same version, and a
         # concurrent one fails.
-        given = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
+        options = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
         try:
-            rows.writeTo(table).options(**given).append()
+            rows.writeTo(table).options(**options).append()
         except (PySparkException, Py4JJavaError) as error:
             if "ConcurrentTransactionException" in str(error) or "CONCURRENT_TRANSACTION" in str(error):
                 raise another_run(table) from error
@@ -194,9 +194,9 @@ class Delta:
                 "at_us", F.unix_micros("timestamp")
             )
             rows = history.select("version", "at_us", "userMetadata", "operationMetrics").collect()
-            named = [row for row in rows if word in (row["userMetadata"] or "")]
-            if named or most is None or len(rows) < most:
-                return max(named, key=lambda row: int(row["version"]), default=None)
+            matching = [row for row in rows if word in (row["userMetadata"] or "")]
+            if matching or most is None or len(rows) < most:
+                return max(matching, key=lambda row: int(row["version"]), default=None)
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
@@ -266,8 +266,11 @@ class Iceberg:
             now = self.position(spark, table)
             if begun != (self.newest(spark, table) if now is None else now.version):
                 raise another_run(table)
-            told = {f"snapshot-property.{POSITION}": json.dumps(offsets), f"snapshot-property.{RUN}": branch}
-            rows.writeTo(f"{table}.branch_{branch}").options(**told).append()
+            options = {
+                f"snapshot-property.{POSITION}": json.dumps(offsets),
+                f"snapshot-property.{RUN}": branch,
+            }
+            rows.writeTo(f"{table}.branch_{branch}").options(**options).append()
             self._bring_forward(spark, table, branch)
         finally:
             spark.sql(f"ALTER TABLE {table} DROP BRANCH {branch}")
@@ -532,8 +535,8 @@ def table_at(spark: SparkSession, path: str) -> TableName | None:
     Raises PipelineError if the store is unreachable.
     """
     if is_table_name(path):
-        told = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
-        return TableName(path, None if told is None else FORMATS.get(told["data_type"].lower()))
+        provider = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
+        return TableName(path, None if provider is None else FORMATS.get(provider["data_type"].lower()))
     place = place_of(path, hadoop_of(spark))
     form = format_at(place)
     return None if form is None else TableName(form.table(spark, place), form)

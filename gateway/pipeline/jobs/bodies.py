@@ -96,8 +96,8 @@ def schema_of(file: Path) -> BodySchema:
             f"{file} does not describe an object with properties, which are the columns of the table"
         )
     validator(text)
-    known = json.loads(text).get("$id")
-    return BodySchema(text, kind, str(known or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
+    identifier = json.loads(text).get("$id")
+    return BodySchema(text, kind, str(identifier or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
 
 
 def validator(text: str) -> Any:

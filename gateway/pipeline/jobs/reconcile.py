@@ -212,9 +212,9 @@ def _outboxes(
     for row in open_.withColumn("judged", judged).toLocalIterator():
         fault = WAITING
         if may_wait is not None:
-            left = may_wait.get(row["route"], 0)
-            may_wait[row["route"]] = left - 1
-            fault = WAITING if left > 0 else LOST
+            remaining = may_wait.get(row["route"], 0)
+            may_wait[row["route"]] = remaining - 1
+            fault = WAITING if remaining > 0 else LOST
         if row["judged"]:
             _name(account, fault, row, 1)
 

@@ -112,8 +112,8 @@ class Progress:
         if self._file is None or not self._file.exists():
             return None
         try:
-            given = json.loads(self._file.read_text())
-            return ReplayPosition(**given)
+            document = json.loads(self._file.read_text())
+            return ReplayPosition(**document)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
@@ -190,9 +190,9 @@ class Replay:
 
     def _idle(self, due_at: float) -> None:
         """Wait until a message is due, and keep the connection alive."""
-        while (left := due_at - self._clock()) > 0:
+        while (remaining_secs := due_at - self._clock()) > 0:
             self._client.rest(0.0)
-            self._sleep(min(left, 1.0))
+            self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
         """Yield one row for each message, or for each of its targets."""

@@ -203,8 +203,8 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
         return _typed(_referred(reference, document), document, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        named = [kind for kind in kinds if kind != "null"]
-        kinds = named[0] if len(named) == 1 else "number" if set(named) == {"integer", "number"} else None
+        types = [kind for kind in kinds if kind != "null"]
+        kinds = types[0] if len(types) == 1 else "number" if set(types) == {"integer", "number"} else None
     if kinds is None:
         others = [
             one for word in ("anyOf", "oneOf") for one in schema.get(word, ()) if one != {"type": "null"}

@@ -229,5 +229,5 @@ def _microseconds(text: str, name: str) -> int:
 
 def microseconds_of(time: datetime) -> int:
     """Return microseconds since 1970 UTC, exactly."""
-    since = time - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds

@@ -223,8 +223,8 @@ def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
     if total <= most:
         return waiting
     shares = {shard: rows * most // total for shard, rows in waiting.items()}
-    left = most - sum(shares.values())
-    for shard in sorted(waiting, key=lambda name: waiting[name] * most % total, reverse=True)[:left]:
+    remaining = most - sum(shares.values())
+    for shard in sorted(waiting, key=lambda name: waiting[name] * most % total, reverse=True)[:remaining]:
         shares[shard] += 1
     return shares
 

@@ -68,9 +68,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {name: self._begin(start, name) for name in self._there()}
         know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
         for name in self._shards.keys() - begins.keys():
-            known = self._shards.pop(name).next
-            if known > start.get(name, 0) and self._options.fail:
-                raise self._lost(name, start.get(name, 0), known)
+            next_row = self._shards.pop(name).next
+            if next_row > start.get(name, 0) and self._options.fail:
+                raise self._lost(name, start.get(name, 0), next_row)
         for name, first in begins.items():
             if self._target is not None and name not in self._target:
                 continue

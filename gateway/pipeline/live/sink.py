@@ -148,8 +148,10 @@ class SinkSettings:
             time.sleep(wait)
             wait = min(wait * 2, RETRY_SECS_MAX)
         if final and not self._skips:
-            given = [f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)]
-            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(given)}")
+            examples = [
+                f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)
+            ]
+            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(examples)}")
         return len(final)
 
 

@@ -155,7 +155,7 @@ def _answers(condition: Any, column: Arrow) -> Arrow:
         if condition.value is None:
             return column.is_null()
         return pc.equal(column, pa.scalar(condition.value, column.type)).fill_null(False)
-    known = pa.array([value for value in condition.value if value is not None], column.type)
-    found = pc.is_in(column, value_set=known)
+    values = pa.array([value for value in condition.value if value is not None], column.type)
+    found = pc.is_in(column, value_set=values)
     unknown = column.is_null() if None not in condition.value else pc.invert(found)
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)

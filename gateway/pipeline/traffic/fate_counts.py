@@ -101,8 +101,8 @@ class Texts:
         """Return the texts that are new since the last call, one per line, or None if there are none."""
         if not self._news:
             return None
-        told, self._news = "\n".join(self._news), []
-        return told
+        texts, self._news = "\n".join(self._news), []
+        return texts
 
 
 class FirstPass:
