@@ -80,9 +80,9 @@ class Channel:
 
     def interrupted(self) -> RemoteProtocolError:
         """Return the error of a peer that sends another frame in the middle of a content (505)."""
-        what = "header" if self.properties is None else "body"
+        part = "header" if self.properties is None else "body"
         text = (
-            f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
+            f"UNEXPECTED_FRAME - expected content {part} for class 60, got non content {part} frame instead"
         )
         class_id, method_id = self.index >> 16, self.index & 0xFFFF
         return RemoteProtocolError(

@@ -397,8 +397,10 @@ def decode_model(raw: bytes) -> Properties:
             headers.append((name, value))
     texts = {}
     for attribute, name in LONG_TEXTS.items():
-        given = getattr(native, attribute)
-        texts[attribute] = own[name] if given is None and isinstance(own.get(name), str) else given
+        field_value = getattr(native, attribute)
+        texts[attribute] = (
+            own[name] if field_value is None and isinstance(own.get(name), str) else field_value
+        )
     texts["user_id"] = native.user_id  # never read from a header
     utf8 = own.get(UTF8_HEADER)
     return Properties(
@@ -453,8 +455,8 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
     if expires == NEVER:
         return _form(message, NONE)[1]
     _, head, tail, _ = _form(message, RELATIVE)
-    left = max(0, ceil((expires - utc) * 1000))
-    text = b"%d" % (left if ms_max is None else min(left, ms_max))
+    remaining_ms = max(0, ceil((expires - utc) * 1000))
+    text = b"%d" % (remaining_ms if ms_max is None else min(remaining_ms, ms_max))
     return head + BYTES[len(text)] + text + tail
 
 

@@ -183,9 +183,9 @@ class Lifetime:
         channel = handle.channel
         if channel.sending is handle:
             self._send(command)
-            held = channel.out if channel.out is not self.out else []
+            output = channel.out if channel.out is not self.out else []
             self._drop_sending(channel)
-            channel.out += without_handle(b"".join(held), handle.number)
+            channel.out += without_handle(b"".join(output), handle.number)
         else:
             self._send(command, channel.out)
 
@@ -246,8 +246,8 @@ class Lifetime:
             if not any(key < 0 for key in channel.reply_keys):
                 self._leaving.pop(channel, None)
         if self._state is State.LEFT:
-            late = now is not None and now >= self._closing_since + CLOSE_WAIT_SECS
-            if late or not any(channel.reply_keys for channel in self._channels.values()):
+            timed_out = now is not None and now >= self._closing_since + CLOSE_WAIT_SECS
+            if timed_out or not any(channel.reply_keys for channel in self._channels.values()):
                 self._forget_all()
                 self._send(m.ConnectionClose())
                 self._state = State.ENDING

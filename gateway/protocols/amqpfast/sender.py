@@ -94,9 +94,9 @@ class MessageWriter:
 
         `_room` becomes the number of body bytes in the first fragment.
         """
-        known = self._prepared.get((name, size, bits))
-        if known is not None and known[0] is head:
-            _, self._begin, self._middle, self._room = known
+        cached = self._prepared.get((name, size, bits))
+        if cached is not None and cached[0] is head:
+            _, self._begin, self._middle, self._room = cached
         else:
             room = self._frame_max - 4 - len(head)
             if room < 0 or size > BODY_SIZE_MAX or len(name) > SHORT_STRING_MAX:
@@ -365,6 +365,6 @@ class Transfer:
         """End the message after its last fragment, and queue the commands that waited for its end."""
         if last:
             channel = self._handle.channel
-            held = channel.out
+            output = channel.out
             self._connection._drop_sending(channel)
-            channel.out += held
+            channel.out += output

@@ -194,9 +194,10 @@ class ServerConnection(Connection):
                 encoded = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
                 key = number << 16 | tag
                 channel = handle.channel
-                owed = channel.reply_keys
-                if owed and owed[0] == key and not channel.done:  # the common case of `Channel.reply`
-                    owed.popleft()
+                reply_keys = channel.reply_keys
+                # The common case of `Channel.reply`.
+                if reply_keys and reply_keys[0] == key and not channel.done:
+                    reply_keys.popleft()
                     channel.out.append(encoded)
                 else:
                     channel.reply(key, encoded)
@@ -212,9 +213,9 @@ class ServerConnection(Connection):
         return found is not None and found.owes(key)
 
     def _reply_bytes(self, command: m.Command) -> bytes:
-        given: list[bytes] = []
-        self._send(command, given)
-        return given[0]
+        replies: list[bytes] = []
+        self._send(command, replies)
+        return replies[0]
 
     @property
     def index_bytes_max(self) -> int:

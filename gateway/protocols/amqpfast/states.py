@@ -289,9 +289,9 @@ class Channel:
         """Remove the replies that are due to `handle`, and queue those that waited for them."""
         reply_keys = self.reply_keys
         if any(_is_of(handle, key) for key in reply_keys):
-            kept = [key for key in reply_keys if not _is_of(handle, key)]
+            remaining = [key for key in reply_keys if not _is_of(handle, key)]
             reply_keys.clear()
-            reply_keys.extend(kept)
+            reply_keys.extend(remaining)
             for key in [key for key in self.done if _is_of(handle, key)]:
                 del self.done[key]
         self._reply_done()
@@ -412,8 +412,8 @@ class Handle:
             body_size, offset = -1, 0
         elif mode & RECOVERY:
             assert self.prepared is not None
-            _, body_size, held = self.prepared
-            offset = held or 0
+            _, body_size, held_bytes = self.prepared
+            offset = held_bytes or 0
         else:
             head, body_size, data = self._take_head(data, limit)
             offset = 0

@@ -227,8 +227,8 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     else:
         data = _form(property_set).data
     if message.expires:
-        left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
-        data += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
+        remaining_secs = min(max(ceil(message.expires - utc), 1), LONG_MAX)
+        data += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, remaining_secs)
     hops = message.hops
     if hops:
         data += _HOPS[hops] if hops < len(_HOPS) else _hops(hops)
