@@ -50,8 +50,8 @@ def _told(
 ) -> Iterator[ConfigurationError]:
     """Yield one ConfigurationError for each fault, in the order of the settings tree."""
     for complaint in complaints(error, Settings):
-        shown = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
-        yield _where(complaint.place, environment, document, shown.text)
+        redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
+        yield _where(complaint.place, environment, document, redacted.text)
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:

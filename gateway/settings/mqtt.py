@@ -104,8 +104,10 @@ class MqttLink(LinkSettings):
 
     def _check_oldest(self) -> None:
         """Raise ValueError for options that MQTT before 3.1 cannot state."""
-        named = [self.username, self.password, self.password_file]
-        if any(one is not None for one in named) or any(parse_url(url).username for url in self.all_urls):
+        credentials = [self.username, self.password, self.password_file]
+        if any(one is not None for one in credentials) or any(
+            parse_url(url).username for url in self.all_urls
+        ):
             raise ValueError("version mqipdp has no user name and no password")
         if self.bridge:
             raise ValueError("bridge is for MQTT 3.1 and 3.1.1")

@@ -420,8 +420,8 @@ class Settings(Documented, BaseSettings):
         for place, names in role_lists:
             for name in names:
                 if name not in self.roles:
-                    known = suggestion(name, list(self.roles))
-                    raise ValueError(f"{place}: there is no role {name!r}{known}")
+                    hint = suggestion(name, list(self.roles))
+                    raise ValueError(f"{place}: there is no role {name!r}{hint}")
         return self
 
     @model_validator(mode="after")

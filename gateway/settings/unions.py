@@ -44,8 +44,8 @@ def _link_tag(value: Any) -> str:
         return value.protocol
     urls = [value.get("url"), *(value.get("urls") or ())] if isinstance(value, dict) else []
     first = next((url for url in urls if url is not None), None)
-    known = SCHEMES.get(first.partition("://")[0].lower()) if isinstance(first, str) else None
-    return NONE if known is None or not known[0].link else known[0].name
+    protocol = SCHEMES.get(first.partition("://")[0].lower()) if isinstance(first, str) else None
+    return NONE if protocol is None or not protocol[0].link else protocol[0].name
 
 
 def _parts(settings: dict[str, str]) -> list[Any]:

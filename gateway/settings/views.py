@@ -38,8 +38,8 @@ def masked(settings: Settings) -> str:
 def _stated(part: Any) -> Any:
     """Return a copy without absent and empty values, recursively."""
     if isinstance(part, dict):
-        kept = {name: _stated(value) for name, value in part.items()}
-        return {name: value for name, value in kept.items() if value not in (None, {}, [])}
+        stated = {name: _stated(value) for name, value in part.items()}
+        return {name: value for name, value in stated.items() if value not in (None, {}, [])}
     return [_stated(one) for one in part] if isinstance(part, list) else part
 
 
