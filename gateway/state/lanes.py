@@ -124,8 +124,8 @@ class Committer:
 
     def busy_secs(self) -> float:
         """Return how many seconds the current use of the database has lasted, 0.0 if it is idle."""
-        since = self.busy_since
-        return 0.0 if since is None else clock.monotonic() - since
+        busy_at = self.busy_since
+        return 0.0 if busy_at is None else clock.monotonic() - busy_at
 
     def interrupt(self) -> None:
         """End the connection; the lane reconnects. Called by other threads."""
@@ -275,9 +275,9 @@ class Committer:
         self._number = None
         self._database.close()
         if self._is_ending:
-            left = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
+            unanswered = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
             self._doubt, self._pending = None, []
-            self._answer(left, [UNAVAILABLE] * len(left))
+            self._answer(unanswered, [UNAVAILABLE] * len(unanswered))
 
     def _answer(self, items: Sequence[Item], replies: Sequence[Reply[Any]]) -> None:
         if items:
@@ -338,9 +338,9 @@ class LanedStore(StateStore):
 
     def _join(self, secs: float) -> bool:
         """Wait for the end of the threads. Return False if some still run after `secs` seconds."""
-        until = clock.monotonic() + secs
+        deadline = clock.monotonic() + secs
         for thread in self._threads:
-            thread.join(max(until - clock.monotonic(), 0.0))
+            thread.join(max(deadline - clock.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:

@@ -316,8 +316,8 @@ class Server:
             "tcp_user_timeout": 1_000 * CONNECT_SECS,
             "target_session_attrs": "read-write",
         }
-        given = conninfo_to_dict(self._url)
-        options = {key: value for key, value in own.items() if key not in given}
+        parameters = conninfo_to_dict(self._url)
+        options = {key: value for key, value in own.items() if key not in parameters}
         if self._password is not None:
             try:
                 options["password"] = self._password()
@@ -366,8 +366,8 @@ class Server:
         for step in missing_steps(applied, self._migrations, postgresql=True):
             for statement in step.statements:
                 connection.execute(statement.encode())
-            given = (step.version, step.works_with)
-            connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", given)
+            parameters = (step.version, step.works_with)
+            connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", parameters)
 
 
 def _execute(connection: Connection, call: OperationStatement) -> Cursor:

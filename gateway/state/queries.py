@@ -86,8 +86,10 @@ def run_query(database: Database, query: object) -> Any:
         )[0]
         return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
     if isinstance(query, FindOwned):
-        given = [(query.replica, *query.after)]
-        call = OperationStatement(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
+        parameters = [(query.replica, *query.after)]
+        call = OperationStatement(
+            f"{OWNED}{query.limit}", "replica text, domain text, client text", parameters
+        )
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
     if isinstance(query, FindAbsent):
         return _absent(database, query)

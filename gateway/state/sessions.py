@@ -218,8 +218,8 @@ class Sessions:
         """Lock due wills and expired sessions that no other transaction has locked."""
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
-            given = [(reap.replica, reap.silent_secs)]
-            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", given)])
+            parameters = [(reap.replica, reap.silent_secs)]
+            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", parameters)])
         calls = [
             OperationStatement(ORPHANS.format(names=names, limit=limit)),
             OperationStatement(EXPIRED.format(names=names, limit=limit)),
@@ -382,8 +382,8 @@ class Sessions:
             self._delete(row)
             self._end_queue(row.queue, now)
             return LeftSession(True, publish)
-        until = now + expiry
-        left = row._replace(connected=0, expiry=expiry, expires_at=until, reap_at=until)
+        expires_at = now + expiry
+        left = row._replace(connected=0, expiry=expiry, expires_at=expires_at, reap_at=expires_at)
         self._sessions.put(left)
         return LeftSession(False, publish)
 

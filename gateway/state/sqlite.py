@@ -117,8 +117,8 @@ class SQLiteDatabase(Database):
         levels = json.dumps([demand.levels, demand.least])
         try:
             prefix = demand.prefix
-            given = (query.after, prefix, prefix, prefix, demand.not_system, levels, query.limit)
-            return self._open.execute(SIZED.format(query.byte_count).format(MATCH), given).fetchall()
+            parameters = (query.after, prefix, prefix, prefix, demand.not_system, levels, query.limit)
+            return self._open.execute(SIZED.format(query.byte_count).format(MATCH), parameters).fetchall()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
