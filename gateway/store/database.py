@@ -268,8 +268,8 @@ class StoreDatabase:
 
     def _write_logs(self, group: Group) -> None:
         delete(self.connection, "logs", "id", group.dropped)
-        named = (*group.created.values(), *group.renamed.values())
-        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in named])
+        logs = (*group.created.values(), *group.renamed.values())
+        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in logs])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, MessageRun]]) -> None:
         settled_rows = self.index.settled
@@ -555,8 +555,8 @@ def gaps_of(run: MessageRun) -> int:
 def after(prefix: Key) -> Key | None:
     """Return the least key beyond all that begin with `prefix`, in SQLite's order; None if there is none."""
     if isinstance(prefix, bytes):
-        kept = prefix.rstrip(b"\xff")
-        return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
+        trimmed = prefix.rstrip(b"\xff")
+        return trimmed[:-1] + bytes((trimmed[-1] + 1,)) if trimmed else None
     text = prefix.rstrip("\U0010ffff")
     if not text:
         return None

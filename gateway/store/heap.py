@@ -61,9 +61,9 @@ class Heap:
         new = not (folder / HEAP).exists()
         self._descriptor = os.open(folder / HEAP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if new:
-            named = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            os.fsync(named)
-            os.close(named)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            os.fsync(descriptor)
+            os.close(descriptor)
         self.places = dict(places)
         self._holes: list[tuple[int, int]] = []  # start and end, in order; no hole touches another
         self._dropped: list[tuple[int, int]] = []  # to become holes when nothing copies the file

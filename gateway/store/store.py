@@ -287,8 +287,8 @@ class Store:
 
     def _release_held(self) -> None:
         if self._releases and not self.congested:
-            held, self._releases = self._releases, []
-            for release in held:
+            releases, self._releases = self._releases, []
+            for release in releases:
                 release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:

@@ -259,9 +259,9 @@ class Writer:
         self._tell(ACCEPTED if nothing else self.refusal)
 
     def _tell(self, outcome: Outcome) -> None:
-        told, messages, byte_count = self.group.take_told()
-        if told:
-            self.call_soon(partial(self._tell_all, told, outcome, messages, byte_count))
+        callbacks, messages, byte_count = self.group.take_told()
+        if callbacks:
+            self.call_soon(partial(self._tell_all, callbacks, outcome, messages, byte_count))
 
     def _tell_all(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
         """Call the waiting callbacks with the outcome, in the event loop."""

@@ -177,8 +177,8 @@ class ByteColumn:
         """Return all bytes."""
         if self.lent:
             return self.memory[: self.used_bytes]
-        held = self.used_bytes - sum(map(len, self._more))
-        return b"".join([self.memory[:held], *self._more])
+        byte_count = self.used_bytes - sum(map(len, self._more))
+        return b"".join([self.memory[:byte_count], *self._more])
 
 
 class Apart(NamedTuple):
@@ -306,9 +306,9 @@ class Gathering:
         if self.sources is not None:
             self.sources.add(address_entries(came.objects), came.lengths)
         if self.targets is not None:
-            gone = came if targets is None else targets
-            if gone.objects:
-                self.targets.add(address_entries(gone.objects), gone.lengths)
+            addresses = came if targets is None else targets
+            if addresses.objects:
+                self.targets.add(address_entries(addresses.objects), addresses.lengths)
             else:
                 self.targets.add(NOWHERE_ENTRY, [rows])
             targets = None if targets is None else NOWHERE

@@ -258,8 +258,8 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
     data = gathering.bodies.data()
     if any(part.whole for part in parts):
         whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
-        kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
-        return sizes, bitmap(whole), offsets(kept), data
+        stored_sizes = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
+        return sizes, bitmap(whole), offsets(stored_sizes), data
     return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), data
 
 

@@ -281,9 +281,9 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
     expected = summary.first
     for segment in segments:
         with segment.path.open("rb", buffering=0) as file:
-            known = summary_of(file, segment)
-            counted = known is not None and known.replaced > 0
-            summary.replaced += known.replaced if known is not None else 0
+            file_summary = summary_of(file, segment)
+            counted = file_summary is not None and file_summary.replaced > 0
+            summary.replaced += file_summary.replaced if file_summary is not None else 0
             for at in walk(file, segment.path):
                 if isinstance(at, Hole):
                     raise DamageError(f"{at.path}: bytes {at.offset} to {at.end} are no block")

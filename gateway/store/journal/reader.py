@@ -348,9 +348,9 @@ def block_from(
     directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
     places = buffer_table(directory, header.buffers)
     columns = _columns(directory[12 * header.buffers :], header.columns)
-    named = {column.name: column for column in columns}
+    by_name = {column.name: column for column in columns}
     first = header.base if begin is None else begin
-    return Block(shard, at, data, named, places, first, header.next, expand)
+    return Block(shard, at, data, by_name, places, first, header.next, expand)
 
 
 Item = TypeVar("Item")
@@ -527,9 +527,9 @@ class JournalReader:
 
     def summary(self, segment: Segment) -> Summary | None:
         """Return the summary at the end of a file; None if the file is in use or its writer was killed."""
-        known = self._summaries.get(segment.path)
-        if known is not None and known[0] == segment:
-            return known[1]
+        cached = self._summaries.get(segment.path)
+        if cached is not None and cached[0] == segment:
+            return cached[1]
         try:
             with _opened(segment) as file:
                 return self._summary_in(file, segment)
@@ -779,8 +779,8 @@ class JournalReader:
         data = content_of(file, at)
         if data is None:  # the header has the numbers
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
-        given = json.loads(data[LOOK_BYTES:])
-        return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
+        document = json.loads(data[LOOK_BYTES:])
+        return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
     def read(self, shard: str, at: At) -> Block:
         """Return the block that `index` found, or its rows where they are now.
@@ -795,9 +795,9 @@ class JournalReader:
                     return block_from(shard, at, self._sound(file, at), expand=self.expand)
         except FileNotFoundError:
             pass
-        left = self.segments(shard)
-        if not left or header.base < left[0].first:
-            raise GoneError(shard, header.base, left[0].first if left else header.next)
+        remaining = self.segments(shard)
+        if not remaining or header.base < remaining[0].first:
+            raise GoneError(shard, header.base, remaining[0].first if remaining else header.next)
         for block in JournalReader(self.folder, expand=self.expand).blocks(
             shard, header.base, end=header.next
         ):
@@ -842,8 +842,8 @@ class JournalReader:
                 header = item.at.header
                 behind = header.next
                 early = from_us is not None and header.last_us < from_us
-                late = to_us is not None and header.first_us >= to_us
-                if not early and not late and (end is None or item.begin < end):
+                is_beyond = to_us is not None and header.first_us >= to_us
+                if not early and not is_beyond and (end is None or item.begin < end):
                     block = self._read(shard, item)
                     if isinstance(block, Gap) or only is None or block.may_hold(only):
                         yield block

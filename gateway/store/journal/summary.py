@@ -155,9 +155,9 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
 
 def encode_summary(summary: Summary) -> dict[str, Any]:
     """Return a summary as a JSON object."""
-    given = asdict(summary)
-    given["routes"] = None if summary.routes is None else sorted(summary.routes)
-    return given
+    document = asdict(summary)
+    document["routes"] = None if summary.routes is None else sorted(summary.routes)
+    return document
 
 
 def decode_summary(document: Mapping[str, Any]) -> Summary:
