@@ -58,8 +58,8 @@ class Alarms:
         self._alarms = {}
         for name, of, text in self._conditions(utc):
             before = previous.get((name, of))
-            since = utc if before is None else before.since
-            self._alarms[name, of] = Alarm(name, of, text, ACTS[name], since)
+            began_at = utc if before is None else before.since
+            self._alarms[name, of] = Alarm(name, of, text, ACTS[name], began_at)
 
     def present(self) -> list[Alarm]:
         """Return the alarms, the oldest first."""
@@ -97,8 +97,8 @@ class Alarms:
 
     def _of_work(self) -> Iterator[tuple[str, str, str]]:
         sources, gauges = self._metrics.sources, self._metrics.sources.gauges
-        for route, held in sources.paused_routes().items():
-            yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {held}"
+        for route, count in sources.paused_routes().items():
+            yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {count}"
         for outbox in sources.outboxes():
             if outbox.messages and (outbox.oldest_secs or 0.0) > OUTBOX_OLD_SECS:
                 text = f"messages waiting: {outbox.messages}, the oldest for {outbox.oldest_secs:.0f} s"

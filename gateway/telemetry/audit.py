@@ -116,15 +116,15 @@ class Trail:
         Raises ValueError for an event that is not in `EVENTS`, or for a fact that the event does not have
         there.
         """
-        known = KNOWN.get(event)
-        if known is None or not facts.keys() <= known:
+        fields = KNOWN.get(event)
+        if fields is None or not facts.keys() <= fields:
             raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
         self.counts[event] += 1
         if self._per_second_max:
             second = int(self._clock())
-            since, lines = self._seconds.get(event, (second, 0))
+            second_at, lines = self._seconds.get(event, (second, 0))
             of_holders = self._lines.setdefault(event, {})
-            if since != second:
+            if second_at != second:
                 self._tell(event)
                 lines = 0
                 of_holders.clear()

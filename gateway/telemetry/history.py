@@ -109,8 +109,8 @@ class History:
         self._step, self.end = step, began
         self._whole = min(self._whole + passed, STEPS - 1)
         for key, ring in list(self._rings.items()):
-            for gone in range(max(step - STEPS, step - passed) + 1, step + 1):
-                ring[gone % STEPS] = 0
+            for step_passed in range(max(step - STEPS, step - passed) + 1, step + 1):
+                ring[step_passed % STEPS] = 0
             if key not in counts and not any(ring):
                 del self._rings[key]
 

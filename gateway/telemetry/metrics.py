@@ -475,9 +475,9 @@ class Metrics(Collector):
                 yield name, (label,), count
 
     def _paused(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        for name, held in self.sources.paused_routes().items():
+        for name, count in self.sources.paused_routes().items():
             yield "gateway_route_paused", (name,), 1
-            yield "gateway_route_held", (name,), held
+            yield "gateway_route_held", (name,), count
         for name in self.sources.paused_links():
             yield "gateway_link_paused", (name,), 1
 

@@ -344,9 +344,9 @@ def _carry(message: Message, span: Span) -> None:
     if not carrier:  # the SDK is disabled: the received context remains
         return
     stated: Properties = message.property_set.properties
-    kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
+    headers = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
     added = tuple((name, string(text)) for name, text in carrier.items())
-    made = property_set(replace(stated, headers=kept + added))
+    made = property_set(replace(stated, headers=headers + added))
     message.byte_count += made.byte_count - message.property_set.byte_count
     message.property_set = made
 
