@@ -96,9 +96,9 @@ class Complaint(NamedTuple):
     @property
     def text(self) -> str:
         """Error as one line, without its position."""
-        given = "" if self.value is None else f", not {without_users(repr(self.value))}"
+        suffix = "" if self.value is None else f", not {without_users(repr(self.value))}"
         place = f"{dotted(self.place)}: " if self.place else ""
-        return f"{place}{self.reason}{given}{self.hint}"
+        return f"{place}{self.reason}{suffix}{self.hint}"
 
 
 def read(file: str | Path) -> Document:
