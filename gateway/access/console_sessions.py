@@ -26,7 +26,7 @@ class ConsoleSession:
     """Login session at the console, with all rights (`everything`) or those of the principal's roles.
 
     `token` is the digest of the token used to log in, "" for none; `stamp` is the user's stamp at that time
-    (`Access.stamp`). `seen` and `ends` are in seconds of the clock of `ConsoleSessions`.
+    (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of `ConsoleSessions`.
     """
 
     __slots__ = ("csrf", "ends", "everything", "last_used", "principal", "stamp", "token")

@@ -149,7 +149,7 @@ class EventsApi:
 class Events(Response):
     """Endless response.
 
-    `told` returns the next event; `begins` and `over` are called at its start and end.
+    `next_chunk` returns the next event; `begins` and `over` are called at its start and end.
     """
 
     def __init__(

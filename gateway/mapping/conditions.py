@@ -61,7 +61,7 @@ class ConditionCounters(Protocol):
 
 
 class Condition:
-    """A compiled expression over `known` names.
+    """A compiled expression over `known_names`.
 
     Raises MappingError if the text is not CEL, has an unknown name, or could take too long.
     """

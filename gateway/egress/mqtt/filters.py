@@ -1,6 +1,6 @@
 """Topic filters that a link has subscribed to.
 
-`_given` are the filters that were requested on this session and not refused or cancelled; `granted` are
+`_requested_filters` are those that were requested on this session and not refused or cancelled; `granted` are
 those that the broker has confirmed, and that it therefore still knows when it resumes the session. A refused
 filter is requested again after a wait that doubles, as permissions change while a gateway runs. A filter that
 the broker's CONNACK or packet limit excludes is not requested on that connection, which would violate the

@@ -5,8 +5,8 @@ The code is pure, without Spark or files.
 The journal is in the order of settlement: a message that waits for an unreachable broker is written hours
 after later messages. So the newest row does not bound older ones, and a watermark on it would lose them. The
 journal itself records up to when it is complete (`gateway/store/journal/format.py`). A window is reported
-when that time is past its end; or, in case a message never settles, when rows received `late` after its end
-have been read. Later rows are counted, and their windows reported again.
+when that time is past its end; or, in case a message never settles, when rows received `lateness` after its
+end have been read. Later rows are counted, and their windows reported again.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Channel:
 
     Commands of the channel are appended to `out`. That is the connection's own list or, while a message of
     ours is sent in fragments (`sending`), a list that waits for its end (2.2.8.8), unless the message is a
-    stream (`streaming`), which has none. `owed` has the keys of the replies that we must send, with CREATED
+    stream (`streaming`), which has none. `reply_keys` has the keys of the replies due from us, with CREATED
     and INDEX, in the order of their commands; `done` has the encoded replies that must wait for an earlier
     one. `awaited` has the replies that a client expects. `incoming` is the incomplete message of the peer.
     """
@@ -499,7 +499,7 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """Later fragment of a message that is passed on while it arrives; `left` bytes are missing."""
+    """Later fragment of a message that is passed on while it arrives; `missing_bytes` have not arrived."""
 
     __slots__ = ("command", "handle", "incoming", "missing_bytes")
 

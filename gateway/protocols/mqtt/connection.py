@@ -179,7 +179,7 @@ class Connection:
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: ByteBuffer | None = None
         self._needed = 0
-        self._oversized: Oversized | None = None  # being skipped, with `_left` bytes to come
+        self._oversized: Oversized | None = None  # being skipped, with `_body_remaining` bytes to come
         self._body_remaining = 0
         self._watched: int | None = None  # last packet id of a peer whose byte order is still unknown
         self._error: RemoteProtocolError | None = None

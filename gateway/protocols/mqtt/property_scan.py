@@ -38,7 +38,7 @@ class Listed(PropertySet):
 
     `total` is the number of properties. `bare` is the list without the topic alias, and `alias` is 0 if there
     is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds from
-    arrival. `hops` is the number of routes that the message has crossed. `known` is the list without the
+    arrival. `hops` is the number of routes that the message has crossed. `parsed` is the list without the
     properties that belong to one transmission.
     """
 
