@@ -105,8 +105,8 @@ def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, .
             continue
         wider = next((one for one in patterns if one != text and covers(one.split("/"), levels)), None)
         if wider is not None:
-            said = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
-            yield Finding(Severity.NOTE, CODE, said, "", 0)
+            finding_text = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
+            yield Finding(Severity.NOTE, CODE, finding_text, "", 0)
 
 
 def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:

@@ -95,9 +95,9 @@ def publish(
         target_of,
     )
 
-    for given in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
-        if given is not None and not is_unicode(given):
-            raise typer.BadParameter(f"{given!r} is not UTF-8")
+    for option in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
+        if option is not None and not is_unicode(option):
+            raise typer.BadParameter(f"{option!r} is not UTF-8")
     target = target_of(url)
     address = address_of(
         target,

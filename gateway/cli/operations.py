@@ -87,8 +87,8 @@ class ObjectCommands:
             if as_json:
                 typer.echo(orjson.dumps(found))
             else:
-                shown = {**columns, **measured} if options.get("rates") else columns
-                _print_page(found, shown, pages=pages)
+                shown_columns = {**columns, **measured} if options.get("rates") else columns
+                _print_page(found, shown_columns, pages=pages)
 
         page: Options = {"count": (Count, 100), **({"after": (After, "")} if pages else {})}
         self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})

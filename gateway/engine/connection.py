@@ -262,8 +262,8 @@ class EngineConnection(ClusterConnection):
         if self._timing in open_now:
             self.machine.send_method(self._timing, m.BasicConsume(f"{self._time_queue}.answers", no_ack=True))
             self._ask_time()
-        wanted = {self._publishing, self._consuming, self._dropping, self._timing}
-        if not self._is_up and wanted <= self._begun:
+        channels = {self._publishing, self._consuming, self._dropping, self._timing}
+        if not self._is_up and channels <= self._begun:
             self._is_up = True
             session.came_up()
 

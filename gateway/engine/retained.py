@@ -243,8 +243,8 @@ class SharedRetained(LocalRetained):
 
     def _count_pending(self, user: str, count: int, byte_count: int) -> None:
         before = self._pending.get(user, (0, 0))
-        left = self._pending[user] = before[0] + count, before[1] + byte_count
-        if not left[0]:
+        pending = self._pending[user] = before[0] + count, before[1] + byte_count
+        if not pending[0]:
             del self._pending[user]
         _add(self.quota, user, count, byte_count)
 

@@ -104,8 +104,8 @@ class ListenerConnections(Generic[Holder]):
 
         Repeated calls and removed connections are ignored.
         """
-        place, known = self.guests.get(guest, ("", user))
-        if known is not None:
+        place, known_user = self.guests.get(guest, ("", user))
+        if known_user is not None:
             return  # removed, or named before
         self._forget_stranger(guest, place)
         self._sit(guest, (place, user))

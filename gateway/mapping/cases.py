@@ -144,8 +144,8 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
 def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
     """Compare an arrival with the words given in `expect`. Return texts `word: expected X, got Y`."""
     got = words_of(arrival.endpoint, arrival.message)
-    wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
-    pairs = [(word, value, got.get(word, _ABSENT)) for word, value in wanted.items()]
+    fields: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
+    pairs = [(word, value, got.get(word, _ABSENT)) for word, value in fields.items()]
     headers = plain_headers(arrival.message.properties.headers)
     pairs += [
         (f"headers.{name}", value, headers.get(name, _ABSENT)) for name, value in expected.headers.items()

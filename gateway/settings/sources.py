@@ -136,10 +136,10 @@ def _meant(variable: str) -> str:
     words = variable.removeprefix(PREFIX).lower().split("_")
     for end in range(1, len(words)):
         section, key = "_".join(words[:end]), "_".join(words[end:])
-        wanted = below(Settings, section)
-        if wanted is not None and below(wanted, key) is not None:
-            meant = f"{section}{DELIMITER}{key}".upper()
-            return f"; below a section write two underscores: {PREFIX}{meant}"
+        section_type = below(Settings, section)
+        if section_type is not None and below(section_type, key) is not None:
+            variable_name = f"{section}{DELIMITER}{key}".upper()
+            return f"; below a section write two underscores: {PREFIX}{variable_name}"
     return ""
 
 

@@ -48,8 +48,8 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     for name in UNKNOWN:
         del schema["$defs"][name]
-    known: dict[str, Any] = _without(schema, {f"#/$defs/{name}" for name in UNKNOWN})
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **known}
+    public_schema: dict[str, Any] = _without(schema, {f"#/$defs/{name}" for name in UNKNOWN})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **public_schema}
 
 
 def _without(part: Any, references: set[str]) -> Any:

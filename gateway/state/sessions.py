@@ -383,8 +383,8 @@ class Sessions:
             self._end_queue(row.queue, now)
             return LeftSession(True, publish)
         expires_at = now + expiry
-        left = row._replace(connected=0, expiry=expiry, expires_at=expires_at, reap_at=expires_at)
-        self._sessions.put(left)
+        disconnected = row._replace(connected=0, expiry=expiry, expires_at=expires_at, reap_at=expires_at)
+        self._sessions.put(disconnected)
         return LeftSession(False, publish)
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
@@ -419,9 +419,9 @@ class Sessions:
             if row is not None and row.reap_at is not None and row.reap_at <= now:
                 self._sessions.put(row._replace(reap_at=now + CLAIM_SECS))
                 found.append(ClaimedWork(key, row.epoch, row.queue, None))
-        for left in self._left_queues:
-            self._queues.put(left._replace(reap_at=now + CLAIM_SECS))
-            found.append(ClaimedWork(None, 0, left.queue, None))
+        for queue in self._left_queues:
+            self._queues.put(queue._replace(reap_at=now + CLAIM_SECS))
+            found.append(ClaimedWork(None, 0, queue.queue, None))
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:

@@ -132,9 +132,9 @@ class Group:
                 _settle_pieces(pieces, start, stop)
             if rows is not None:
                 for id, first, count, _ in rows.overlapping(start, stop):
-                    known = self.bits(id)
-                    bits = merged(known, stretch(first, count, start, stop), count)
-                    if bits != known:
+                    known_bits = self.bits(id)
+                    bits = merged(known_bits, stretch(first, count, start, stop), count)
+                    if bits != known_bits:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:

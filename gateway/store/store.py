@@ -418,8 +418,8 @@ class Store:
 
     def find_letters(self, ids: Iterable[int], then: Callable[[list[StoredDeadLetter]], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order; before `start` at once."""
-        letters, wanted = self._database.letters, list(ids)
-        self._letters(lambda: letters.find(wanted), then)
+        letters, letter_ids = self._database.letters, list(ids)
+        self._letters(lambda: letters.find(letter_ids), then)
 
     def _letters(
         self,

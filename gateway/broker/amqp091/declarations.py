@@ -92,15 +92,15 @@ def gather(settings: Settings) -> GatheredDeclarations:
 
 def _taken(settings: Settings) -> list[str]:
     """Return the lists of an export that are read elsewhere."""
-    given = settings.declare
-    users = ["users", "permissions", "topic_permissions"] if given.users else []
-    return users + ["policies"] * given.policies
+    declared = settings.declare
+    users = ["users", "permissions", "topic_permissions"] if declared.users else []
+    return users + ["policies"] * declared.policies
 
 
 def policies_of(settings: Settings) -> dict[str, list[Policy]]:
     """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
-    given = settings.declare
-    return joined([read_policies(file) for file in given.definitions]) if given.policies else {}
+    declared = settings.declare
+    return joined([read_policies(file) for file in declared.definitions]) if declared.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:

@@ -228,8 +228,8 @@ class _SelectorParser:
         if self._accept("IS"):
             is_null = not self._accept("NOT")
             self._expect("NULL")
-            left = self._plain(term)
-            return _Term(lambda evaluation: (left(evaluation) is None) is is_null, True, True)
+            operand = self._plain(term)
+            return _Term(lambda evaluation: (operand(evaluation) is None) is is_null, True, True)
         negated = bool(self._accept("NOT"))
         if self._accept("BETWEEN"):
             found = self._between(self._plain(term))

@@ -131,9 +131,9 @@ class Redriving:
         message = letter.message
         if letter.crossed:
             return misfit(route, message) or message
-        wanted = route.pattern.dialect.name
-        if message.address.protocol != wanted:
-            return _no(f"the route {route.name!r} takes {wanted} now")
+        protocol = route.pattern.dialect.name
+        if message.address.protocol != protocol:
+            return _no(f"the route {route.name!r} takes {protocol} now")
         queue = route.pattern.queue or ""
         captures = route.pattern.match(message.address, queue)
         resolved = None

@@ -177,8 +177,10 @@ def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], docum
     found = 0
     for policy in _rows(document, "policies"):
         definition = policy.get("definition") or {}
-        wanted = definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
-        if not wanted:
+        is_federated = (
+            definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
+        )
+        if not is_federated:
             continue
         if policy.get("apply-to") == "queues":
             text = f"policy {policy.get('name')!r}: federated queues are not taken"

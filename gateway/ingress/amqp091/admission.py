@@ -190,8 +190,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._recheck()
         else:
             self._entrance.denied(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
-            what = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
-            text = f"ACCESS_REFUSED - {what}"
+            refusal = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
+            text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self._dismiss(ReplyCode.ACCESS_REFUSED, text)
         self.stream.mark()

@@ -584,8 +584,8 @@ def since(
 
     Raises PipelineError if the journal ends before that position, unless `fail` is False.
     """
-    given = {"path": journal, "failOnDataLoss": str(fail).lower()}
-    options = options_of(given, stream=False, hadoop=hadoop_of(spark))
+    load_options = {"path": journal, "failOnDataLoss": str(fail).lower()}
+    options = options_of(load_options, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)
     with reader.at_a_glance():
         shards = reader.shards()

@@ -158,8 +158,8 @@ def _appended(
     for part in parts:
         ends[part.shard] = max(part.next, ends.get(part.shard, 0))
     begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
-    wanted = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
-    missing = wanted - sum(file.rows for file in files)
+    row_count = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
+    missing = row_count - sum(file.rows for file in files)
     return _saved(archive, manifest.changed(offsets=ends, gained=files), files), missing
 
 

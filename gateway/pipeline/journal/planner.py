@@ -101,8 +101,8 @@ class Shard:
 
     def forget(self, end: int) -> None:
         """Drop spans whose rows are all before number `end`."""
-        left = next((place for place, span in enumerate(self._spans) if span.next > end), None)
-        del self._spans[: len(self._spans) if left is None else left]
+        first_place = next((place for place, span in enumerate(self._spans) if span.next > end), None)
+        del self._spans[: len(self._spans) if first_place is None else first_place]
 
     def parts(self, first: int, end: int, byte_count: int) -> Iterator[JournalPartition]:
         """Yield the rows `first` to before `end` in parts of about `byte_count` bytes."""
@@ -208,8 +208,8 @@ def settled_later(
     for block in reader.blocks(shard, place, to_us=at_us, end=end):
         if isinstance(block, Block):
             early = pc.less(batch_of(block, (TIME,))[TIME].cast("int64"), at_us)
-            wanted = chosen(block)
-            counted = early if wanted is None else pc.and_(early, wanted)
+            selected = chosen(block)
+            counted = early if selected is None else pc.and_(early, selected)
             found += pc.sum(counted.slice(block.begin - block.header.base)).as_py() or 0
     return found
 

@@ -300,8 +300,8 @@ def _plain_numbers(batch: Any, name: str) -> Numbers:
 
 def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
     places, values = coded(batch.column(name))
-    known = values.to_pylist() if not batch.column(name).null_count else (*values.to_pylist(), None)
-    numbers = np.array([texts.number(text or "") for text in known], dtype=np.int64)
+    known_texts = values.to_pylist() if not batch.column(name).null_count else (*values.to_pylist(), None)
+    numbers = np.array([texts.number(text or "") for text in known_texts], dtype=np.int64)
     return numbers[places]
 
 

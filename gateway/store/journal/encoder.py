@@ -92,8 +92,8 @@ class Encoder:
         came = [part.sources for part in parts]
         sources = targets = self._sources.encoded(gathering.sources, came, gathering)
         if any(part.targets is not None for part in parts):
-            gone = [part.sources if part.targets is None else part.targets for part in parts]
-            targets = self._targets.encoded(gathering.targets, gone, gathering)
+            target_parts = [part.sources if part.targets is None else part.targets for part in parts]
+            targets = self._targets.encoded(gathering.targets, target_parts, gathering)
         elif gathering.targets is not None:
             self._targets.passed(rows)
         sets = self._encoded_sets(gathering)

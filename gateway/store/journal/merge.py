@@ -162,8 +162,8 @@ def _runs(values: bytes, width: int) -> Buffer:
     found = [(value, sum(1 for _ in same)) for value, same in groupby(numbers)]
     if len(found) * (width + 4) >= len(values):
         return values
-    kept = array(numbers.typecode, [value for value, _ in found])
-    return Repeated(kept.tobytes(), width, [count for _, count in found])
+    firsts = array(numbers.typecode, [value for value, _ in found])
+    return Repeated(firsts.tobytes(), width, [count for _, count in found])
 
 
 def _same(one: Buffer, other: Buffer) -> bool:

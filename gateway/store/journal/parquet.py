@@ -114,8 +114,8 @@ class ParquetSegment:
         Raises DamageError if the file is damaged.
         """
         try:
-            wanted = None if names is None else [name for name in names if name in self.names]
-            found = self._file.read_row_group(group, columns=wanted, use_threads=False)
+            column_names = None if names is None else [name for name in names if name in self.names]
+            found = self._file.read_row_group(group, columns=column_names, use_threads=False)
             return found.unify_dictionaries().combine_chunks()
         except self._errors as error:
             raise DamageError(f"{self._segment.path}: row group {group} cannot be read: {error}") from error

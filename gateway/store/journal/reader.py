@@ -328,9 +328,9 @@ class ParquetBlock(Block):
     def may_hold(self, only: Only) -> bool:
         """Return False if no row matches `only`, by the first and the last text of the columns."""
         assert self.file is not None
-        for name, wanted in only.items():
+        for name, accepted_texts in only.items():
             bounds = self.file.bounds(self.at.offset, name)
-            if bounds is not None and not any(bounds[0] <= text <= bounds[1] for text in wanted):
+            if bounds is not None and not any(bounds[0] <= text <= bounds[1] for text in accepted_texts):
                 return False
         return True
 
@@ -685,8 +685,10 @@ class JournalReader:
     ) -> Iterator[At | Stretch | LostRows | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
         expected, near, selection = scan.expected, scan.near, scan.selection
-        known = self._summaries.get(segment.path)
-        summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
+        cached = self._summaries.get(segment.path)
+        summary = (
+            cached[1] if cached is not None and cached[0] == segment else self._summary_in(file, segment)
+        )
         if summary is None:
             assert not isinstance(file, ParquetSegment)
             offset = 0
