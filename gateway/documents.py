@@ -86,19 +86,19 @@ class Document:
 
 
 class Complaint(NamedTuple):
-    """Error that a model finds at `place`. `given` is the value there, or None if it is irrelevant."""
+    """Error that a model finds at `place`. `value` is the value there, or None if it is irrelevant."""
 
     place: Place
     reason: str
-    given: str | float | None = None
+    value: str | float | None = None
     hint: str = ""
 
     @property
     def text(self) -> str:
         """Error as one line, without its position."""
-        given = "" if self.given is None else f", not {without_users(repr(self.given))}"
+        suffix = "" if self.value is None else f", not {without_users(repr(self.value))}"
         place = f"{dotted(self.place)}: " if self.place else ""
-        return f"{place}{self.reason}{given}{self.hint}"
+        return f"{place}{self.reason}{suffix}{self.hint}"
 
 
 def read(file: str | Path) -> Document:
@@ -221,7 +221,7 @@ def _fault(file: str, position: Position, reason: str) -> ConfigurationError:
 def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Complaint]:
     """Yield the errors that `model` has found, one by one."""
     for detail in error.errors(include_url=False):
-        kind, given, steps = detail["type"], detail["input"], detail["loc"]
+        kind, value, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
             place, owner, kinds = _reached(model, steps[:-1])
             key = str(steps[-1])
@@ -238,17 +238,17 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
         elif kind == "value_error":
             yield Complaint(place, str(detail["ctx"]["error"]))
         elif kind == "literal_error":
-            near = get_close_matches(str(given).lower(), reason.split("'")[1::2], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else value_hint(str(place[-1]), kind, given)
-            yield Complaint(place, reason, _shown(given), hint)
+            near = get_close_matches(str(value).lower(), reason.split("'")[1::2], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else value_hint(str(place[-1]), kind, value)
+            yield Complaint(place, reason, _shown(value), hint)
         else:
             key = str(place[-1]) if place else ""
-            reason = value_reason(kind, given) or reason
-            yield Complaint(place, reason, _shown(given), value_hint(key, kind, given))
+            reason = value_reason(kind, value) or reason
+            yield Complaint(place, reason, _shown(value), value_hint(key, kind, value))
 
 
-def _shown(given: Any) -> str | float | None:
-    return given if isinstance(given, str | float | int) else None
+def _shown(value: Any) -> str | float | None:
+    return value if isinstance(value, str | float | int) else None
 
 
 def _home(owner: Any, key: str) -> str:
@@ -258,12 +258,14 @@ def _home(owner: Any, key: str) -> str:
     return f"; it belongs below {' or '.join(parts)}" if parts else ""
 
 
-def suggestion(word: str, known: list[str]) -> str:
+def suggestion(word: str, known_words: list[str]) -> str:
     """Return the end of an error message: the known word that `word` resembles, or all known words."""
-    near = get_close_matches(word.lower(), known, 1) or [one for one in known if one.startswith(word)]
+    near = get_close_matches(word.lower(), known_words, 1) or [
+        one for one in known_words if one.startswith(word)
+    ]
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(known)}" if known else ""
+    return f"; known: {', '.join(known_words)}" if known_words else ""
 
 
 def dotted(place: Place) -> str:

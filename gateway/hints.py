@@ -85,7 +85,7 @@ def key_hint(key: str) -> str:
     return SPACED if ":" in key else ""
 
 
-def value_reason(kind: str, given: Any) -> str:
+def value_reason(kind: str, value: Any) -> str:
     """Return the reason for a value of a wrong kind in YAML's words, or "" if the model's is clear."""
     if kind in TABLES:
         needed = "must be a table of keys, as `key: value`"
@@ -93,32 +93,32 @@ def value_reason(kind: str, given: Any) -> str:
         needed = "must be a list, each item in a line with `- `"
     else:
         return ""
-    return f"is empty, and {needed}" if given is None else needed
+    return f"is empty, and {needed}" if value is None else needed
 
 
-def value_hint(key: str, kind: str, given: Any) -> str:
+def value_hint(key: str, kind: str, value: Any) -> str:
     """Return what to write instead of a value. `kind` is the type of pydantic's error."""
-    if kind == "string_type" and isinstance(given, dict):
+    if kind == "string_type" and isinstance(value, dict):
         return BRACES
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         return "" if kind in TABLES or kind in LISTS or kind in NUMBERS else WORDS
-    if kind in ("bool_type", "bool_parsing") and isinstance(given, str):
+    if kind in ("bool_type", "bool_parsing") and isinstance(value, str):
         return "; write true or false, without quotes"
     if kind not in NUMBERS:
         return ""
-    if given is None:
+    if value is None:
         return "; the key has no value"
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         return ""
-    if found := NUMBER.fullmatch(given):
+    if found := NUMBER.fullmatch(value):
         return f"; write {found[1]}, without quotes or leading zeros"
-    return _unit_hint(key, given)
+    return _unit_hint(key, value)
 
 
-def _unit_hint(key: str, given: str) -> str:
-    found = MEASURE.fullmatch(given)
+def _unit_hint(key: str, value: str) -> str:
+    found = MEASURE.fullmatch(value)
     if found is None:
-        return "; write the digits alone" if given[:1].isdigit() else ""
+        return "; write the digits alone" if value[:1].isdigit() else ""
     for word, name, units in (("sec", "seconds", SECONDS), ("bytes", "bytes", BYTES)):
         factor = units.get(found[2].lower())
         if word in key and factor is not None:

@@ -52,18 +52,18 @@ class ChangeDetector(Generic[Seen]):
         check.
         """
         self._look = look
-        self._taken = self._before = look()
+        self._accepted = self._before = look()
 
     def take(self) -> None:
         """Use the present state as unchanged, because the files are about to be read."""
-        self._taken = self._look()
+        self._accepted = self._look()
 
     def changed(self) -> bool:
         """Check the files. Return True once for each change."""
         before, self._before = self._before, self._look()
-        if self._before == self._taken or self._before != before:
+        if self._before == self._accepted or self._before != before:
             return False
-        self._taken = self._before
+        self._accepted = self._before
         return True
 
 
@@ -75,16 +75,16 @@ class ReloadedValue(Generic[Value]):
         paths: Sequence[Path],
         build: Callable[[], Value],
         *,
-        taken: Callable[[Value], None],
+        report_loaded: Callable[[Value], None],
         refused: Callable[[Exception], None],
     ) -> None:
-        """Build the value. `taken` and `refused` report later reloads. Raises what `build` raises."""
+        """Build the value. `report_loaded` and `refused` report later reloads. Raises what `build` raises."""
         self._paths = tuple(paths)
         self._build = build
-        self._report_taken = taken
+        self._report_taken = report_loaded
         self._report_refused = refused
         self._watched = ChangeDetector(self._stamps)  # before they are read
-        self._seen = self._stamps()
+        self._loaded_stamps = self._stamps()
         self.value = build()
 
     def look_settled(self) -> None:
@@ -94,12 +94,12 @@ class ReloadedValue(Generic[Value]):
 
     def look(self) -> None:
         """Rebuild the value if the files differ from those read last, even while they are being written."""
-        if self._stamps() != self._seen:
+        if self._stamps() != self._loaded_stamps:
             self.reload()
 
     def reload(self) -> bool:
         """Rebuild the value. Return False, with the old value in force, if that fails."""
-        self._seen = self._stamps()
+        self._loaded_stamps = self._stamps()
         try:
             value = self._build()
         except (OSError, ValueError, TypeError) as error:

@@ -52,11 +52,11 @@ def _of_session(session: Session) -> Iterator[str]:
 
 
 def _of_shares(shares: UserShares) -> Iterator[str]:
-    yield from _differ(f"number of {shares.what}", shares.count, sum(shares._counts.values()))
-    yield from _differ(f"bytes of {shares.what}", shares.total, sum(shares._byte_count.values()))
+    yield from _differ(f"number of {shares.resource}", shares.count, sum(shares._counts.values()))
+    yield from _differ(f"bytes of {shares.resource}", shares.total, sum(shares._byte_count.values()))
     for name, number in chain(shares._counts.items(), shares._byte_count.items()):
         if number < 0:
-            yield f"{shares.what} of {name!r}: counted {number}"
+            yield f"{shares.resource} of {name!r}: counted {number}"
 
 
 def _of_namespace(space: MqttNamespace) -> Iterator[str]:

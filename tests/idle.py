@@ -128,7 +128,7 @@ def _of_queue(queue: Any) -> Iterator[str]:
 
 
 def _of_delay(delayed: Any) -> Iterator[str]:
-    for user in delayed._held._users:
+    for user in delayed._user_pressure._users:
         if not delayed.deleted and not delayed._shares.count_of(user):
             yield f"exchange {delayed.name!r}: holds {user!r}, of whom no message waits"
 
@@ -156,7 +156,7 @@ def _of_session(session: Any) -> Iterator[str]:
         return
     if (session._waiting or session._again) and session.credit > 0:
         yield f"session {session.client_id!r}: {len(session)} messages wait, its client has room"
-    if session.owed and len(session) < PIECE_MESSAGES_MAX and session.pulls:
+    if session.walks and len(session) < PIECE_MESSAGES_MAX and session.pulls:
         yield f"session {session.client_id!r}: retained messages wait, its client has room"
 
 
@@ -176,7 +176,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_waiting", "noted"),
-    DeadLetters: ("_owed",),
+    DeadLetters: ("_waiting",),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),
     MqttNamespace: ("_leftovers", "_unshared"),
@@ -188,7 +188,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retries: ("_undone", "_waiting"),
     FastIngress: ("_soon",),
     Transaction: ("_committing", "_then"),
-    PeerReplyStream: ("_held",),
+    PeerReplyStream: ("_buffer",),
     # Links.
     HeldBack: ("_lines", "_tried", "_undone"),
     QueueLinkConnection: ("_owing",),
@@ -196,24 +196,24 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     AmqpLinkConsumer: ("_later",),
     Topology: ("_leftovers",),
     FastLinkConsumer: ("_later",),
-    FastLinkConnection: ("_asked",),
+    FastLinkConnection: ("_unanswered",),
     LinkSources: ("_left_behind",),
     LargeSender: ("_message",),
     ClientChannel: ("_awaited",),
     MqttLinkReceiver: ("_burials",),
-    Filters: ("_asked",),
+    Filters: ("_unanswered",),
     # The store, and the loop.
     RefusalGate: ("_waiting",),
-    Group: ("_pieces", "reads", "told"),
-    Store: ("_calls", "_held", "_refused"),
+    Group: ("_pieces", "reads", "callbacks"),
+    Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.
-    ClusterConnection: ("_asked",),
+    ClusterConnection: ("_callbacks",),
     Consumers: ("_checks", "_lacking", "_own", "_removals", "_waiting"),
-    GivenBack: ("_held",),
+    GivenBack: ("_buffer",),
     SharedLetters: ("_added", "_unsaved"),
-    EngineNamespace: ("_asked", "_lost", "_unbound", "_walks"),
-    OutboxConnection: ("_asked",),
+    EngineNamespace: ("_barrier_walks", "_lost", "_unbound", "_walks"),
+    OutboxConnection: ("_counted_queues",),
     Repeats: ("_waiting",),
     SharedGuard: ("_lines",),
     RetainedReads: ("_lines",),
@@ -221,7 +221,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
     SharedSessions: ("_after_releases", "_waiting"),
-    SessionWriter: ("_flying", "_leaving", "_told"),
+    SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),
     ClientSession: ("unbound",),
     SharedWalk: ("_then",),
@@ -250,7 +250,7 @@ def _of_sink(sink: Any) -> Iterator[str]:
 
 
 def _of_publisher(publisher: Any) -> Iterator[str]:
-    if publisher._flowing and (publisher._kept or publisher._released):
+    if publisher._flowing and (publisher._packet_ids or publisher._released):
         yield "MQTT link: messages of an earlier connection were not sent again"
 
 

@@ -137,14 +137,14 @@ class Access:
         """
         if credentials.certificate is None:
             return None
-        asked = [backend for backend in self.backends if isinstance(backend, Certificates)]
-        for backend in asked:
+        certificates = [backend for backend in self.backends if isinstance(backend, Certificates)]
+        for backend in certificates:
             found = backend.known(credentials)
             if isinstance(found, Principal):
                 self.counts[backend.kind, "accepted"] += 1
                 return found
         name = credentials.certificate.names.get("common_name", "")
-        if asked or not self._with_users or self.users.named(name) is None:
+        if certificates or not self._with_users or self.users.named(name) is None:
             return None
         return principal_of(name, credentials.certificate)
 

@@ -61,7 +61,7 @@ class Authorization:
         self.authorizer = authorizer
         self.roles = roles or Roles()
         self.connections: dict[str, int] = {}  # open connections by user, of clients whose rules limit them
-        self._kept: dict[object, Rights] = {}
+        self._cache: dict[object, Rights] = {}
         self._holders: dict[str, bool] = {}  # by user, from its roles at the last login or by configuration
         self._compiled: dict[tuple[str, ...], MqttGrant] = {}  # by combination of roles
         self._by_client = self._of_clients()
@@ -72,7 +72,7 @@ class Authorization:
             return False
         self.roles = roles
         self.generation += 1
-        self._kept.clear()
+        self._cache.clear()
         self._holders.clear()
         self._compiled = {}
         self._by_client = self._of_clients()
@@ -97,11 +97,11 @@ class Authorization:
         if not (principal.scopes or self.authorizer or self._by_client.intersection(names)):
             client_id = ""
         key = (principal.name, names, principal.scopes, tuple(principal.fields.items()), client_id)
-        found = self._kept.get(key)
+        found = self._cache.get(key)
         if found is None:
-            if len(self._kept) >= KEPT_MAX:
-                self._kept.clear()
-            found = self._kept[key] = self._made(principal, names, client_id, key)
+            if len(self._cache) >= KEPT_MAX:
+                self._cache.clear()
+            found = self._cache[key] = self._made(principal, names, client_id, key)
         if self.in_force:
             self._note_holder(principal.name, names)
         return found

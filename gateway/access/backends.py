@@ -69,13 +69,13 @@ class Remembered:
 
     def find(self, key: bytes, now: float) -> Principal | Denial | None:
         """Return the result stored for `key` if it has not expired at `now`, otherwise None."""
-        until, answer = self._answers.get(key, (0.0, None))
-        return answer if until > now else None
+        expires_at, answer = self._answers.get(key, (0.0, None))
+        return answer if expires_at > now else None
 
-    def add(self, key: bytes, answer: Principal | Denial, until: float) -> None:
-        """Store a result for `key` until `until`, in seconds of the same clock as `now` of `find`."""
+    def add(self, key: bytes, answer: Principal | Denial, expires_at: float) -> None:
+        """Store a result for `key` until `expires_at`, in seconds of the same clock as `now` of `find`."""
         self._answers.pop(key, None)
-        self._answers[key] = (until, answer)
+        self._answers[key] = (expires_at, answer)
         if len(self._answers) > self._entries_max:
             del self._answers[next(iter(self._answers))]
 

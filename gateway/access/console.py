@@ -69,15 +69,15 @@ EVERYTHING: Final = ConsoleRights("write", bodies=True)
 
 def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> ConsoleRights:
     """Return the console rights that the principal's roles give together; an unknown role gives none."""
-    given = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
-    if not given:
+    own_roles = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
+    if not own_roles:
         return NOTHING
-    showing = [role for role in given if role.console_bodies]
+    showing = [role for role in own_roles if role.console_bodies]
     return ConsoleRights(
-        max([role.console for role in given], key=ORDER.index),
+        max([role.console for role in own_roles], key=ORDER.index),
         bool(showing),
-        _hosts_of(given),
-        _hosts_of(role for role in given if role.console == "write"),
+        _hosts_of(own_roles),
+        _hosts_of(role for role in own_roles if role.console == "write"),
         _hosts_of(showing) if showing else None,
     )
 

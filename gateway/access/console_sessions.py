@@ -26,10 +26,10 @@ class ConsoleSession:
     """Login session at the console, with all rights (`everything`) or those of the principal's roles.
 
     `token` is the digest of the token used to log in, "" for none; `stamp` is the user's stamp at that time
-    (`Access.stamp`). `seen` and `ends` are in seconds of the clock of `ConsoleSessions`.
+    (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of `ConsoleSessions`.
     """
 
-    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "stamp", "token")
+    __slots__ = ("csrf", "ends", "everything", "last_used", "principal", "stamp", "token")
 
     def __init__(
         self, principal: Principal, *, everything: bool, token: str, stamp: str, now: float, ends: float
@@ -39,7 +39,7 @@ class ConsoleSession:
         self.token = token
         self.stamp = stamp
         self.csrf = secrets.token_urlsafe(BYTES)
-        self.seen = now
+        self.last_used = now
         self.ends = ends
 
     @property
@@ -47,9 +47,9 @@ class ConsoleSession:
         """Name of the user in whose share the session counts."""
         return self.principal.name
 
-    def proves(self, shown: str) -> bool:
-        """Return True if `shown` is the session's CSRF secret: a page of the console made the request."""
-        return hmac.compare_digest(self.csrf.encode(), shown.encode(errors="surrogatepass"))
+    def proves(self, secret: str) -> bool:
+        """Return True if `secret` is the session's CSRF secret: a page of the console made the request."""
+        return hmac.compare_digest(self.csrf.encode(), secret.encode(errors="surrogatepass"))
 
 
 class ConsoleSessions:
@@ -105,10 +105,10 @@ class ConsoleSessions:
         session = self._sessions.get(key)
         if session is None:
             return None
-        if session.ends <= now or session.seen + self._idle_secs <= now:
+        if session.ends <= now or session.last_used + self._idle_secs <= now:
             self._forget(key)
             return None
-        session.seen = now
+        session.last_used = now
         self._entries.discard(key)
         self._entries.add(key, session.owner, 0)
         return session

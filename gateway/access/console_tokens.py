@@ -133,14 +133,14 @@ class ConsoleTokens:
             raise ConfigurationError(f"{folder}: the console's tokens cannot be used: {error}") from error
 
     def _read(self, path: Path) -> None:
-        for given in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
-            if not given.keys() <= KEYS:
-                self._unknown.append(given)
+        for record in orjson.loads(path.read_bytes())["tokens"][:TOKENS_MAX]:
+            if not record.keys() <= KEYS:
+                self._unknown.append(record)
                 continue
-            maker = given.get("maker")
+            maker = record.get("maker")
             if maker is not None:
-                given["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
-            token = StoredToken(**given)
+                record["maker"] = Maker(**maker | {"roles": tuple(maker["roles"])})
+            token = StoredToken(**record)
             self._tokens[token.digest] = token
         if self._unknown:
             log.warning("console tokens of a newer gateway not valid here", tokens=len(self._unknown))
@@ -268,8 +268,8 @@ def meeting_places() -> list[Path]:
 
     The list is empty if no folder of this machine can be written.
     """
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    found = [Path(given) / "gateway"] if given else []
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
+    found = [Path(runtime_folder) / "gateway"] if runtime_folder else []
     try:
         found.append(Path(tempfile.gettempdir()) / f"gateway-{os.geteuid()}")
     except FileNotFoundError as error:

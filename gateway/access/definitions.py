@@ -65,8 +65,8 @@ def _imported(content: dict[str, Any]) -> Imported:
     permissions = {(one["user"], one["vhost"]): one for one in content.get("permissions", [])}
     topics: dict[tuple[str, str], dict[str, TopicPermission]] = {}
     for one in content.get("topic_permissions", []):
-        given = TopicPermission(write=one.get("write", ""), read=one.get("read", ""))
-        topics.setdefault((one["user"], one["vhost"]), {})[one["exchange"]] = given
+        permission = TopicPermission(write=one.get("write", ""), read=one.get("read", ""))
+        topics.setdefault((one["user"], one["vhost"]), {})[one["exchange"]] = permission
     roles = {}
     for user in users:
         name = user["name"]
@@ -102,9 +102,9 @@ def _imported(content: dict[str, Any]) -> Imported:
     return Imported(hashes, roles, names, tuple(one["name"] for one in content.get("vhosts", [])))
 
 
-def _tags(given: str | list[str]) -> Iterator[str]:
+def _tags(tags: str | list[str]) -> Iterator[str]:
     """Yield the tags of a user: a list in newer versions of RabbitMQ, a text with commas in older ones."""
-    yield from (one.strip() for one in (given.split(",") if isinstance(given, str) else given))
+    yield from (one.strip() for one in (tags.split(",") if isinstance(tags, str) else tags))
 
 
 def _console(tags: Iterable[str]) -> Literal["none", "read", "write"]:

@@ -31,12 +31,12 @@ DELAYS_MAX: Final = 4
 class _Tally:
     """Failures of one key in one window, and the time in seconds until which the key is refused."""
 
-    __slots__ = ("count", "since", "until")
+    __slots__ = ("count", "refused_until", "window_start")
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, window_start: float) -> None:
         self.count = 0
-        self.since = since
-        self.until = 0.0
+        self.window_start = window_start
+        self.refused_until = 0.0
 
 
 class _Table:
@@ -57,26 +57,26 @@ class _Table:
     def add(self, key: Hashable, now: float) -> None:
         """Count a failure of this key, and refuse the key after too many."""
         tally = self._tallies.pop(key, None)
-        if tally is None or now - tally.since >= self._window_secs:
-            until = 0.0 if tally is None else tally.until
+        if tally is None or now - tally.window_start >= self._window_secs:
+            refused_until = 0.0 if tally is None else tally.refused_until
             tally = _Tally(now)
-            tally.until = until
+            tally.refused_until = refused_until
         self._tallies[key] = tally
         tally.count += 1
         if self._most and tally.count >= self._most:
-            tally.until = now + self._refused_secs
+            tally.refused_until = now + self._refused_secs
         if len(self._tallies) > KEYS_MAX:
             del self._tallies[next(iter(self._tallies))]
 
     def count(self, key: Hashable, now: float) -> int:
         """Return the number of failures of this key in its current window."""
         tally = self._tallies.get(key)
-        return 0 if tally is None or now - tally.since >= self._window_secs else tally.count
+        return 0 if tally is None or now - tally.window_start >= self._window_secs else tally.count
 
     def refused(self, key: Hashable, now: float) -> bool:
         """Return True if the key is refused at `now`, after too many failures."""
         tally = self._tallies.get(key)
-        return tally is not None and now < tally.until
+        return tally is not None and now < tally.refused_until
 
     def forget(self, key: Hashable) -> None:
         """Delete the failures of this key after a successful login."""

@@ -15,27 +15,27 @@ Fill = Callable[[str], "str | None"]
 Rule = tuple["list[str] | None", str, str]  # levels (None with placeholders), filter text, rule name
 
 
-def covers(allowed: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if `allowed` matches every topic that `wanted` matches. Both are lists of levels."""
-    if wanted[0][:1] == "$" and allowed[0] in WILD:
+def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
+    """Return True if `allowed` matches every topic that `levels` matches. Both are lists of levels."""
+    if levels[0][:1] == "$" and allowed[0] in WILD:
         return False  # a wildcard first does not match topics that begin with $ (5: 4.7.2)
-    count = len(wanted)
+    count = len(levels)
     for at, level in enumerate(allowed):
         if level == REST:
             return True
-        if at >= count or wanted[at] == REST or (level != ONE and level != wanted[at]):
+        if at >= count or levels[at] == REST or (level != ONE and level != levels[at]):
             return False
     return count == len(allowed)
 
 
-def meets(denied: Sequence[str], wanted: Sequence[str]) -> bool:
+def meets(denied: Sequence[str], levels: Sequence[str]) -> bool:
     """Return True if both filters, as lists of levels, match a common topic."""
-    first = denied[0], wanted[0]
+    first = denied[0], levels[0]
     if any(one[:1] == "$" for one in first) and any(one in WILD for one in first):
         return False
-    for at in range(max(len(denied), len(wanted))):
+    for at in range(max(len(denied), len(levels))):
         mine = denied[at] if at < len(denied) else None
-        other = wanted[at] if at < len(wanted) else None
+        other = levels[at] if at < len(levels) else None
         if REST in (mine, other):
             return True
         if mine is None or other is None or (mine != other and ONE not in (mine, other)):
@@ -67,15 +67,15 @@ class FilterSet:
             else:
                 self._by_first.setdefault(levels[0], []).append((fixed, text, rule))
 
-    def covering(self, wanted: str, fill: Fill = str) -> str | None:
+    def covering(self, topic_filter: str, fill: Fill = str) -> str | None:
         """Return the name of a rule that covers a topic or filter, or None.
 
         `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
         """
-        found = self._exact.get(wanted)
+        found = self._exact.get(topic_filter)
         if found is not None:
             return found
-        levels = wanted.split("/")
+        levels = topic_filter.split("/")
         for among in (self._by_first.get(levels[0], ()), self._wild):
             for fixed, text, rule in among:
                 allowed = fixed or _filled(text, fill)
@@ -83,14 +83,14 @@ class FilterSet:
                     return rule
         return None
 
-    def meeting(self, wanted: str, fill: Fill = str) -> str | None:
-        """Return the name of a rule that matches a topic also matched by `wanted`, or None.
+    def meeting(self, topic_filter: str, fill: Fill = str) -> str | None:
+        """Return the name of a rule that matches a topic also matched by `topic_filter`, or None.
 
         `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
         """
         if not (self._by_first or self._wild):
             return None
-        levels = wanted.split("/")
+        levels = topic_filter.split("/")
         near: Iterable[Rule] = self._by_first.get(levels[0], ())
         if levels[0] in WILD:
             near = (one for several in self._by_first.values() for one in several)

@@ -44,7 +44,7 @@ class HttpUsers:
         self._allowed = Remembered(options.cache_entries_max)
         self._denied = Remembered(options.cache_entries_max)
         self._turns = LoginQueue(options.connections_max, options.waiting_max)
-        self._asked: dict[bytes, trio.Event] = {}
+        self._in_flight: dict[bytes, trio.Event] = {}
         self._down = False
 
     def speaks(self, method: str) -> bool:
@@ -65,11 +65,11 @@ class HttpUsers:
     async def look(self, credentials: Credentials) -> Principal | Denial:
         """Return the server's result; concurrent logins with the same credentials share one request."""
         key = self._digest(credentials)
-        while (found := self.known(credentials)) is None and key in self._asked:
-            await self._asked[key].wait()
+        while (found := self.known(credentials)) is None and key in self._in_flight:
+            await self._in_flight[key].wait()
         if found is not None:
             return found
-        asked = self._asked[key] = trio.Event()
+        done = self._in_flight[key] = trio.Event()
         try:
             await self._turns.take(place_of(credentials.remote), credentials.user)
             try:
@@ -79,8 +79,8 @@ class HttpUsers:
         except Crowded:
             return Denial.BUSY
         finally:
-            del self._asked[key]
-            asked.set()
+            del self._in_flight[key]
+            done.set()
 
     async def _ask(self, key: bytes, credentials: Credentials) -> Principal | Denial:
         options = self._options

@@ -30,9 +30,9 @@ class Asker:
         *,
         ca_file: Path | None = None,
         connections_max: int = 4,
-        kept: int = 0,
+        keepalive_max: int = 0,
     ) -> None:
-        """Create the client; `kept` is the number of connections that stay open between two requests.
+        """Create the client; `keepalive_max` is the number of idle connections that stay open.
 
         Raises ConfigurationError if `ca_file` cannot be used.
         """
@@ -46,7 +46,7 @@ class Asker:
         self._client = httpx.AsyncClient(
             verify=trusted,
             timeout=timeout_secs,
-            limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=kept),
+            limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=keepalive_max),
             headers={"Accept-Encoding": "identity", "User-Agent": "gateway"},
             follow_redirects=False,
             trust_env=False,  # no proxy from the environment may see passwords

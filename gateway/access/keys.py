@@ -51,11 +51,11 @@ class SignatureKey:
 def parse_jwks(text: bytes) -> list[SignatureKey]:
     """Return the public keys for signatures in a JWKS document. Raises ValueError if none can be used."""
     document = orjson.loads(text)
-    given = document.get("keys") if isinstance(document, dict) else None
-    if not isinstance(given, list):
+    entries = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
         raise ValueError("it has no list of keys")
     found: list[SignatureKey] = []
-    for one in given[:KEYS_MAX]:
+    for one in entries[:KEYS_MAX]:
         if not isinstance(one, dict) or one.get("kty") == "oct" or one.get("use", "sig") != "sig":
             continue  # a secret is no public key; keys for other uses may be listed too
         try:
@@ -68,8 +68,8 @@ def parse_jwks(text: bytes) -> list[SignatureKey]:
     return found
 
 
-def _text(given: object) -> str | None:
-    return given if isinstance(given, str) else None
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
@@ -101,7 +101,7 @@ class KeysFile:
         self._symmetric = symmetric
         try:
             self._file = ReloadedValue(
-                [path], self._read, taken=self._report_taken, refused=self._report_refused
+                [path], self._read, report_loaded=self._report_taken, refused=self._report_refused
             )
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
@@ -170,7 +170,7 @@ class KeysUrl:
         self._clock = clock or clocks.monotonic
         self._keys: list[SignatureKey] = []
         self._fetched_at = self._tried_at = -math.inf
-        self._wanted = trio.Event()
+        self._refresh = trio.Event()
         self._tried = trio.Event()
 
     @property
@@ -190,11 +190,11 @@ class KeysUrl:
     @property
     def may_change(self) -> bool:
         """True if waiting for `fetched` may bring other keys."""
-        return self._wanted.is_set() or self._clock() - self._tried_at >= self._again_secs
+        return self._refresh.is_set() or self._clock() - self._tried_at >= self._again_secs
 
     async def fetched(self) -> None:
         """Have the keys fetched, and wait until that has succeeded or failed."""
-        self._wanted.set()
+        self._refresh.set()
         await self._tried.wait()
 
     async def run(self) -> None:
@@ -203,10 +203,10 @@ class KeysUrl:
             well = await self._fetch()
             tried, self._tried = self._tried, trio.Event()
             tried.set()
-            self._wanted = trio.Event()
+            self._refresh = trio.Event()
             pause = self._refresh_secs if well else min(self._again_secs, self._refresh_secs)
             with trio.move_on_after(pause):
-                await self._wanted.wait()
+                await self._refresh.wait()
 
     async def _fetch(self) -> bool:
         try:

@@ -72,7 +72,7 @@ class HttpQuestions:
             "topic": options.topic_url,
         }
         self._answers: dict[Question, tuple[bool, float]] = {}
-        self._asked: dict[Question, trio.Event] = {}
+        self._in_flight: dict[Question, trio.Event] = {}
         self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._down = False
 
@@ -88,17 +88,17 @@ class HttpQuestions:
 
     async def ask(self, question: Question) -> None:
         """Fetch the response, unless cached; concurrent calls with equal questions share one request."""
-        while self.known(question) is None and question in self._asked:
-            await self._asked[question].wait()
+        while self.known(question) is None and question in self._in_flight:
+            await self._in_flight[question].wait()
         if self.known(question) is not None:
             return
-        asked = self._asked[question] = trio.Event()
+        done = self._in_flight[question] = trio.Event()
         try:
             allowed, secs = await self._answer(question)
             self._remember(question, allowed, secs)
         finally:
-            del self._asked[question]
-            asked.set()
+            del self._in_flight[question]
+            done.set()
 
     async def _answer(self, question: Question) -> tuple[bool, float]:
         """Return the server's response, and the seconds to cache it for. A failed request is a denial."""

@@ -100,11 +100,11 @@ class Rights:
         if authorizer is None:
             return Decision(False, NOTHING)
         question = Question(kind, (("username", self._user), *fields.items()))
-        known = authorizer.known(question)
-        if known is None:
+        allowed = authorizer.known(question)
+        if allowed is None:
             raise Pending(AuthorizerResponse(question, authorizer))
-        said = ", ".join(f"{name} {text}" for name, text in fields.items())
-        return Decision(known, f"the authorizer has said so: {kind} ({said})")
+        values = ", ".join(f"{name} {text}" for name, text in fields.items())
+        return Decision(allowed, f"the authorizer has said so: {kind} ({values})")
 
     # All protocols.
 

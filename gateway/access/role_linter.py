@@ -28,10 +28,10 @@ CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
 def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
     """Return all findings about roles and their rules."""
     routes = list(routes)
-    asked = list(_asked_for(roles, routes))
+    findings = list(_asked_for(roles, routes))
     if not roles.roles:
-        return [*asked, *_nothing_said(settings)]
-    found = [*asked, *_holders(settings, roles)]
+        return [*findings, *_nothing_said(settings)]
+    found = [*findings, *_holders(settings, roles)]
     for name, role in roles.roles.items():
         found += _rules(settings, name, role)
     return [*found, *_unfed(settings, roles, routes)]
@@ -81,9 +81,9 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
     for word, there in speaks.items():
         if not there and word in role.model_fields_set:
             yield _warning(f"roles.{name}.{word}: no listener speaks it, so the rules never apply")
-    given = role.mqtt
-    yield from _filters(f"roles.{name}.mqtt", "publish", given.publish, given.deny_publish)
-    yield from _filters(f"roles.{name}.mqtt", "subscribe", given.subscribe, given.deny_subscribe)
+    permissions = role.mqtt
+    yield from _filters(f"roles.{name}.mqtt", "publish", permissions.publish, permissions.deny_publish)
+    yield from _filters(f"roles.{name}.mqtt", "subscribe", permissions.subscribe, permissions.deny_subscribe)
     hosts = {AMQP091.name: settings.amqp_hosts(), AMQPFAST.name: list(settings.virtual_hosts())}
     for protocol, served in hosts.items():
         for host in getattr(role, protocol) if speaks[protocol] else ():
@@ -97,16 +97,16 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
             yield _warning(f"{at}: AMQP clients have no {{client_id}}, so the rules with it never apply")
 
 
-def _filters(at: str, word: str, given: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
-    for text in dict.fromkeys(given):
+def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
+    for text in dict.fromkeys(patterns):
         levels = text.split("/")
         if any(covers(one.split("/"), levels) for one in denied):
             yield _warning(f"{at}.{word}: {text!r} never applies, deny_{word} has all of it")
             continue
-        wider = next((one for one in given if one != text and covers(one.split("/"), levels)), None)
+        wider = next((one for one in patterns if one != text and covers(one.split("/"), levels)), None)
         if wider is not None:
-            said = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
-            yield Finding(Severity.NOTE, CODE, said, "", 0)
+            finding_text = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
+            yield Finding(Severity.NOTE, CODE, finding_text, "", 0)
 
 
 def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
@@ -117,29 +117,29 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
         among = [role for name, role in roles.roles.items() if route.rule.role in (None, name)] or list(
             roles.roles.values()
         )
-        given = route.rule.source.given()
-        if any(_may_feed(role, given, route.rule.source.dialect.name) for role in among):
+        source = route.rule.source.given()
+        if any(_may_feed(role, source, route.rule.source.dialect.name) for role in among):
             continue
         text = f"route {route.name!r}: no role lets anybody publish what it takes"
         yield _warning(text, route.file, route.line, route.column)
 
 
-def _may_feed(role: Role, given: dict[str, str], protocol: str) -> bool:
+def _may_feed(role: Role, source: dict[str, str], protocol: str) -> bool:
     """Return True if a role may permit publishing to a route's source; placeholders match any value."""
     feeds = FEEDS.get(protocol)
-    return feeds is None or feeds(role, given)
+    return feeds is None or feeds(role, source)
 
 
-def _feeds_topic(role: Role, given: dict[str, str]) -> bool:
+def _feeds_topic(role: Role, source: dict[str, str]) -> bool:
     if role.mqtt.as_virtual_host is not None:
         return True
-    name = given.get("topic", next(iter(given.values())))
-    wanted = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
-    return any(meets(PLACEHOLDER.sub("+", one).split("/"), wanted) for one in role.mqtt.publish)
+    name = source.get("topic", next(iter(source.values())))
+    levels = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
+    return any(meets(PLACEHOLDER.sub("+", one).split("/"), levels) for one in role.mqtt.publish)
 
 
-def _feeds_exchange(role: Role, given: dict[str, str]) -> bool:
-    exchange = given.get("exchange")
+def _feeds_exchange(role: Role, source: dict[str, str]) -> bool:
+    exchange = source.get("exchange")
     if exchange is None or CAPTURE.search(exchange):
         return True
     return any(
@@ -149,9 +149,9 @@ def _feeds_exchange(role: Role, given: dict[str, str]) -> bool:
     )
 
 
-def _feeds_destination(role: Role, given: dict[str, str]) -> bool:
-    destination = CAPTURE.split(given.get("destination", ""))[0].rstrip("*")
-    services = [given["service"]] if "service" in given else ["queue", "topic"]
+def _feeds_destination(role: Role, source: dict[str, str]) -> bool:
+    destination = CAPTURE.split(source.get("destination", ""))[0].rstrip("*")
+    services = [source["service"]] if "service" in source else ["queue", "topic"]
     return any(
         _begins_alike(PLACEHOLDER.split(text)[0].rstrip("*"), destination)
         for one in role.amqpfast.values()

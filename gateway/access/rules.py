@@ -45,11 +45,11 @@ class MqttGrant:
     )
 
     def __init__(self, roles: Named) -> None:
-        given = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
+        permissions = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
         words = ("publish", "subscribe", "deny_publish", "deny_subscribe")
-        self._filters = {word: FilterSet(_filters(given, word)) for word in words}
-        rules = [one for _, one in given]
-        speaking = [name for name, one in given if one.publish or one.subscribe]
+        self._filters = {word: FilterSet(_filters(permissions, word)) for word in words}
+        rules = [one for _, one in permissions]
+        speaking = [name for name, one in permissions if one.publish or one.subscribe]
         self.rule = f"roles.{speaking[0]}.mqtt" if speaking else None
         self.qos_max = max((one.qos_max for one in rules), default=2)
         self.retain = any(one.retain for one in rules) or not rules
@@ -58,7 +58,9 @@ class MqttGrant:
         expiries = [one.session_expiry_secs_max for one in rules]
         stated = [one for one in expiries if one is not None]
         self.session_expiry_secs_max = max(stated) if stated and len(stated) == len(expiries) else None
-        self.hosts = [(name, one.as_virtual_host) for name, one in given if one.as_virtual_host is not None]
+        self.hosts = [
+            (name, one.as_virtual_host) for name, one in permissions if one.as_virtual_host is not None
+        ]
 
     def allowed(self, action: str, name: str, variables: Variables) -> str | None:
         """Return the rule by which a client with these variables may `publish` or `subscribe`, or None."""
@@ -119,13 +121,13 @@ def amqp_grants(
     return found
 
 
-def _amqp_grant(rule: str, given: AmqpPermissions, variables: Variables) -> AmqpGrant:
+def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -> AmqpGrant:
     words = ("configure", "write", "read")
-    compiled = {word: expression(getattr(given, word), variables) for word in words}
+    compiled = {word: expression(getattr(permissions, word), variables) for word in words}
     names = {word: one for word, one in compiled.items() if one is not None}
     topics = {
         (exchange, word): expression(getattr(one, word), variables)
-        for exchange, one in given.topics.items()
+        for exchange, one in permissions.topics.items()
         for word in ("write", "read")
     }
     return AmqpGrant(rule, names, topics)
@@ -195,22 +197,25 @@ def fast_grants(
     return found
 
 
-def _fast_grant(rule: str, given: FastPermissions, variables: Variables) -> FastGrant:
-    names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(given.peers, variables)}
-    services: tuple[tuple[str, Destinations], ...] = (("queue", given.queues), ("topic", given.topics))
+def _fast_grant(rule: str, permissions: FastPermissions, variables: Variables) -> FastGrant:
+    names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(permissions.peers, variables)}
+    services: tuple[tuple[str, Destinations], ...] = (
+        ("queue", permissions.queues),
+        ("topic", permissions.topics),
+    )
     for service, one in services:
         for right in ("read", "write", "create"):
             names[service, right] = _filled(getattr(one, right), variables)
         names[service, "browse"] = _filled((*one.browse, *one.read), variables)
-    return FastGrant(rule, names, _folders(given.out_of_band, variables))
+    return FastGrant(rule, names, _folders(permissions.out_of_band, variables))
 
 
-def _folders(given: bool | tuple[str, ...], variables: Variables) -> tuple[str, ...]:
+def _folders(folders: bool | tuple[str, ...], variables: Variables) -> tuple[str, ...]:
     """Return the names of the folders that may be used, or their beginnings and a `*`."""
-    if isinstance(given, tuple):
-        return _filled(given, variables)
+    if isinstance(folders, tuple):
+        return _filled(folders, variables)
     user = variables.get("user", "")
-    return (user,) if given and user and "*" not in user else ()
+    return (user,) if folders and user and "*" not in user else ()
 
 
 def _filled(texts: Iterable[str], variables: Variables) -> tuple[str, ...]:

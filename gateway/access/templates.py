@@ -84,9 +84,9 @@ def wildcard(text: str, variables: Variables) -> Regex | None:
     Return None if a value is missing, or the expression is too large with the values filled in.
     """
     pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
-    known = [piece for piece in pieces if piece is not None]
+    complete = [piece for piece in pieces if piece is not None]
     try:
-        return wildcard_regex(known) if len(known) == len(pieces) else None
+        return wildcard_regex(complete) if len(complete) == len(pieces) else None
     except RegexError:
         return None
 

@@ -164,7 +164,7 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _names(given: Any) -> tuple[str, ...]:
+def _names(claim: Any) -> tuple[str, ...]:
     """Return the names in a list, or in a text separated by blanks, without too long ones."""
-    listed = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
+    listed = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     return tuple(one for one in listed if isinstance(one, str) and 0 < len(one) <= NAME_MAX)[:NAMES_MAX]

@@ -63,7 +63,7 @@ class Users:
         self._salt_key = b""
         self._right = Remembered(REMEMBERED_MAX)
         self._wrong = Remembered(REMEMBERED_MAX)
-        self._asked: dict[bytes, trio.Event] = {}  # names and passwords being verified
+        self._in_flight: dict[bytes, trio.Event] = {}  # names and passwords being verified
         self._turns = LoginQueue(VERIFIERS_MAX, waiting_max)
         self._principals: dict[str, Principal] = {}
         self.times_replaced = 0
@@ -130,20 +130,20 @@ class Users:
         name and password only one waits in the queue and is hashed.
         """
         key = self._digest(credentials)
-        while (found := self._recalled(key)) is None and key in self._asked:
-            await self._asked[key].wait()
+        while (found := self._recalled(key)) is None and key in self._in_flight:
+            await self._in_flight[key].wait()
         if self._failures.refuses(credentials.remote, credentials.user):
             return Denial.REFUSED
         if found is not None:
             return found
-        asked = self._asked[key] = trio.Event()
+        done = self._in_flight[key] = trio.Event()
         try:
             return await self._hash(key, credentials)
         except Crowded:
             return Denial.BUSY
         finally:
-            del self._asked[key]
-            asked.set()
+            del self._in_flight[key]
+            done.set()
 
     def _recalled(self, key: bytes) -> Principal | Denial | None:
         now = clock.monotonic()

@@ -148,8 +148,8 @@ class Admission:
             return self._refused(request, found, 401, quiet=quiet)
         reading = request.method in READING
         if not leaving and (found.right == "none" or (found.right == "read" and not reading)):
-            what = "see anything here" if found.right == "none" else "change anything"
-            return self._refused(request, f"{found.principal.name!r} may not {what}", 403, quiet=quiet)
+            action = "see anything here" if found.right == "none" else "change anything"
+            return self._refused(request, f"{found.principal.name!r} may not {action}", 403, quiet=quiet)
         if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
             return self._refused(request, "the CSRF token is missing or wrong", 403)
         return found
@@ -162,11 +162,11 @@ class Admission:
 
     async def _identify(self, request: Request) -> Caller | str | None:
         """Return the caller, the reason why the credential is invalid, or None without a credential."""
-        shown = _header(request, "authorization")
-        if shown.lower().startswith(SCHEME):
-            return await self._bearer(request, shown[len(SCHEME) :].strip())
-        if shown.lower().startswith(BASIC):
-            return await self._basic(request, shown[len(BASIC) :].strip())
+        header = _header(request, "authorization")
+        if header.lower().startswith(SCHEME):
+            return await self._bearer(request, header[len(SCHEME) :].strip())
+        if header.lower().startswith(BASIC):
+            return await self._basic(request, header[len(BASIC) :].strip())
         cookie = request.cookies.get(COOKIE)
         session = None if cookie is None else self.sessions.find(cookie)
         if session is None or not self._still(session):
@@ -222,29 +222,31 @@ class Admission:
         rights = self.rights_of_token(token)
         return Caller(token.principal, rights, f"token {token.name}", None, token.maker)
 
-    async def _bearer(self, request: Request, shown: str) -> Caller | str:
-        token = self.find_token(shown)
+    async def _bearer(self, request: Request, secret: str) -> Caller | str:
+        token = self.find_token(secret)
         if token is not None:
             return self._token(token)
-        if self._token_file is not None and is_secret(shown, self._token_file):
+        if self._token_file is not None and is_secret(secret, self._token_file):
             return Caller(Principal(ADMINISTRATOR), EVERYTHING, "http.token_file")
         if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
-            given = Credentials("", shown.encode(errors="replace"), strange(request), backend=Tokens.kind)
-            found = self.access.known(given) or await self.access.verify(given)
+            credentials = Credentials(
+                "", secret.encode(errors="replace"), strange(request), backend=Tokens.kind
+            )
+            found = self.access.known(credentials) or await self.access.verify(credentials)
             if isinstance(found, Principal):
                 return self._user(found, "jwt")
             if found is Denial.EXPIRED:
                 return "the token has expired"
         return "the token is invalid"
 
-    async def _basic(self, request: Request, shown: str) -> Caller | str:
+    async def _basic(self, request: Request, encoded: str) -> Caller | str:
         """Authenticate a name and password, as programs for RabbitMQ send them.
 
         The password may be a token of this name. Return the reason if the caller is refused. Browsers are
         never challenged for a password, so pages of other origins cannot use a stored one.
         """
         try:
-            name, colon, secret = base64.b64decode(shown, validate=True).decode().partition(":")
+            name, colon, secret = base64.b64decode(encoded, validate=True).decode().partition(":")
         except ValueError:
             return "the Authorization header has no name and password"
         if not colon or not name:
@@ -254,8 +256,8 @@ class Admission:
             return self._token(token)
         if self.access is None:
             return "the name or password is wrong"
-        given = Credentials(name, secret.encode(), strange(request))
-        found = self.access.known(given) or await self.access.verify(given)
+        credentials = Credentials(name, secret.encode(), strange(request))
+        found = self.access.known(credentials) or await self.access.verify(credentials)
         if isinstance(found, Principal):
             return self._user(found, "password")
         return "the name or password is wrong"
@@ -268,10 +270,12 @@ class Admission:
         except (orjson.JSONDecodeError, ClientDisconnect):
             choice = None
         try:
-            told = orjson.loads(bytes(response.body))
+            document = orjson.loads(bytes(response.body))
         except orjson.JSONDecodeError:
-            told = None
-        counts = [told[word] for word in COUNTED if word in told] if isinstance(told, dict) else []
+            document = None
+        counts = (
+            [document[word] for word in COUNTED if word in document] if isinstance(document, dict) else []
+        )
         audit(
             "administered",
             user=caller.principal.name,
@@ -293,11 +297,11 @@ def hosts_of(request: Request) -> Callable[[str], bool]:
 
 def shows_secret(request: Request, file: Path) -> bool:
     """Return True if the request's bearer token is the secret in a file."""
-    shown = _header(request, "authorization")
-    return shown.lower().startswith(SCHEME) and is_secret(shown[len(SCHEME) :].strip(), file)
+    header = _header(request, "authorization")
+    return header.lower().startswith(SCHEME) and is_secret(header[len(SCHEME) :].strip(), file)
 
 
-def is_secret(shown: str, file: Path) -> bool:
+def is_secret(text: str, file: Path) -> bool:
     """Return True if the text is the secret in a file.
 
     The file is read each time, so that a changed secret takes effect.
@@ -306,7 +310,7 @@ def is_secret(shown: str, file: Path) -> bool:
         secret = secret_from(file).strip()
     except ConfigurationError:
         return False
-    return bool(secret) and hmac.compare_digest(secret.encode(), shown.encode(errors="replace"))
+    return bool(secret) and hmac.compare_digest(secret.encode(), text.encode(errors="replace"))
 
 
 def target_of(choice: Any) -> str:
@@ -315,10 +319,10 @@ def target_of(choice: Any) -> str:
         return ""
     words = []
     for word, value in list(choice.items())[:TARGET_MAX]:
-        shown = f"{len(value)} of them" if isinstance(value, list | dict) else value
+        text = f"{len(value)} of them" if isinstance(value, list | dict) else value
         if word in BODIES and isinstance(value, str):  # of a message, which only its receivers may read
-            shown = f"{len(value)} characters"
-        words.append(f"{word}={shown}")
+            text = f"{len(value)} characters"
+        words.append(f"{word}={text}")
     return " ".join(words)
 
 

@@ -77,11 +77,11 @@ def unless_known(request: Request, response: Response) -> Response:
     if response.status_code != 200 or not response.body:
         return response
     tag = response.headers.setdefault("ETag", tag_of(bytes(response.body)))
-    known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
-    if "*" not in known and tag.removeprefix("W/") not in known:
+    etags = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
+    if "*" not in etags and tag.removeprefix("W/") not in etags:
         return response
-    kept = {name: value for name, value in response.headers.items() if name not in ENTITY}
-    return Response(status_code=304, headers=kept)
+    headers = {name: value for name, value in response.headers.items() if name not in ENTITY}
+    return Response(status_code=304, headers=headers)
 
 
 async def choice_of(request: Request) -> Any:

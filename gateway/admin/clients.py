@@ -54,7 +54,7 @@ class Connected(NamedTuple):
     """Record of a connection.
 
     `client` and `user` are "" before the login; `dismiss` disconnects it. `virtual_host` is "" in protocols
-    without one. `since` is the time of the login by the event loop's clock.
+    without one. `opened_at` is the time of the login by the event loop's clock.
     """
 
     endpoint: str
@@ -69,7 +69,7 @@ class Connected(NamedTuple):
     unsettled: int = 0
     unacknowledged: int = 0
     version: str = ""
-    since: float | None = None
+    opened_at: float | None = None
     stream: Stream | None = None
     details: Details = Details()
 
@@ -82,8 +82,8 @@ class Connected(NamedTuple):
         """Return the row of this connection."""
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
-        since = facts.pop("since")
-        began = None if since is None else clock.utc() - (clock.now() - since)
+        opened_at = facts.pop("opened_at")
+        began = None if opened_at is None else clock.utc() - (clock.now() - opened_at)
         facts["since"] = (
             None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
         )
@@ -102,7 +102,7 @@ KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
     "protocol": lambda one: f"{one.protocol}\n{one.key}",
     "client": lambda one: f"{one.client}\n{one.key}",
     "user": lambda one: f"{one.user}\n{one.key}",
-    "since": lambda one: f"{one.since or 0.0:020.6f}\n{one.key}",
+    "since": lambda one: f"{one.opened_at or 0.0:020.6f}\n{one.key}",
 }
 """Keys that pages are ordered by, by the word `sort`."""
 
@@ -129,15 +129,15 @@ class ClientsApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, CONNECTIONS.words)
-        rates, order = wanted.pop("rates", False), wanted.pop("sort", "address")
+        choice, count, after = await query_of(request, CONNECTIONS.words)
+        rates, order = choice.pop("rates", False), choice.pop("sort", "address")
         streams: list[Stream | None] = []
 
         def show(one: Connected) -> dict[str, Any]:
             streams.append(one.stream)
             return one.shown()
 
-        mine, fits = hosts_of(request), chooser(wanted)
+        mine, fits = hosts_of(request), chooser(choice)
 
         def chosen(one: Connected) -> bool:
             return mine(one.virtual_host) and fits(one)
@@ -146,7 +146,7 @@ class ClientsApi:
             return (await self._fastest(chosen, order, count)).answer()
         page = await page_of(self._connected(), chosen, KEYS[order], show, count, after)
         if rates:
-            for row, (read, written) in zip(page.shown, await measured(streams), strict=True):
+            for row, (read, written) in zip(page.rows, await measured(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
 
@@ -158,21 +158,21 @@ class ClientsApi:
         rows = list(zip(found, await measured([one.stream for one in found]), strict=True))
         at = RATES[order]
         first = heapq.nlargest(count, rows, key=lambda row: row[1][at] or 0.0)
-        shown = [
+        fastest = [
             {**one.shown(), "bytes_in_per_sec": read, "bytes_out_per_sec": written}
             for one, (read, written) in first
         ]
-        return ListPage(len(found), shown, None)
+        return ListPage(len(found), fastest, None)
 
     async def _disconnect(self, request: Request) -> Response:
-        wanted = await _choice(request)
-        mine, fits = hosts_of(request), chooser(wanted)
+        choice = await _choice(request)
+        mine, fits = hosts_of(request), chooser(choice)
         chosen = [one for one in self._connected() if mine(one.virtual_host) and fits(one)]
         for one in chosen:
             one.dismiss()
         self._flush()
         if chosen:
-            log.info("operator disconnected clients", count=len(chosen), **wanted)
+            log.info("operator disconnected clients", count=len(chosen), **choice)
         return answer({"disconnected": len(chosen)})
 
 
@@ -200,9 +200,9 @@ async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float]
     ]
 
 
-def chooser(wanted: Mapping[str, str]) -> Callable[[Connected], bool]:
+def chooser(choice: Mapping[str, str]) -> Callable[[Connected], bool]:
     """Return a function that returns True for the selected connections."""
-    return lambda one: all(getattr(one, word) == value for word, value in wanted.items())
+    return lambda one: all(getattr(one, word) == value for word, value in choice.items())
 
 
 async def _choice(request: Request) -> dict[str, str]:

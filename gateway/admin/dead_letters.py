@@ -70,8 +70,8 @@ class LettersApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, DEAD_LETTERS.words)
-        route = wanted.get("route")
+        choice, count, after = await query_of(request, DEAD_LETTERS.words)
+        route = choice.get("route")
         if not after and route is None:
             found = await self._newest(count + 1)
             return self._page(request, len(self._letters), found, count).answer()
@@ -81,8 +81,8 @@ class LettersApi:
 
     def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
         """Return a page with the first `count` letters; one more letter means that there is a next page."""
-        page, seen = found[:count], seen_by(request, self._hide)
-        rows = [shown(one, seen(one.route, one.message)) for one in page]
+        page, visible = found[:count], seen_by(request, self._hide)
+        rows = [shown(one, visible(one.route, one.message)) for one in page]
         return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
 
     async def _newest(self, count: int) -> list[Letter]:
@@ -96,8 +96,8 @@ class LettersApi:
         found = await self._found([id])
         if not found:
             raise AbsentError(f"there is no dead letter {id}")
-        seen = seen_by(request, self._hide)(found[0].route, found[0].message)
-        return answer(shown(found[0], seen, whole=True))
+        message = seen_by(request, self._hide)(found[0].route, found[0].message)
+        return answer(shown(found[0], message, whole=True))
 
     async def _purge(self, request: Request) -> Response:
         ids = await self._chosen(request)
@@ -109,12 +109,12 @@ class LettersApi:
         outcome = await self._read(ask)
         if outcome is not ACCEPTED:
             raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
-        known = set(there)
-        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
+        known_ids = set(there)
+        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known_ids]})
 
     async def _redrive(self, request: Request) -> Response:
         ids = await self._chosen(request)
-        told: dict[str, Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         unknown: list[str] = []
         waiting: list[str] = []
         untried: list[str] = []
@@ -123,25 +123,25 @@ class LettersApi:
             if waiting:
                 untried += some
                 continue
-            missing = await self._redrive_some(some, told)
+            missing = await self._redrive_some(some, outcomes)
             unknown += missing
-            waiting += [id for id in some if id not in told and id not in missing]
-        left = [
+            waiting += [id for id in some if id not in outcomes and id not in missing]
+        refused = [
             {"id": id, "reason": outcome.reason.value, "text": outcome.text}
-            for id, outcome in told.items()
+            for id, outcome in outcomes.items()
             if outcome is not ACCEPTED
         ]
         return answer(
             {
-                "redriven": len(told) - len(left),
-                "left": left,
+                "redriven": len(outcomes) - len(refused),
+                "left": refused,
                 "waiting": waiting,
                 "untried": len(untried),
                 "unknown": unknown,
             }
         )
 
-    async def _redrive_some(self, ids: list[str], told: dict[str, Outcome]) -> list[str]:
+    async def _redrive_some(self, ids: list[str], outcomes: dict[str, Outcome]) -> list[str]:
         """Redrive dead letters, and wait for their outcomes within the time limit.
 
         Return the ids that do not exist.
@@ -154,7 +154,7 @@ class LettersApi:
         def tell(id: str, outcome: Outcome) -> None:
             if over.is_set():
                 return  # Too late for this response.
-            told[id] = outcome
+            outcomes[id] = outcome
             open_.discard(id)
             if not open_:
                 over.set()
@@ -171,9 +171,9 @@ class LettersApi:
     async def _chosen(self, request: Request) -> list[str]:
         """Return the selected ids without repetitions."""
         choice = await choice_of(request)
-        wanted = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
+        usage = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
         if not isinstance(choice, dict) or len(choice) != 1:
-            raise BadChoiceError(wanted)
+            raise BadChoiceError(usage)
         ((word, value),) = choice.items()
         if word == "ids" and isinstance(value, list) and all(isinstance(id, str) for id in value):
             return list(dict.fromkeys(value))
@@ -181,7 +181,7 @@ class LettersApi:
             return await self._ids(value)
         if word == "all" and value is True:
             return await self._ids(None)
-        raise BadChoiceError(wanted)
+        raise BadChoiceError(usage)
 
     async def _ids(self, route: str | None) -> list[str]:
         def ask(then: Callable[[list[str]], None]) -> None:

@@ -96,26 +96,26 @@ class EventsApi:
         return self._events(request, told)
 
     async def _tap(self, request: Request) -> Response:
-        wanted, _, _ = await query_of(request, TAP.words)
+        choice, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
-            if wanted.get(word, "") not in ("", *names):
-                raise AbsentError(f"there is no {word} {wanted[word]!r}, so no message would pass")
+            if choice.get(word, "") not in ("", *names):
+                raise AbsentError(f"there is no {word} {choice[word]!r}, so no message would pass")
         taps = self._taps
         if taps is None:
             raise UnavailableError("messages cannot be watched here")
         owner = owner_of(request)
         _check_place(self._watched, owner)
         tap = Tap(
-            route=wanted.get("route", ""),
-            endpoint=wanted.get("endpoint", ""),
-            named=matcher(wanted["name"]) if "name" in wanted else None,
-            per_second=min(wanted.get("per_second", PER_SECOND), PER_SECOND_MAX),
+            route=choice.get("route", ""),
+            endpoint=choice.get("endpoint", ""),
+            name_matches=matcher(choice["name"]) if "name" in choice else None,
+            per_second=min(choice.get("per_second", PER_SECOND), PER_SECOND_MAX),
         )
 
         def encoded(found: Iterable[Passed], skipped: int) -> bytes:
-            seen = seen_by(request, self._hide)
+            visible = seen_by(request, self._hide)
             more = _event("skipped", {"messages": skipped}) if skipped else b""
-            rows = [_event("message", _passed(one, seen(one.route, one.message))) for one in found]
+            rows = [_event("message", _passed(one, visible(one.route, one.message))) for one in found]
             return b"".join(rows) + more or b": nothing\n\n"
 
         async def told() -> Callable[[], bytes]:
@@ -134,12 +134,12 @@ class EventsApi:
     def _events(
         self,
         request: Request,
-        told: Told,
+        next_chunk: Told,
         begins: Callable[[], None] = lambda: None,
         over: Callable[[], None] = lambda: None,
     ) -> Response:
         _check_place(self.streams, owner_of(request))
-        return Events(self, request, told, begins, over)
+        return Events(self, request, next_chunk, begins, over)
 
     async def may(self, request: Request) -> bool:
         """Return True if the caller still has the right to the stream; update its rights in the request."""
@@ -149,14 +149,14 @@ class EventsApi:
 class Events(Response):
     """Endless response.
 
-    `told` returns the next event; `begins` and `over` are called at its start and end.
+    `next_chunk` returns the next event; `begins` and `over` are called at its start and end.
     """
 
     def __init__(
         self,
         api: EventsApi,
         request: Request,
-        told: Told,
+        next_chunk: Told,
         begins: Callable[[], None],
         over: Callable[[], None],
     ) -> None:
@@ -164,7 +164,7 @@ class Events(Response):
         del self.headers["content-length"]
         self._api = api
         self._request = request
-        self._told = told
+        self._next_chunk = next_chunk
         self._begins = begins
         self._over = over
 
@@ -178,7 +178,7 @@ class Events(Response):
             if scope["method"] == "GET":
                 await send({"type": "http.response.body", "body": b": begins\n\n", "more_body": True})
             while scope["method"] == "GET":
-                encoded = await self._told()
+                encoded = await self._next_chunk()
                 if not await api.may(self._request):
                     break
                 await send({"type": "http.response.body", "body": encoded(), "more_body": True})
@@ -192,7 +192,7 @@ def _check_place(places: UserShares, owner: str) -> None:
     """Raise UnavailableError if all places are occupied, ShareFullError if the user's share of them is."""
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
-        raise UnavailableError(f"all {places.count_max} {places.what} are open already")
+        raise UnavailableError(f"all {places.count_max} {places.resource} are open already")
     if limit:
         raise ShareFullError(f"{limit} is reached: close another stream first")
 

@@ -150,10 +150,10 @@ class LoginsApi:
             return "the name or password is wrong"
         backend = "jwt" if "token" in choice else ""
         secret = choice.get("password", choice.get("token", "")).encode(errors="replace")
-        given = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
-        if not backend and not given.user:
+        credentials = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
+        if not backend and not credentials.user:
             return "the name or password is wrong"
-        found = access.known(given) or await access.verify(given)
+        found = access.known(credentials) or await access.verify(credentials)
         if isinstance(found, Principal):
             return found, False, found.backend
         return DENIED[found]

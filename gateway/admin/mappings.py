@@ -56,16 +56,16 @@ class MappingsApi:
         return page.answer()
 
     async def _explain(self, request: Request) -> Response:
-        asked = asked_of(await choice_of(request), ExplainAsked)
+        choice = asked_of(await choice_of(request), ExplainAsked)
         process = self._process
-        message = message_of(asked, process.protocols, asked.client, asked.user)
+        message = message_of(choice, process.protocols, choice.client, choice.user)
         router = process.router()
-        if asked.files is not None:
+        if choice.files is not None:
             try:
-                router = await computed(partial(process.candidate, asked.files))
+                router = await computed(partial(process.candidate, choice.files))
             except ConfigurationError as error:
                 return answer({"faults": _faults(error), "address": "", "matches": [], "misses": []})
-        found = explain(router, asked.endpoint, message.address, asked.queue or "", message.sender, message)
+        found = explain(router, choice.endpoint, message.address, choice.queue or "", message.sender, message)
         return answer(
             {
                 "faults": [],

@@ -34,48 +34,48 @@ Hide = Callable[[str, Message], Message]
 Asked = TypeVar("Asked", bound=Model)
 
 
-def asked_of(given: Any, model: type[Asked]) -> Asked:
+def asked_of(document: Any, model: type[Asked]) -> Asked:
     """Return the parsed request. Raises BadChoiceError with the fault."""
     try:
-        return model.model_validate(given, strict=True)
+        return model.model_validate(document, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise BadChoiceError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
 
 
-def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
+def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
     """Return the message that a request describes. Raises BadChoiceError if it cannot be published."""
-    protocol = protocols.get(asked.endpoint)
+    protocol = protocols.get(choice.endpoint)
     if protocol is None:
-        known = ", ".join(protocols)
-        raise BadChoiceError(f"endpoint: {asked.endpoint!r} is unknown; known: {known}")
-    words = {word: text for word in ADDRESS_WORDS if (text := getattr(asked, word)) is not None}
+        names = ", ".join(protocols)
+        raise BadChoiceError(f"endpoint: {choice.endpoint!r} is unknown; known: {names}")
+    words = {word: text for word in ADDRESS_WORDS if (text := getattr(choice, word)) is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other or not words:
-        raise BadChoiceError(f"{asked.endpoint!r} uses {protocol}, but the address does not")
+        raise BadChoiceError(f"{choice.endpoint!r} uses {protocol}, but the address does not")
     try:
         address: Address = DIALECTS[protocol].published(words)[0]
-        body = base64.b64decode(asked.body, validate=True) if asked.body_encoding == "base64" else None
+        body = base64.b64decode(choice.body, validate=True) if choice.body_encoding == "base64" else None
     except NameRefused as error:
         raise BadChoiceError(str(error)) from error
     except ValueError as error:
         raise BadChoiceError(f"body: {error}") from error
-    if not 0 <= asked.qos <= dialect_of(address).assurance_max:
-        raise BadChoiceError(f"qos: {protocol} has no {asked.qos}")
+    if not 0 <= choice.qos <= dialect_of(address).assurance_max:
+        raise BadChoiceError(f"qos: {protocol} has no {choice.qos}")
     properties = Properties(
-        content_type=asked.content_type,
-        reply_to=asked.reply_to,
-        headers=tuple((name, string(text)) for name, text in asked.headers.items()),
+        content_type=choice.content_type,
+        reply_to=choice.reply_to,
+        headers=tuple((name, string(text)) for name, text in choice.headers.items()),
     )
     return Message(
         address,
-        asked.body.encode() if body is None else body,
+        choice.body.encode() if body is None else body,
         property_set(properties),
-        asked.qos,
-        asked.qos > 0,
-        asked.retain and "retain" in dialect_of(address).target_options,
-        sender=Sender(asked.endpoint, client, user),
+        choice.qos,
+        choice.qos > 0,
+        choice.retain and "retain" in dialect_of(address).target_options,
+        sender=Sender(choice.endpoint, client, user),
     )
 
 
@@ -104,9 +104,9 @@ def message_shown(message: Message) -> dict[str, Any]:
     """Return a message as JSON values, its body cut."""
     try:
         content_type, headers = message.properties.content_type, message.properties.headers
-        named = plain_headers(headers)
+        header_values = plain_headers(headers)
     except (RemoteProtocolError, ValueError):
-        content_type, named = None, {}  # Malformed by the sender; the receiver reports it.
+        content_type, header_values = None, {}  # Malformed by the sender; the receiver reports it.
     body, encoding = "", "withheld"
     if not isinstance(message.body, Withheld):
         body, encoding = text_of(message.body[:BODY_SHOWN], cut=len(message.body) > BODY_SHOWN)
@@ -119,7 +119,7 @@ def message_shown(message: Message) -> dict[str, Any]:
         "properties": {
             name: value for name, value in properties_shown(message).items() if name not in SHOWN_APART
         },
-        "headers": {name: plain(value) for name, value in named.items()},
+        "headers": {name: plain(value) for name, value in header_values.items()},
         "sender": message.sender.to_dict(),
         "body_bytes": len(message.body),
         "body": body,

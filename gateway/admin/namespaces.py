@@ -111,31 +111,31 @@ class NamespacesApi:
         ]
 
     async def _exchanges(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, EXCHANGES.words)
-        every, chosen = exchanges_of(self._hosts), _named(wanted, hosts_of(request))
+        choice, count, after = await query_of(request, EXCHANGES.words)
+        every, chosen = exchanges_of(self._hosts), _named(choice, hosts_of(request))
         page = await page_of(every, chosen, lambda one: one.key, _exchange, count, after)
         return page.answer()
 
     async def _bindings(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, BINDINGS.words)
+        choice, count, after = await query_of(request, BINDINGS.words)
         mine = hosts_of(request)
 
         def chosen(one: ListedBinding) -> bool:
-            given = {
+            values = {
                 "source": one.source,
                 "destination": one.destination.name,
                 "virtual_host": one.virtual_host,
             }
-            return mine(one.virtual_host) and all(given[word] == value for word, value in wanted.items())
+            return mine(one.virtual_host) and all(values[word] == value for word, value in choice.items())
 
         every = bindings_of(self._hosts)
         return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()
 
     async def _destinations(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, DESTINATIONS.words)
+        choice, count, after = await query_of(request, DESTINATIONS.words)
         page = await page_of(
             self._all_destinations(),
-            _named(wanted, hosts_of(request)),
+            _named(choice, hosts_of(request)),
             lambda one: one.key,
             ListedDestination._asdict,
             count,
@@ -144,8 +144,8 @@ class NamespacesApi:
         return page.answer()
 
     async def _transfers(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, TRANSFERS.words)
-        host, mine = wanted.get("virtual_host"), hosts_of(request)
+        choice, count, after = await query_of(request, TRANSFERS.words)
+        host, mine = choice.get("virtual_host"), hosts_of(request)
         page = await page_of(
             self._fast_hosts.partials,
             lambda one: host in (None, one.sender[0]) and mine(one.sender[0]),
@@ -165,9 +165,9 @@ class NamespacesApi:
 
 
 def _named(
-    wanted: Mapping[str, Any], mine: Callable[[str], bool]
+    choice: Mapping[str, Any], mine: Callable[[str], bool]
 ) -> Callable[[ListedExchange | ListedDestination], bool]:
-    name, host = named(wanted, "name"), wanted.get("virtual_host")
+    name, host = named(choice, "name"), choice.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)
 
 

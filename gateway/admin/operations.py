@@ -170,7 +170,7 @@ def _described(served: ServedOperation, schemas: dict[str, Any]) -> dict[str, An
     )
     without = {code for code, does in may if not does}
     kind = "text/event-stream" if one.streams else "application/json"
-    given: dict[str, Any] = {
+    document: dict[str, Any] = {
         "operationId": "_".join(
             word.strip("{}").replace("-", "_").replace(":", "_")
             for word in (one.method.lower(), *one.path.split("/"))
@@ -195,11 +195,11 @@ def _described(served: ServedOperation, schemas: dict[str, Any]) -> dict[str, An
             for name, word in {**one.words, **pages}.items()
         ]
     if parameters:
-        given["parameters"] = parameters
+        document["parameters"] = parameters
     if served.has_body:
         schema = _body(one.words) if served.takes is None else _schema(served.takes, schemas)
-        given["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return given
+        document["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return document
 
 
 def _named(path: str) -> list[str]:
@@ -219,9 +219,9 @@ def _shape(word: OperationWord) -> dict[str, Any]:
 
 def _schema(model: type[Model], schemas: dict[str, Any]) -> dict[str, Any]:
     """Add the schema of a model to `schemas`. Return a reference to it."""
-    given = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(given.pop("$defs", {}))
-    schemas[model.__name__] = given
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[model.__name__] = schema
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

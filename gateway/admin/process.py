@@ -156,10 +156,10 @@ class ProcessApi:
         name = asked_of(await choice_of(request), NamedObject).name
         process = self._process
         if kind == "route":
-            known = any(one.name == name for one in process.router().routes)
+            exists = any(one.name == name for one in process.router().routes)
         else:
-            known = name in process.links
-        if not known:
+            exists = name in process.links
+        if not exists:
             raise AbsentError(f"there is no {kind} {name!r}")
         act(kind, name)
         await on_disk(process.store, process.flush)
@@ -171,13 +171,13 @@ class ProcessApi:
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
     ) -> Response:
         """Return a page of a short list."""
-        wanted, count, after = await query_of(request, words)
-        named = matcher(wanted.get("name", "*"))
+        choice, count, after = await query_of(request, words)
+        matches_name = matcher(choice.get("name", "*"))
         page = await page_of(
             rows,
             lambda row: (
-                ("name" not in row or named(row["name"]))
-                and ("kind" not in wanted or row["kind"] == wanted["kind"])
+                ("name" not in row or matches_name(row["name"]))
+                and ("kind" not in choice or row["kind"] == choice["kind"])
             ),
             lambda row: str(row[key]),
             lambda row: row,
@@ -250,10 +250,10 @@ class ProcessApi:
         return page.answer()
 
     async def _journal(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, table.JOURNAL.choice)
+        choice, count, after = await query_of(request, table.JOURNAL.choice)
         if self._process.journal is None:
             raise AbsentError("the journal is disabled (journal.enabled)")
-        route = wanted.get("route")
+        route = choice.get("route")
         try:
             before = _places(after)
         except ValueError:
@@ -267,23 +267,23 @@ class ProcessApi:
     # Operations that change something.
 
     async def _publish(self, request: Request) -> Response:
-        asked = asked_of(await choice_of(request), PublishAsked)
+        choice = asked_of(await choice_of(request), PublishAsked)
         caller = request.state.caller
-        message = message_of(asked, self._process.protocols, "", caller.principal.name)
-        told: list[Outcome] = []
-        heard = trio.Event()
+        message = message_of(choice, self._process.protocols, "", caller.principal.name)
+        outcomes: list[Outcome] = []
+        done = trio.Event()
 
         def tell(outcome: Outcome) -> None:
-            told.append(outcome)
-            heard.set()
+            outcomes.append(outcome)
+            done.set()
 
-        self._process.publishing.publish(asked.endpoint, message, tell)
+        self._process.publishing.publish(choice.endpoint, message, tell)
         self._process.flush()
         with trio.move_on_after(PUBLISH_SECS):
-            await heard.wait()
-        if not told:
+            await done.wait()
+        if not outcomes:
             return answer({"outcome": "waiting", "reason": "", "text": "not settled yet"})
-        outcome = told[0]
+        outcome = outcomes[0]
         return answer(
             {"outcome": outcome.verdict.name.lower(), "reason": outcome.reason.value, "text": outcome.text}
         )
@@ -336,10 +336,10 @@ def _newest(
     merged = heapq.merge(*each.values(), key=lambda row: -row["received"])
     found = list(islice(merged, count))
     for shard, rows_of in each.items():
-        taken = sum(row["shard"] == shard for row in found)
-        if taken and (taken < len(rows_of) or taken == count):
-            reached[shard] = rows_of[taken - 1]["sequence"]
-        elif rows_of and not taken:
+        used_count = sum(row["shard"] == shard for row in found)
+        if used_count and (used_count < len(rows_of) or used_count == count):
+            reached[shard] = rows_of[used_count - 1]["sequence"]
+        elif rows_of and not used_count:
             reached[shard] = rows_of[0]["sequence"] + 1
     more = any(reached[shard] > first for shard, first in firsts.items())
     words = [f"{shard}:{number}" for shard, number in sorted(reached.items())]
@@ -379,8 +379,8 @@ def _endpoint(stats: EndpointStats, state: EndpointState | None, history: Histor
     }
 
 
-def _rates(history: History, kind: str, name: str, *what: str) -> dict[str, float]:
-    return {f"{one}_per_sec": round(history.now(CounterKey(kind, name, one)), 3) for one in what}
+def _rates(history: History, kind: str, name: str, *counters: str) -> dict[str, float]:
+    return {f"{one}_per_sec": round(history.now(CounterKey(kind, name, one)), 3) for one in counters}
 
 
 def _latency(latency: Latency) -> dict[str, float | None]:

@@ -170,20 +170,20 @@ class QueuesApi:
         ]
 
     async def _peek(self, request: Request) -> Response:
-        asked = asked_of(await choice_of(request), PeekAsked)
+        choice = asked_of(await choice_of(request), PeekAsked)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
-        host = several.get(asked.protocol, {}).get(asked.virtual_host)
+        host = several.get(choice.protocol, {}).get(choice.virtual_host)
         queue: Queue | None = None
-        if host is not None and hosts_of(request)(asked.virtual_host):
-            queue = host.queues.get(asked.queue)
+        if host is not None and hosts_of(request)(choice.virtual_host):
+            queue = host.queues.get(choice.queue)
         if queue is None:
-            where = f"{asked.protocol} in {asked.virtual_host!r}"
-            raise AbsentError(f"there is no queue {asked.queue!r} of {where}")
+            where = f"{choice.protocol} in {choice.virtual_host!r}"
+            raise AbsentError(f"there is no queue {choice.queue!r} of {where}")
         await _load(queue)
-        found = islice(queue.browse(), min(max(asked.count, 0), PEEKED_MAX))
-        seen = seen_by(request, self._hide, asked.virtual_host)
-        shown = [message_shown(seen("", message)) for _, message in found]
-        return answer({"messages": len(queue), "shown": shown})
+        found = islice(queue.browse(), min(max(choice.count, 0), PEEKED_MAX))
+        visible = seen_by(request, self._hide, choice.virtual_host)
+        rows = [message_shown(visible("", message)) for _, message in found]
+        return answer({"messages": len(queue), "shown": rows})
 
     def all(self) -> Iterator[ListedQueue]:
         """Yield every queue and durable subscription."""
@@ -197,15 +197,17 @@ class QueuesApi:
                 locked = one.owner is not None
                 remove_fast = partial(fast.delete_queue, one)
                 yield ListedQueue(AMQPFAST.name, fast.name, "queue", one.name, one, locked, remove_fast)
-            for (client, identifier), kept in list(fast.durable.items()):
+            for (client, identifier), subscription in list(fast.durable.items()):
                 name = f"{client}/{identifier}"
-                end = partial(fast.unsubscribe, kept)
-                yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
+                end = partial(fast.unsubscribe, subscription)
+                yield ListedQueue(
+                    AMQPFAST.name, fast.name, "subscription", name, subscription, subscription.attached, end
+                )
 
     async def _consumers(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, CONSUMERS.words)
-        mine, address = hosts_of(request), wanted.pop("address", None)
-        holder = (wanted.get("protocol"), wanted.get("virtual_host"), None, wanted.get("queue"))
+        choice, count, after = await query_of(request, CONSUMERS.words)
+        mine, address = hosts_of(request), choice.pop("address", None)
+        holder = (choice.get("protocol"), choice.get("virtual_host"), None, choice.get("queue"))
 
         async def found() -> AsyncIterator[list[ListedConsumer]]:
             async for some in slices(self.all()):
@@ -229,9 +231,9 @@ class QueuesApi:
         return page.answer()
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, QUEUES.words)
-        key = _length_key if wanted.get("sort") == "messages" else _key
-        page = await page_of(self.all(), _chooser(wanted, hosts_of(request)), key, self._shown, count, after)
+        choice, count, after = await query_of(request, QUEUES.words)
+        key = _length_key if choice.get("sort") == "messages" else _key
+        page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, self._shown, count, after)
         return page.answer()
 
     def _shown(self, one: ListedQueue) -> dict[str, Any]:
@@ -259,9 +261,9 @@ class QueuesApi:
         }
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, REMOVE_QUEUES)
-        in_use = wanted.pop("in_use", False)
-        chosen = _chooser(wanted, hosts_of(request))
+        choice = await removal_of(request, REMOVE_QUEUES)
+        in_use = choice.pop("in_use", False)
+        chosen = _chooser(choice, hosts_of(request))
         pace = RemovalPace(self._flush)
         removed = messages = busy = 0
         async for some in slices(self.all()):
@@ -279,12 +281,12 @@ class QueuesApi:
             host.written = False  # This function waits for the disk itself.
         if removed:
             await on_disk(self._store, self._flush)
-            log.info("operator removed queues", count=removed, messages=messages, **wanted)
+            log.info("operator removed queues", count=removed, messages=messages, **choice)
         return answer({"removed": removed, "messages": messages, "in_use": busy})
 
     async def _purge(self, request: Request) -> Response:
-        wanted = await removal_of(request, PURGE_QUEUES)
-        chosen = _chooser(wanted, hosts_of(request))
+        choice = await removal_of(request, PURGE_QUEUES)
+        chosen = _chooser(choice, hosts_of(request))
         pace = RemovalPace(self._flush)
         purged = messages = 0
         async for some in slices(self.all()):
@@ -295,7 +297,7 @@ class QueuesApi:
                     await pace.spend(20)
         if purged:
             await on_disk(self._store, self._flush)
-            log.info("operator purged queues", count=purged, messages=messages, **wanted)
+            log.info("operator purged queues", count=purged, messages=messages, **choice)
         return answer({"purged": purged, "messages": messages})
 
 
@@ -311,10 +313,10 @@ def _length_key(one: ListedQueue) -> str:
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
 
-def _chooser(wanted: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable[[ListedQueue], bool]:
-    queue = named(wanted, "queue")
-    exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
-    empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
+def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable[[ListedQueue], bool]:
+    queue = named(choice, "queue")
+    exact = [(word, choice[word]) for word in ("protocol", "virtual_host", "kind") if word in choice]
+    empty, in_use, idle = (choice.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 
     def chosen(one: ListedQueue) -> bool:
         return (

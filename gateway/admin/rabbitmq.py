@@ -226,12 +226,12 @@ class RabbitApi:
 
     def _all_stats(self) -> Fields:
         found: Fields = {}
-        for word, what in (("publish", "in"), ("deliver_get", "out")):
+        for word, direction in (("publish", "in"), ("deliver_get", "out")):
             count, rate = 0, 0.0
             for name, stats in self._metrics.listeners.items():
                 if stats.protocol == AMQP091.name:
-                    count += stats.messages_in if what == "in" else stats.messages_out
-                    rate += self._history.now(CounterKey("listener", name, what))
+                    count += stats.messages_in if direction == "in" else stats.messages_out
+                    rate += self._history.now(CounterKey("listener", name, direction))
             found |= _stat(word, count, rate)
         return found
 
@@ -326,9 +326,13 @@ class RabbitApi:
         return [_default_binding(host.name, queue), *map(_binding, every)]
 
     def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Fields:
-        quorum, gone, key = queue.deliveries is not None, gone_from(queue), f"{host.name} {queue.name}"
+        quorum, removed_count, key = (
+            queue.deliveries is not None,
+            gone_from(queue),
+            f"{host.name} {queue.name}",
+        )
         published = self._meter.rate(f"publish {key}", queue.next)
-        settled = self._meter.rate(f"ack {key}", gone)
+        settled = self._meter.rate(f"ack {key}", removed_count)
         policy = holding(host.policies, queue.name, queue.arguments)
         idle = None if queue.consumers else clock.unix_time() - (clock.monotonic() - queue.used)
         exclusive, first = queue.exclusive_consumer, next(iter(queue.consumers), None)
@@ -342,8 +346,8 @@ class RabbitApi:
             "arguments": _arguments(queue.arguments),
             "node": self._node,
             "state": "running",
-            "policy": None if policy is None else policy.given.get("name"),
-            "effective_policy_definition": {} if policy is None else policy.given["definition"],
+            "policy": None if policy is None else policy.document.get("name"),
+            "effective_policy_definition": {} if policy is None else policy.document["definition"],
             "operator_policy": None,
             "messages": len(queue) + queue.unacknowledged,
             "messages_details": {"rate": round(published - settled, 3)},
@@ -352,7 +356,10 @@ class RabbitApi:
             "message_bytes": queue.byte_count,
             "message_bytes_ready": queue.byte_count,
             "message_bytes_ram": queue.in_memory,
-            "message_stats": {**_stat("publish", queue.next, published), **_stat("ack", gone, settled)},
+            "message_stats": {
+                **_stat("publish", queue.next, published),
+                **_stat("ack", removed_count, settled),
+            },
             "consumers": len(queue.consumers),
             "exclusive_consumer_tag": self._tag(exclusive),
             "single_active_consumer_tag": self._tag(first if queue.options.single_active else None),
@@ -370,7 +377,7 @@ class RabbitApi:
     def _governed(self, one: ListedExchange) -> Fields:
         """Return the policy of an exchange as a field; no field if no policy applies."""
         policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
-        return {} if policy is None else {"policy": policy.given.get("name")}
+        return {} if policy is None else {"policy": policy.document.get("name")}
 
     async def exchange(self, request: Request, of: str, name: str) -> Fields:
         """Return the exchange of this name."""
@@ -438,7 +445,7 @@ class RabbitApi:
     def _connection(self, one: Connected) -> Fields:
         host, _, port = one.address.rpartition(":")
         details = one.details
-        since = None if one.since is None else clock.unix_time() - (clock.now() - one.since)
+        connected_at = None if one.opened_at is None else clock.unix_time() - (clock.now() - one.opened_at)
         amqp = one.protocol == AMQP091.name
         return {
             "name": one.address,
@@ -457,7 +464,7 @@ class RabbitApi:
             "ssl": details.tls,
             "channels": one.channels,
             "client_properties": {**plain(dict(details.client_properties)), "connection_name": one.client},
-            **({} if since is None else {"connected_at": round(since) * 1_000}),
+            **({} if connected_at is None else {"connected_at": round(connected_at) * 1_000}),
             **(
                 {
                     "frame_max": details.frame_max,
@@ -489,28 +496,28 @@ class RabbitApi:
         }
         if not active:
             found["activity_status"] = "waiting"
-        told = self._consuming(consumer)
-        if told is None:
+        details = self._consuming(consumer)
+        if details is None:
             return found
-        remote, _, port = told.address.rpartition(":")
+        remote, _, port = details.address.rpartition(":")
         return found | {
-            "consumer_tag": told.tag,
-            "ack_required": told.acknowledges,
-            "prefetch_count": told.prefetch,
+            "consumer_tag": details.tag,
+            "ack_required": details.acknowledges,
+            "prefetch_count": details.prefetch,
             "channel_details": {
-                "name": f"{told.address} ({told.channel})",
-                "number": told.channel,
-                "connection_name": told.address,
+                "name": f"{details.address} ({details.channel})",
+                "number": details.channel,
+                "connection_name": details.address,
                 "peer_host": remote.strip("[]"),
                 "peer_port": int(port) if port.isdigit() else 0,
                 "node": self._node,
-                "user": told.sender.user,
+                "user": details.sender.user,
             },
         }
 
     def _tag(self, consumer: Consumer | None) -> str | None:
-        told = None if consumer is None else self._consuming(consumer)
-        return None if told is None else told.tag
+        details = None if consumer is None else self._consuming(consumer)
+        return None if details is None else details.tag
 
     async def nothing(self, _: Request) -> list[Fields]:
         """Return an empty list: the gateway has no such objects, or does not report them."""
@@ -583,7 +590,7 @@ class RabbitApi:
     async def policies(self, _: Request, *of: str) -> list[Fields]:
         """Return the policies of a virtual host, or of all."""
         return [
-            {"vhost": host.name, "apply-to": "all", "priority": 0, **one.given}
+            {"vhost": host.name, "apply-to": "all", "priority": 0, **one.document}
             for host in self._hosts_of(of)
             for one in host.policies
         ]
@@ -616,13 +623,16 @@ class RabbitApi:
             for one in exchanges_of(self._hosts)
             if one.virtual_host in names and one.exchange.durable and not _built_in(one.name)
         ]
-        kept = {(one["vhost"], "queue", one["name"]) for one in queues}
-        kept |= {(one["vhost"], "exchange", one["name"]) for one in map(_exchange, exchanges_of(self._hosts))}
+        durable_keys = {(one["vhost"], "queue", one["name"]) for one in queues}
+        durable_keys |= {
+            (one["vhost"], "exchange", one["name"]) for one in map(_exchange, exchanges_of(self._hosts))
+        }
         bindings = [
             {word: value for word, value in one.items() if word != "properties_key"}
             async for some in slices(bindings_of(self._hosts))
             for one in map(_binding, some)
-            if one["vhost"] in names and (one["vhost"], one["destination_type"], one["destination"]) in kept
+            if one["vhost"] in names
+            and (one["vhost"], one["destination_type"], one["destination"]) in durable_keys
         ]
         return {
             "rabbit_version": self._version,
@@ -864,11 +874,11 @@ def _tags_of(rights: ConsoleRights) -> list[str]:
 def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
     """Return the row of a path in a table, and the words in its free places. Raises NotThereError."""
     for path, one in table.items():
-        said = path.split("/")
-        if len(said) == len(words) and all(
-            word in (FREE, given) for word, given in zip(said, words, strict=True)
+        parts = path.split("/")
+        if len(parts) == len(words) and all(
+            word in (FREE, given) for word, given in zip(parts, words, strict=True)
         ):
-            return one, [given for word, given in zip(said, words, strict=True) if word == FREE]
+            return one, [given for word, given in zip(parts, words, strict=True) if word == FREE]
     raise NotThereError
 
 

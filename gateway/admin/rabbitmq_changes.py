@@ -114,8 +114,8 @@ class Actor:
             if role is not None and not self._rights.unlimited and role not in self._rights.roles:
                 self._refuse("write", "a route that takes it", f"it is for role {role}")
 
-    def _refuse(self, permission: str, what: str, rule: str) -> None:
-        target = f"{what} in vhost '{self._host.name}'"
+    def _refuse(self, permission: str, resource: str, rule: str) -> None:
+        target = f"{resource} in vhost '{self._host.name}'"
         audit("denied", endpoint="http", user=self.user, action=permission, target=target, rule=rule)
         raise access_refused(f"access to {target} refused for user '{self.user}'")
 
@@ -156,9 +156,9 @@ class RabbitChanges:
 
         Return True if it is new. Raises Refused, and ValueError.
         """
-        asked = await body_of(request)
-        arguments = arguments_of(asked)
-        durable, auto_delete = flag(asked, "durable"), flag(asked, "auto_delete")
+        body = await body_of(request)
+        arguments = arguments_of(body)
+        durable, auto_delete = flag(body, "durable"), flag(body, "auto_delete")
 
         def act(actor: Actor) -> bool:
             queue = named(name)
@@ -183,11 +183,11 @@ class RabbitChanges:
 
         Return True if it is new. Raises Refused, and ValueError.
         """
-        asked = await body_of(request)
-        arguments, kind = arguments_of(asked), asked.get("type", "direct")
+        body = await body_of(request)
+        arguments, kind = arguments_of(body), body.get("type", "direct")
         if kind not in EXCHANGE_TYPES:
             raise ValueError(f"invalid exchange type '{kind}'")
-        flags = {word: flag(asked, word) for word in ("durable", "auto_delete", "internal")}
+        flags = {word: flag(body, word) for word in ("durable", "auto_delete", "internal")}
 
         def act(actor: Actor) -> bool:
             exchange = named(name)
@@ -204,8 +204,8 @@ class RabbitChanges:
 
         Return the routing key. Raises Refused, and ValueError.
         """
-        asked = await body_of(request)
-        arguments, key = arguments_of(asked), asked.get("routing_key", "")
+        body = await body_of(request)
+        arguments, key = arguments_of(body), body.get("routing_key", "")
         if not isinstance(key, str) or len(key.encode()) > 255:
             raise ValueError("routing_key: a text of at most 255 bytes is wanted")
 
@@ -225,16 +225,16 @@ class RabbitChanges:
         Return False if no queue or route accepts it. Raises Refused, and ValueError if the message is not
         accepted or not confirmed within PUBLISH_SECS.
         """
-        asked = await body_of(request)
+        body = await body_of(request)
         caller: Caller = request.state.caller
-        message = self._message(asked, host, exchange, caller)
+        message = self._message(body, host, exchange, caller)
         publishing, endpoint = self._broker.publishing, self._broker.endpoint_of(host)
-        told: list[Outcome] = []
-        heard = trio.Event()
+        outcomes: list[Outcome] = []
+        done = trio.Event()
 
         def tell(outcome: Outcome) -> None:
-            told.append(outcome)
-            heard.set()
+            outcomes.append(outcome)
+            done.set()
 
         def act(actor: Actor) -> None:
             actor.check("write", "exchange", exchange)
@@ -249,27 +249,29 @@ class RabbitChanges:
         await self.permit(request, host, act)
         self._flush()
         with trio.move_on_after(PUBLISH_SECS):
-            await heard.wait()
-        if not told:
+            await done.wait()
+        if not outcomes:
             raise ValueError(f"nothing has confirmed the message for {PUBLISH_SECS:g} s; it is on its way")
-        (outcome,) = told
+        (outcome,) = outcomes
         if outcome.verdict is not Verdict.ACCEPTED:
             if outcome.reason is Reason.NO_ROUTE:
                 return False
             raise ValueError(f"the message was not accepted: {outcome.reason.value}: {outcome.text}")
         return True
 
-    def _message(self, asked: Mapping[str, Any], host: VirtualHost, exchange: str, caller: Caller) -> Message:
-        key = asked.get("routing_key")
+    def _message(
+        self, fields: Mapping[str, Any], host: VirtualHost, exchange: str, caller: Caller
+    ) -> Message:
+        key = fields.get("routing_key")
         if not isinstance(key, str):
             raise ValueError("routing_key: a text is wanted")
-        payload, encoding = asked.get("payload"), asked.get("payload_encoding")
+        payload, encoding = fields.get("payload"), fields.get("payload_encoding")
         if not isinstance(payload, str) or encoding not in ("string", "base64"):
             raise ValueError("payload: a text is wanted, whose payload_encoding is string or base64")
         body = base64.b64decode(payload, validate=True) if encoding == "base64" else payload.encode()
         if len(body) > self._broker.limit:
             raise failed(f"message size {len(body)} is larger than configured max size {self._broker.limit}")
-        native = properties_of(asked.get("properties"), caller.principal.name)
+        native = properties_of(fields.get("properties"), caller.principal.name)
         try:
             byte_count = content_properties(encode_basic_properties(native))
             durable, limit, retained, hops, _ = essentials(byte_count)
@@ -294,9 +296,9 @@ class RabbitChanges:
         Messages that cannot be shown are put back, which counts as no delivery. Raises Refused, and
         ValueError.
         """
-        asked = await body_of(request)
-        mode, encoding = asked.get("ackmode"), asked.get("encoding")
-        count, truncate = number(asked, "count", None), number(asked, "truncate", 1 << 62)
+        body = await body_of(request)
+        mode, encoding = body.get("ackmode"), body.get("encoding")
+        count, truncate = number(body, "count", None), number(body, "truncate", 1 << 62)
         if mode not in ACK_MODES:
             raise ValueError(f"ackmode: {', '.join(ACK_MODES)} are possible")
         if encoding not in ("auto", "base64"):
@@ -312,46 +314,46 @@ class RabbitChanges:
         queue = await self.permit(request, host, act)
         if queue.options.quorum and queue.options.single_active:
             raise failed(f"queue '{name}' in vhost '{host.name}' has a single active consumer")
-        taken: list[tuple[int, Message, bool]] = []
+        deliveries: list[tuple[int, Message, bool]] = []
         rows: list[dict[str, Any]] = []
         settled = False
         try:
-            await self._take(queue, min(count, GET_MAX), truncate, taken)
+            await self._take(queue, min(count, GET_MAX), truncate, deliveries)
             turns = LoopTurns()
-            for position, message, redelivered in taken:
+            for position, message, redelivered in deliveries:
                 row = await self._row(queue, position, message, encoding, truncate)
                 rows.append({"redelivered": redelivered, "message_count": len(queue), **row})
                 await turns.take()
-            left = len(queue) + len(rows)
+            remaining = len(queue) + len(rows)
             for at, row in enumerate(rows, 1):
-                row["message_count"] = left - at
+                row["message_count"] = remaining - at
             settled = True
         finally:
-            settle(queue, taken, mode if settled else PUT_BACK)
+            settle(queue, deliveries, mode if settled else PUT_BACK)
         return rows
 
     @staticmethod
     async def _take(
-        queue: AmqpQueue, count: int, truncate: int, taken: list[tuple[int, Message, bool]]
+        queue: AmqpQueue, count: int, truncate: int, deliveries: list[tuple[int, Message, bool]]
     ) -> None:
-        """Take up to `count` messages, and add each to `taken` at once, in case this is cancelled.
+        """Take up to `count` messages, and add each to `deliveries` at once, in case this is cancelled.
 
         Stops early before more than GET_BYTES_MAX would be shown, or if messages are not read from the disk
         within LOAD_SECS. Raises ValueError if the first message is larger.
         """
         queue.dispatch()
         byte_count = 0
-        while len(taken) < count and not queue.deleted:
+        while len(deliveries) < count and not queue.deleted:
             found = queue.take_aside(_any) or queue.take()
             if found is not None:
                 position, message, _ = found
                 byte_count += min(len(message.body), truncate)
                 if byte_count <= GET_BYTES_MAX:
-                    taken.append(found)
+                    deliveries.append(found)
                     continue
                 queue.put_back([(position, message)])
                 queue.dispatch()
-                if not taken:
+                if not deliveries:
                     size = len(message.body)
                     raise ValueError(f"the message has {size} bytes: truncate it to {GET_BYTES_MAX} at most")
                 return
@@ -369,23 +371,23 @@ class RabbitChanges:
         self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
     ) -> dict[str, Any]:
         returns = None if queue.deliveries is None else queue.deliveries.of(position)
-        shown = self._broker.hide("", message)
+        visible = self._broker.hide("", message)
         try:
-            native = decode_properties(own_properties(queue, shown, clock.utc(), returns))
-            said = {name: value for name, value in vars(native).items() if value is not None}
-            text, word = await _payload(shown.body, encoding, truncate)
+            native = decode_properties(own_properties(queue, visible, clock.utc(), returns))
+            fields = {name: value for name, value in vars(native).items() if value is not None}
+            text, word = await _payload(visible.body, encoding, truncate)
         except OSError as error:
             raise ValueError(f"the spool cannot be read: {error.strerror}") from error
         except (LocalProtocolError, RemoteProtocolError) as error:
             raise ValueError(f"the message at the head cannot be shown: {error}") from error
-        headers = said.pop("headers", None)
-        properties = {name: plain(value) for name, value in said.items()}
+        headers = fields.pop("headers", None)
+        properties = {name: plain(value) for name, value in fields.items()}
         if headers is not None:
             properties["headers"] = plain(plain_headers(headers))
         return {
             "exchange": message.address.scope,
             "routing_key": message.address.name,
-            "payload_bytes": len(shown.body),
+            "payload_bytes": len(visible.body),
             "payload": text,
             "payload_encoding": word,
             "properties": properties or [],  # as Erlang writes an empty table
@@ -421,19 +423,19 @@ def _any(message: Message) -> bool:
     return True
 
 
-def settle(queue: AmqpQueue, taken: list[tuple[int, Message, bool]], mode: str) -> None:
+def settle(queue: AmqpQueue, deliveries: list[tuple[int, Message, bool]], mode: str) -> None:
     """Acknowledge, requeue, reject or put back messages that were taken, as `mode` requires."""
-    if not taken:
+    if not deliveries:
         return
     if queue.deleted or mode == "ack_requeue_false":
-        queue.acknowledged([position for position, _, _ in taken])
+        queue.acknowledged([position for position, _, _ in deliveries])
     elif mode == "reject_requeue_false":
-        for position, message, _ in taken:
+        for position, message, _ in deliveries:
             queue.reject(position, message)
     elif mode == PUT_BACK:
-        queue.put_back([(position, message) for position, message, _ in taken])
+        queue.put_back([(position, message) for position, message, _ in deliveries])
     else:
-        queue.requeue([(position, message) for position, message, _ in taken])
+        queue.requeue([(position, message) for position, message, _ in deliveries])
     if not queue.deleted:
         queue.dispatch()
 
@@ -456,40 +458,40 @@ async def body_of(request: Request) -> Mapping[str, Any]:
     return found
 
 
-def flag(asked: Mapping[str, Any], word: str) -> bool:
+def flag(body: Mapping[str, Any], word: str) -> bool:
     """Return the Boolean `word`, which may be a string; False if it is missing. Raises ValueError."""
-    given = asked.get(word, False)
-    if isinstance(given, str) and given in ("true", "false"):
-        return given == "true"
-    if not isinstance(given, bool):
+    value = body.get(word, False)
+    if isinstance(value, str) and value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
         raise ValueError(f"{word}: true or false is wanted")
-    return given
+    return value
 
 
-def number(asked: Mapping[str, Any], word: str, default: int | None) -> int:
+def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
     """Return the number `word`, which may be a string, or `default` if it is missing. Raises ValueError."""
-    given = asked.get(word, default)
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
-        return int(given)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+    value = body.get(word, default)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{word}: a number is wanted")
-    return given
+    return value
 
 
-def arguments_of(asked: Mapping[str, Any]) -> Headers:
+def arguments_of(body: Mapping[str, Any]) -> Headers:
     """Return the arguments of a declaration. Raises ValueError."""
-    given = asked.get("arguments") or {}
-    if not isinstance(given, dict):
+    arguments = body.get("arguments") or {}
+    if not isinstance(arguments, dict):
         raise ValueError("arguments: an object is wanted")
-    return typed_headers(given)
+    return typed_headers(arguments)
 
 
-def properties_of(given: Any, user: str) -> BasicProperties:
+def properties_of(properties: Any, user: str) -> BasicProperties:
     """Return the properties of a message that `user` publishes. Raises ValueError, or Refused 406."""
-    if not isinstance(given, dict):
+    if not isinstance(properties, dict):
         raise ValueError("properties: an object is wanted")
     native = BasicProperties()
-    for name, value in given.items():
+    for name, value in properties.items():
         if name == "headers" and isinstance(value, dict):
             native.headers = typed_headers(value)
         elif name in TEXTS and isinstance(value, str) and len(value.encode()) <= 255:

@@ -44,15 +44,15 @@ class LoopTurns:
 
     def __init__(self) -> None:
         self.spent = 0.0
-        self._since = clock.monotonic()
+        self._turn_start = clock.monotonic()
 
     async def take(self) -> None:
         """Let the event loop run if the computation has taken TURN_SECS since the last turn."""
-        taken = clock.monotonic() - self._since
-        if taken >= TURN_SECS:
-            self.spent += taken
+        elapsed = clock.monotonic() - self._turn_start
+        if elapsed >= TURN_SECS:
+            self.spent += elapsed
             await trio.lowlevel.checkpoint()
-            self._since = clock.monotonic()
+            self._turn_start = clock.monotonic()
 
 
 async def listed(query: Mapping[str, str], found: Any) -> Any:
@@ -72,43 +72,43 @@ async def listed(query: Mapping[str, str], found: Any) -> Any:
         raise ValueError(f"page_size is 1 to {PAGE_SIZE_MAX}, not {size}")
     if not 0 < page <= pages:
         raise ValueError(f"page is 1 to {pages}, not {page}: there are {len(rows)} rows")
-    shown = rows[(page - 1) * size : page * size]
+    page_rows = rows[(page - 1) * size : page * size]
     return {
         "total_count": len(found),
         "filtered_count": len(rows),
-        "item_count": len(shown),
+        "item_count": len(page_rows),
         "page": page,
         "page_size": size,
         "page_count": pages,
-        "items": await _shown(shown, columns),
+        "items": await _shown(page_rows, columns),
     }
 
 
 def _number(query: Mapping[str, str], word: str, absent: int) -> int:
-    said = query.get(word, str(absent))
-    if not said.isascii() or not said.isdigit() or len(said) > len(str(PAGE_SIZE_MAX)) + 6:
-        raise ValueError(f"{word} is a number, not {said!r}")
-    return int(said)
+    text = query.get(word, str(absent))
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(PAGE_SIZE_MAX)) + 6:
+        raise ValueError(f"{word} is a number, not {text!r}")
+    return int(text)
 
 
 def _switch(query: Mapping[str, str], word: str) -> bool:
-    said = query.get(word, "false")
-    if said not in SWITCH:
-        raise ValueError(f"{word} is true or false, not {said!r}")
-    return SWITCH[said]
+    text = query.get(word, "false")
+    if text not in SWITCH:
+        raise ValueError(f"{word} is true or false, not {text!r}")
+    return SWITCH[text]
 
 
 async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
-    said = query.get("name", "")
-    if not _switch(query, "use_regex") or not said:
-        return [row for row in rows if said in str(row.get("name", ""))] if said else rows
-    expression, found, turns = _expression(said), [], LoopTurns()
+    pattern = query.get("name", "")
+    if not _switch(query, "use_regex") or not pattern:
+        return [row for row in rows if pattern in str(row.get("name", ""))] if pattern else rows
+    expression, found, turns = _expression(pattern), [], LoopTurns()
     for row in rows:
         if expression.search(str(row.get("name", ""))):
             found.append(row)
         await turns.take()
         if turns.spent > MATCH_SECS_MAX:
-            raise ValueError(f"name takes longer than {MATCH_SECS_MAX:g} s to match: {said!r}")
+            raise ValueError(f"name takes longer than {MATCH_SECS_MAX:g} s to match: {pattern!r}")
     return found
 
 
@@ -126,8 +126,8 @@ async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
     reverse, path = _switch(query, "sort_reverse"), _path(query.get("sort", ""))
     if not path:
         return rows
-    left, parts, turns = iter(rows), [], LoopTurns()
-    while some := list(islice(left, CHUNK)):
+    iterator, parts, turns = iter(rows), [], LoopTurns()
+    while some := list(islice(iterator, CHUNK)):
         keyed = []
         for row in some:
             keyed.append((_key(_at(row, path)), row))

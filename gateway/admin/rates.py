@@ -30,20 +30,22 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[float, int, float]] = {}  # Time, count and rate of the previous request.
+        self._samples: dict[
+            str, tuple[float, int, float]
+        ] = {}  # time, count and rate of the previous request
 
     def rate(self, key: str, count: int) -> float:
         """Return the rate per second of the counter `key`, which is now `count`; 0.0 at the first request."""
         now = self._clock()
-        known = self._known.pop(key, None)
-        if known is None:
-            known = (now, count, 0.0)
-        elif now - known[0] >= METERED_SECS_MIN:
-            known = (now, count, round(max(count - known[1], 0) / (now - known[0]), 3))
-        self._known[key] = known
-        if len(self._known) > METERED_MAX:
-            del self._known[next(iter(self._known))]
-        return known[2]
+        sample = self._samples.pop(key, None)
+        if sample is None:
+            sample = (now, count, 0.0)
+        elif now - sample[0] >= METERED_SECS_MIN:
+            sample = (now, count, round(max(count - sample[1], 0) / (now - sample[0]), 3))
+        self._samples[key] = sample
+        if len(self._samples) > METERED_MAX:
+            del self._samples[next(iter(self._samples))]
+        return sample[2]
 
 
 class RatesApi:
@@ -57,12 +59,12 @@ class RatesApi:
         return [ServedOperation(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, RATES.words)
-        named = matcher(wanted.get("name", "*"))
-        exact = [(word, wanted[word]) for word in ("kind", "what") if word in wanted]
+        choice, count, after = await query_of(request, RATES.words)
+        matches_name = matcher(choice.get("name", "*"))
+        exact = [(word, choice[word]) for word in ("kind", "what") if word in choice]
 
         def chosen(key: CounterKey) -> bool:
-            return named(key.name) and all(getattr(key, word) == value for word, value in exact)
+            return matches_name(key.name) and all(getattr(key, word) == value for word, value in exact)
 
         page = await page_of(
             self._history.counters(), chosen, "\n".join, self._shown, min(count, SHOWN_MAX), after
@@ -71,11 +73,11 @@ class RatesApi:
 
     def _shown(self, key: CounterKey) -> dict[str, Any]:
         series = self._history.series(key)
-        until = datetime.fromtimestamp(self._history.until, UTC)
+        end = datetime.fromtimestamp(self._history.end, UTC)
         return {
             **key._asdict(),
             "now": round(series.now, 3),
             "step_secs": STEP_SECS,
-            "until": until.isoformat(timespec="seconds"),
+            "until": end.isoformat(timespec="seconds"),
             "values": series.values,
         }

@@ -81,20 +81,20 @@ class RetainedApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, RETAINED.words)
-        chosen, found = _chooser(wanted), self._retained.slices(wanted.get("topic", "#"))
+        choice, count, after = await query_of(request, RETAINED.words)
+        chosen, found = _chooser(choice), self._retained.slices(choice.get("topic", "#"))
         page = await page_of_slices(found, chosen, _topic, shown, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, REMOVE_RETAINED)
-        chosen = _chooser(wanted)
+        choice = await removal_of(request, REMOVE_RETAINED)
+        chosen = _chooser(choice)
         removed = 0
-        async for some in self._retained.slices(wanted.get("topic", "#")):
+        async for some in self._retained.slices(choice.get("topic", "#")):
             removed += await self._retained.forget([message for message in some if chosen(message)])
         if removed:
             await self._retained.settle()
-            log.info("operator removed retained messages", count=removed, **wanted)
+            log.info("operator removed retained messages", count=removed, **choice)
         return answer({"removed": removed})
 
 
@@ -102,8 +102,8 @@ def _topic(message: Message) -> str:
     return message.address.name
 
 
-def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:
-    topic, client, user = _topics(wanted), named(wanted, "client"), named(wanted, "user")
+def _chooser(choice: Mapping[str, Any]) -> Callable[[Message], bool]:
+    topic, client, user = _topics(choice), named(choice, "client"), named(choice, "user")
 
     def chosen(message: Message) -> bool:
         sender = message.sender
@@ -112,17 +112,17 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:
     return chosen
 
 
-def _topics(wanted: Mapping[str, Any]) -> Callable[[str], bool]:
+def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return a function that returns True for selected topics.
 
     Raises BadChoiceError for an invalid filter.
     """
-    said: str = wanted.get("topic", "#")
-    if wanted.get("exact") and "topic" in wanted:
-        return said.__eq__
-    if not is_filter(said):
-        raise BadChoiceError(f"topic: {said!r} is not a topic filter")
-    pattern = said.split("/")
+    topic_filter: str = choice.get("topic", "#")
+    if choice.get("exact") and "topic" in choice:
+        return topic_filter.__eq__
+    if not is_filter(topic_filter):
+        raise BadChoiceError(f"topic: {topic_filter!r} is not a topic filter")
+    pattern = topic_filter.split("/")
     return lambda topic: topic_matches(pattern, topic.split("/"))
 
 

@@ -41,20 +41,20 @@ T = TypeVar("T")
 class ListPage(NamedTuple):
     """Page of a list.
 
-    `matching` is the number of all matching objects, `shown` are the rows in order of key, and `next` is the
+    `matching` is the number of all matching objects, `rows` are the rows in order of key, and `next` is the
     key after which the next page begins.
     """
 
     matching: int
-    shown: list[Any]
+    rows: list[Any]
     next: str | None
 
     def answer(self) -> Response:
         """Return the page as JSON. Rows with elapsed times have a weak ETag that ignores these."""
-        document = {"total": self.matching, "items": self.shown, "next": self.next}
-        if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.shown[:1]):
+        document = {"total": self.matching, "items": self.rows, "next": self.next}
+        if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.rows[:1]):
             return answer(document)
-        lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.shown]
+        lasting = [{word: row[word] for word in row.keys() - PASSING} for row in self.rows]
         data = orjson.dumps({**document, "items": lasting}, option=orjson.OPT_SORT_KEYS)
         return answer(document, headers={"ETag": f"W/{tag_of(data)}"})
 
@@ -64,22 +64,22 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
     Raises BadChoiceError for an invalid query.
     """
-    given: dict[str, Any] = dict(request.query_params)
+    choice: dict[str, Any] = dict(request.query_params)
     try:
-        count = min(max(int(given.pop("count", SHOWN)), 0), SHOWN_MAX)
+        count = min(max(int(choice.pop("count", SHOWN)), 0), SHOWN_MAX)
     except ValueError:
         raise BadChoiceError("count is a number") from None
-    after = given.pop("after", "")
-    for word, value in given.items():
+    after = choice.pop("after", "")
+    for word, value in choice.items():
         kind = words[word].kind if word in words else None
         if kind is float:
             try:
-                given[word] = float(value)
+                choice[word] = float(value)
             except ValueError:
                 raise BadChoiceError(f"{word} is a number") from None
         elif kind is bool:
-            given[word] = {"true": True, "false": False}.get(value)
-    return _checked(given, words), count, after
+            choice[word] = {"true": True, "false": False}.get(value)
+    return _checked(choice, words), count, after
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
@@ -87,20 +87,20 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
 
     Raises BadChoiceError unless the body is valid and has either a selection or `all: true`.
     """
-    given = await choice_of(request)
-    if not isinstance(given, dict):
+    choice = await choice_of(request)
+    if not isinstance(choice, dict):
         raise BadChoiceError("give a JSON object")
-    chosen = _checked(given, operation.words)
+    chosen = _checked(choice, operation.words)
     everything = chosen.pop("all", None)
     if everything is False or (everything is None) == chosen.keys().isdisjoint(operation.choice):
         raise BadChoiceError(f'give some of {", ".join(operation.choice)}; or {{"all": true}}')
     return chosen
 
 
-def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
-    if unknown := given.keys() - words.keys():
+def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    if unknown := choice.keys() - words.keys():
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
-    for word, value in given.items():
+    for word, value in choice.items():
         kind, texts = words[word].kind, words[word].texts
         if texts is not None:
             if value not in texts:
@@ -112,7 +112,7 @@ def _checked(given: Mapping[str, Any], words: Words) -> dict[str, Any]:
             good = type(value) is kind
         if not good:
             raise BadChoiceError(f"{word} is {SHAPES[kind]}")
-    return dict(given)
+    return dict(choice)
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
@@ -139,15 +139,15 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     return matches
 
 
-def named(wanted: Mapping[str, Any], word: str) -> Callable[[str], bool]:
+def named(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
     """Return a function that matches texts with a word of a choice.
 
     The word is a pattern, or with `exact` the text itself.
     """
-    said: str | None = wanted.get(word)
-    if said is None:
+    pattern: str | None = choice.get(word)
+    if pattern is None:
         return lambda _: True
-    return said.__eq__ if wanted.get("exact") else matcher(said)
+    return pattern.__eq__ if choice.get("exact") else matcher(pattern)
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
@@ -155,8 +155,8 @@ async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
 
     Objects may disappear in such a turn.
     """
-    left = iter(things)
-    while some := list(islice(left, SLICE)):
+    iterator = iter(things)
+    while some := list(islice(iterator, SLICE)):
         yield some
         await trio.lowlevel.checkpoint()
 
@@ -220,11 +220,11 @@ async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = 
     if store is None:
         flush()
         return
-    told: list[Outcome] = []
+    outcomes: list[Outcome] = []
     there = trio.Event()
 
     def then(outcome: Outcome) -> None:
-        told.append(outcome)
+        outcomes.append(outcome)
         there.set()
 
     store.after_commit(then)
@@ -232,7 +232,7 @@ async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = 
     store.flush()
     with trio.move_on_after(secs):
         await there.wait()
-    if not told:
+    if not outcomes:
         raise UnavailableError(f"the disk has not responded for {secs:g} s")
-    if told[0] is not ACCEPTED:
-        raise UnavailableError(f"the changes are not on disk yet: {told[0].text}")
+    if outcomes[0] is not ACCEPTED:
+        raise UnavailableError(f"the changes are not on disk yet: {outcomes[0].text}")

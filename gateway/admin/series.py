@@ -49,49 +49,51 @@ class DetailedMetrics:
 
     async def serve(self, request: Request) -> Response:
         """Return the requested series. Raises BadChoiceError for an invalid request."""
-        asked = request.query_params
-        names = asked.getlist("series")
+        query = request.query_params
+        names = query.getlist("series")
         if not names or not set(names) <= self._kinds.keys():
             raise BadChoiceError(f"series is one of {', '.join(self._kinds)}, or each of them")
-        if unknown := sorted(asked.keys() - WORDS):
+        if unknown := sorted(query.keys() - WORDS):
             raise BadChoiceError(f"{unknown[0]} is none of {', '.join(sorted(WORDS))}")
         try:
-            count = min(max(int(asked.get("count", SERIES_MAX)), 0), SERIES_MAX)
+            count = min(max(int(query.get("count", SERIES_MAX)), 0), SERIES_MAX)
         except ValueError:
             raise BadChoiceError("count is a number") from None
         chosen: dict[str, Callable[[Any], bool]] = {
-            "queues": _queue_chooser(asked),
-            "sessions": _session_chooser(asked),
+            "queues": _queue_chooser(query),
+            "sessions": _session_chooser(query),
         }
         rows: list[tuple[str, Sequence[str], float]] = []
         left_out: dict[str, int] = {}
         for name in dict.fromkeys(names):
-            told = self._kinds[name]
+            series_kind = self._kinds[name]
 
-            def show(one: Any, told: SeriesKind[Any] = told) -> list[tuple[str, Sequence[str], float]]:
-                labels = told.labels(one)
-                return [(metric, labels, number) for metric, number in told.numbers(one).items()]
+            def show(
+                one: Any, series_kind: SeriesKind[Any] = series_kind
+            ) -> list[tuple[str, Sequence[str], float]]:
+                labels = series_kind.labels(one)
+                return [(metric, labels, number) for metric, number in series_kind.numbers(one).items()]
 
-            page = await page_of(told.every(), chosen[name], told.key, show, count, "")
-            rows += [row for some in page.shown for row in some]
-            left_out[name] = page.matching - len(page.shown)
+            page = await page_of(series_kind.every(), chosen[name], series_kind.key, show, count, "")
+            rows += [row for some in page.rows for row in some]
+            left_out[name] = page.matching - len(page.rows)
         text, content_type = detailed(rows, left_out, request.headers.get("Accept", ""))
         return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
 
-def _queue_chooser(asked: Any) -> Callable[[ListedQueue], bool]:
-    named = matcher(asked.get("queue", "*"))
-    host, protocol = asked.get("virtual_host"), asked.get("protocol")
+def _queue_chooser(query: Any) -> Callable[[ListedQueue], bool]:
+    matches_name = matcher(query.get("queue", "*"))
+    host, protocol = query.get("virtual_host"), query.get("protocol")
     if protocol not in (None, *HOLDERS):
         raise BadChoiceError(f"protocol is one of {', '.join(HOLDERS)}, not {protocol!r}")
     return lambda one: (
-        named(one.name) and host in (None, one.virtual_host) and protocol in (None, one.protocol)
+        matches_name(one.name) and host in (None, one.virtual_host) and protocol in (None, one.protocol)
     )
 
 
-def _session_chooser(asked: Any) -> Callable[[Session], bool]:
-    named = matcher(asked.get("client", "*"))
-    return lambda one: named(one.client_id)
+def _session_chooser(query: Any) -> Callable[[Session], bool]:
+    matches_name = matcher(query.get("client", "*"))
+    return lambda one: matches_name(one.client_id)
 
 
 def _client(session: Session) -> str:

@@ -94,8 +94,8 @@ def health(state: AdminState) -> list[BaseRoute]:
             owner = caller.principal.name
 
         async def exposed() -> Response:
-            told, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
-            return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
+            body, content_type = state.metrics.exposed(request.headers.get("Accept", ""))
+            return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
         return await state.admission.unsent.served(owner, exposed)
 

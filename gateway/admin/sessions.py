@@ -69,19 +69,19 @@ class SessionsApi:
         return answer({**shown(session), "filters": filters})
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, SESSIONS.words)
+        choice, count, after = await query_of(request, SESSIONS.words)
         self._namespace.begin(clock.now())
         sessions = list(self._namespace.sessions.values())
-        chosen = _chooser(wanted)
+        chosen = _chooser(choice)
         page = await page_of(sessions, chosen, lambda one: one.client_id, shown, count, after)
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
-        wanted = await removal_of(request, REMOVE_SESSIONS)
-        in_use = wanted.pop("in_use", False)
+        choice = await removal_of(request, REMOVE_SESSIONS)
+        in_use = choice.pop("in_use", False)
         namespace = self._namespace
         namespace.begin(clock.now())
-        chosen = _chooser(wanted)
+        chosen = _chooser(choice)
         pace = RemovalPace(self._flush)
         removed = busy = 0
         leaving: list[Session] = []
@@ -101,32 +101,34 @@ class SessionsApi:
                     leaving.append(session)
                 else:
                     busy += 1
-        left = await self._gone(leaving)
-        removed += len(leaving) - left
+        remaining = await self._gone(leaving)
+        removed += len(leaving) - remaining
         if removed:
             await on_disk(namespace.store, self._flush)
-            log.info("operator removed sessions", count=removed, **wanted)
-        return answer({"removed": removed, "in_use": busy, "leaving": left})
+            log.info("operator removed sessions", count=removed, **choice)
+        return answer({"removed": removed, "in_use": busy, "leaving": remaining})
 
     async def _gone(self, leaving: list[Session]) -> int:
         """Wait until the clients have disconnected. Return the number of sessions that remain."""
         self._flush()
-        left = leaving
+        remaining = leaving
         with trio.move_on_after(LEAVE_SECS):
-            while left := [one for one in left if self._namespace.sessions.get(one.client_id) is one]:
+            while remaining := [
+                one for one in remaining if self._namespace.sessions.get(one.client_id) is one
+            ]:
                 await trio.sleep(0.01)
-        return len(left)
+        return len(remaining)
 
 
 def _idle_secs(session: Session) -> float:
     """Return how long the client has been disconnected, in seconds."""
-    since = session.expires_at - session.expiry_secs
-    return max(clock.now() - since, 0.0)
+    disconnected_at = session.expires_at - session.expiry_secs
+    return max(clock.now() - disconnected_at, 0.0)
 
 
-def _chooser(wanted: Mapping[str, Any]) -> Callable[[Session], bool]:
-    client, user = named(wanted, "client"), named(wanted, "user")
-    idle, in_use = wanted.get("idle_longer_than"), wanted.get("in_use")
+def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
+    client, user = named(choice, "client"), named(choice, "user")
+    idle, in_use = choice.get("idle_longer_than"), choice.get("in_use")
 
     def chosen(session: Session) -> bool:
         connected = session.outlet is not None

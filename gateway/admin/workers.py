@@ -50,8 +50,8 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
     async def metrics(request: Request) -> Response:
         if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
             return problem(401, "metrics need the scrape token: `Authorization: Bearer`", LOGIN)
-        told, content_type = await state.exposed(request.headers.get("Accept", ""))
-        return Response(told, headers={"Content-Type": content_type, "Vary": "Accept"})
+        body, content_type = await state.exposed(request.headers.get("Accept", ""))
+        return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def elsewhere(_: Request) -> Response:
         return problem(404, f"each worker has its own console and API: {state.consoles}")

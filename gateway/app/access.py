@@ -50,7 +50,7 @@ class Replaced(NamedTuple):
     """Result of replacing the users: the present number of users, and the names of those who were removed."""
 
     total: int
-    gone: frozenset[str]
+    removed: frozenset[str]
 
 
 def access_of(settings: Settings) -> Access:
@@ -82,40 +82,40 @@ class Identities:
         self.access = Access(found.hashes, guest=settings.guest, scram=found.scram, logins=settings.logins)
         self.fetched: list[KeysUrl] = []
         self._key_files: list[KeysFile] = []
-        self.asked: list[HttpUsers] = []
+        self.http_backends: list[HttpUsers] = []
         self._askers: list[Asker] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
         self.access.ask([self._backend(one) for one in settings.authentication])
 
-    def _backend(self, given: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
-        if isinstance(given, UsersBackend):
+    def _backend(self, options: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
+        if isinstance(options, UsersBackend):
             return self.access.users
-        if isinstance(given, CertificatesBackend):
-            return Certificates(given.name, self.access.users if given.known_only else None)
-        if isinstance(given, HttpBackend):
+        if isinstance(options, CertificatesBackend):
+            return Certificates(options.name, self.access.users if options.known_only else None)
+        if isinstance(options, HttpBackend):
             asker = Asker(
-                given.timeout_secs,
-                ca_file=given.ca_file,
-                connections_max=given.connections_max,
-                kept=given.connections_max,
+                options.timeout_secs,
+                ca_file=options.ca_file,
+                connections_max=options.connections_max,
+                keepalive_max=options.connections_max,
             )
             self._askers.append(asker)
-            self.asked.append(HttpUsers(given, asker))
-            return self.asked[-1]
-        return Tokens(given, self._keys(given))
+            self.http_backends.append(HttpUsers(options, asker))
+            return self.http_backends[-1]
+        return Tokens(options, self._keys(options))
 
-    def _keys(self, given: JwtBackend) -> KeysFile | KeysUrl:
+    def _keys(self, options: JwtBackend) -> KeysFile | KeysUrl:
         keys: KeysFile | KeysUrl
-        if given.keys_file is not None:
-            keys = KeysFile(given.keys_file, symmetric=bool(SYMMETRIC & set(given.algorithms)))
+        if options.keys_file is not None:
+            keys = KeysFile(options.keys_file, symmetric=bool(SYMMETRIC & set(options.algorithms)))
             self._key_files.append(keys)
         else:
-            assert given.keys_url is not None, "the settings have one of the two"
+            assert options.keys_url is not None, "the settings have one of the two"
             keys = KeysUrl(
-                given.keys_url,
-                Asker(given.timeout_secs, ca_file=given.keys_ca_file),
-                refresh_secs=given.keys_refresh_secs,
-                kept_secs=given.keys_kept_secs,
+                options.keys_url,
+                Asker(options.timeout_secs, ca_file=options.keys_ca_file),
+                refresh_secs=options.keys_refresh_secs,
+                kept_secs=options.keys_kept_secs,
             )
             self.fetched.append(keys)
         self._tasks.append(keys.run)
@@ -153,18 +153,18 @@ class Identities:
         self._text = found.text
         if found[:3] == before[:3]:  # Only comments may have changed.
             return None
-        gone = frozenset(before.hashes.keys() - found.hashes.keys())
+        removed = frozenset(before.hashes.keys() - found.hashes.keys())
         self.users.clear()
         self.users.update(found.users)
         self.access.users.replace(found.hashes, found.scram)
-        return Replaced(len(found.hashes), gone)
+        return Replaced(len(found.hashes), removed)
 
     def files(self) -> list[Path]:
         """Return the files that users and their secrets are read from."""
         secret = [file for user in self.users.values() for file in (user.password_hash_file, user.scram_file)]
         declared = self._settings.declare
-        named = [self._path, *(declared.definitions if declared.users else ()), *secret]
-        return [file for file in named if file is not None]
+        files = [self._path, *(declared.definitions if declared.users else ()), *secret]
+        return [file for file in files if file is not None]
 
     def reload_keys(self) -> None:
         """Read the files of token keys again immediately."""
@@ -174,7 +174,7 @@ class Identities:
     def failures(self) -> dict[str, int]:
         """Return the number of requests without a response, by kind of back end."""
         jwt = sum(keys.failures for keys in self.fetched)
-        http = sum(backend.failures for backend in self.asked)
+        http = sum(backend.failures for backend in self.http_backends)
         return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
 
     async def run(self) -> None:
@@ -205,19 +205,21 @@ def roles_of(settings: Settings, users: Mapping[str, User] | None = None) -> Rol
     """
     several = imported(settings)
     roles = {name: role for one in several for name, role in one.roles.items()}
-    known = {name: has for one in several for name, has in one.users.items()}
-    known |= {name: user.roles for name, user in (settings.users if users is None else users).items()}
-    return Roles(roles | settings.roles, known, settings.default_roles)
+    imported_users = {name: has for one in several for name, has in one.users.items()}
+    imported_users |= {
+        name: user.roles for name, user in (settings.users if users is None else users).items()
+    }
+    return Roles(roles | settings.roles, imported_users, settings.default_roles)
 
 
 def authorizer_of(settings: Settings) -> HttpQuestions | None:
     """Return the HTTP authorizer, or None if none is configured. Raises ConfigurationError."""
-    given = settings.authorizer
-    if given is None:
+    options = settings.authorizer
+    if options is None:
         return None
-    most = given.connections_max
-    asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=most, kept=most)
-    return HttpQuestions(given, asker)
+    most = options.connections_max
+    asker = Asker(options.timeout_secs, ca_file=options.ca_file, connections_max=most, keepalive_max=most)
+    return HttpQuestions(options, asker)
 
 
 def imported(settings: Settings) -> list[Imported]:
@@ -225,8 +227,8 @@ def imported(settings: Settings) -> list[Imported]:
 
     Raises ConfigurationError for an export that cannot be used.
     """
-    given = settings.declare
-    return [read_imported(file) for file in given.definitions] if given.users else []
+    declared = settings.declare
+    return [read_imported(file) for file in declared.definitions] if declared.users else []
 
 
 def with_imported_hosts(settings: Settings) -> Settings:
@@ -249,8 +251,8 @@ def with_imported_hosts(settings: Settings) -> Settings:
 def _hash_of(name: str, user: User) -> str:
     # Without this check, a password in place of its hash would appear to clients as a wrong password.
     text = user.hash()
-    given = user.password_hash is not None or user.password_hash_file is not None
-    if given and not is_hash(text):
+    has_hash = user.password_hash is not None or user.password_hash_file is not None
+    if has_hash and not is_hash(text):
         key = "password_hash" if user.password_hash_file is None else "password_hash_file"
         raise ConfigurationError(
             f"users.{name}.{key}: not an argon2 hash; write what `gateway passwd` prints"

@@ -45,7 +45,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     connection.idle,
                     *connection.in_flight(),
                     "" if entrance is None else entrance.version,
-                    None if entrance is None else entrance.since,
+                    None if entrance is None else entrance.admitted_at,
                     stream,
                     _details(listener, connection),
                 )

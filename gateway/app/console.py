@@ -53,16 +53,16 @@ class Console:
             token_file=http.token_file,
             unsent=quotas.responses,
         )
-        self._left: Path | None = None
+        self._token_path: Path | None = None
 
     def open(self, port: int) -> None:
         """Write a token for the command line, once HTTP is served at `port`."""
-        self._left = leave_token(port, self.admission.tokens.make_temporary(COMMAND_LINE))
+        self._token_path = leave_token(port, self.admission.tokens.make_temporary(COMMAND_LINE))
 
     def close(self) -> None:
         """Remove the token of the command line."""
-        if self._left is not None:
-            self._left.unlink(missing_ok=True)
+        if self._token_path is not None:
+            self._token_path.unlink(missing_ok=True)
 
     def link(self) -> str:
         """Return the last part of a URL that permits one login."""

@@ -38,10 +38,10 @@ class Lines:
         self._unread = bytearray()
         self._sending = trio.Lock()
 
-    async def send(self, **said: Any) -> None:
+    async def send(self, **fields: Any) -> None:
         """Send one JSON object. Raises trio.BrokenResourceError when the other end is closed."""
         async with self._sending:
-            await self._stream.send_all(orjson.dumps(said) + b"\n")
+            await self._stream.send_all(orjson.dumps(fields) + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
         """Return the next JSON object of the other end, or None when that end is closed."""

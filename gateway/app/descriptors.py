@@ -21,11 +21,11 @@ log = structlog.get_logger()
 def raise_descriptors() -> None:
     """Raise the soft limit of this process to the hard limit, if the system permits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    target = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= target:
         return
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError) as error:
         log.warning("descriptor limit not raised", soft=soft, error=str(error))
 
@@ -43,11 +43,11 @@ def divided_descriptors(settings: Settings) -> int:
     Log a warning if a listener has a larger `connections_max`.
     """
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
-    wanted = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
-    if wanted > most:
+    demand = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
+    if demand > most:
         log.warning(
             "descriptors fewer than connections_max, raise ulimit -Hn",
-            connections_max=wanted,
+            connections_max=demand,
             descriptors=most,
         )
     return most

@@ -33,20 +33,20 @@ def listener_of(
 ) -> Listener:
     """Return the listener `name`, not open yet, and make its namespace known to the dispatcher."""
     settings, dispatcher = services.settings, services.dispatcher
-    given = settings.listeners[name]
-    dialect = DIALECTS[given.protocol]
-    stats = metrics.listener(name, given.protocol, dialect.frame_names)
+    options = settings.listeners[name]
+    dialect = DIALECTS[options.protocol]
+    stats = metrics.listener(name, options.protocol, dialect.frame_names)
     guests = IngressClients(settings.limits_of(name), stats, writes, services.users)
     ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
     dispatcher.join(name, ingress.namespace, ingress.requester)
     return Listener(
         name,
-        given.host,
-        given.port,
+        options.host,
+        options.port,
         ingress,
         guests,
         writes,
-        front=front_of(name, given),
+        front=front_of(name, options),
         descriptors_max=descriptors_max,
     )
 
@@ -58,11 +58,11 @@ def links_of(
 
     There is one connection, or a consuming and a publishing one. The last one publishes.
     """
-    given = settings.links[name]
+    options = settings.links[name]
     client_id = settings.client_id_of(name)
     when_up = partial(core.link_up, name)
     parts = (settings, core, writes, metrics)
-    if given.connections == 1 and not given.elected:
+    if options.connections == 1 and not options.elected:
         links = [_link(name, name, client_id, *parts, when_up)]
     else:
         # The broker stores sessions and queues under the client_id of the settings, so the consuming side
@@ -72,7 +72,7 @@ def links_of(
             _link(name, name, client_id + PUBLISHING, *parts, when_up, consumes=False),
         ]
     publishing = links[-1]
-    core.add_link(name, given, publishing.session, lambda: publishing.up)
+    core.add_link(name, options, publishing.session, lambda: publishing.up)
     core.dispatcher.join(name, publishing.session)
     return links
 
@@ -90,11 +90,11 @@ def _link(
     consumes: bool = True,
     publishes: bool = True,
 ) -> Link:
-    given = settings.links[endpoint]
-    dialect = DIALECTS[given.protocol]
-    stats = metrics.link(name, given.protocol, dialect.frame_names, given.addresses)
+    options = settings.links[endpoint]
+    dialect = DIALECTS[options.protocol]
+    stats = metrics.link(name, options.protocol, dialect.frame_names, options.addresses)
     status = LinkStatus(name, stats, when_up)
     session: LinkSession = resolve_name(dialect.link)(
-        endpoint, given, core.dispatcher, settings.limits, status, client_id=client_id
+        endpoint, options, core.dispatcher, settings.limits, status, client_id=client_id
     )
-    return Link(status, given, session, writes, endpoint=endpoint, consumes=consumes, publishes=publishes)
+    return Link(status, options, session, writes, endpoint=endpoint, consumes=consumes, publishes=publishes)

@@ -61,19 +61,19 @@ def log_exposures(settings: Settings, hashes: Mapping[str, str]) -> None:
 
 
 def _urls(settings: Settings) -> Iterator[Exposure]:
-    named: list[tuple[Place, str, str | None]] = []
+    urls: list[tuple[Place, str, str | None]] = []
     for at, backend in enumerate(settings.authentication):
         if isinstance(backend, JwtBackend):
             text = "anyone on the network path can replace the keys that sign tokens"
-            named.append((("authentication", at, "keys_url"), text, backend.keys_url))
+            urls.append((("authentication", at, "keys_url"), text, backend.keys_url))
         elif isinstance(backend, HttpBackend):
             text = "passwords cross the network in plain text"
-            named.append((("authentication", at, "user_url"), text, backend.user_url))
+            urls.append((("authentication", at, "user_url"), text, backend.user_url))
     if (authorizer := settings.authorizer) is not None:
         text = "anyone on the network path can permit everything"
         for key in ("vhost_url", "resource_url", "topic_url"):
-            named.append((("authorizer", key), text, getattr(authorizer, key)))
-    for place, text, url in named:
+            urls.append((("authorizer", key), text, getattr(authorizer, key)))
+    for place, text, url in urls:
         parts = urlsplit(url or "")
         if parts.scheme == "http" and not _is_local(parts.hostname or ""):
             yield Exposure(place, text, "write https://, or run that server on this machine")

@@ -258,8 +258,8 @@ class Gateway:
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
         process = process_of(self)
-        given = self.settings.journal.hash_key
-        key = b"" if given is None else given.get_secret_value().encode()
+        hash_key = self.settings.journal.hash_key
+        key = b"" if hash_key is None else hash_key.get_secret_value().encode()
         hide = PrivateFields(lambda: self.dispatcher.router, key).hide
         queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide, consuming=consuming)
         apis = (
@@ -493,8 +493,8 @@ class Gateway:
             opened=self.quotas.opened,
         )
         most = divided_descriptors(settings)
-        for name, given in settings.listeners.items():
-            if not isinstance(given, SharedListener):
+        for name, options in settings.listeners.items():
+            if not isinstance(options, SharedListener):
                 self.listeners[name] = listener_of(name, services, writes, metrics, most)
         for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
             self.listeners[listener.name] = listener
@@ -669,9 +669,9 @@ class Gateway:
                 await trio.sleep(DRAIN_POLL_SECS)
         if waited.cancelled_caught:
             log.warning("drain timed out, messages still in flight")
-        held = sum(self.core.pauses.held_of().values())
-        if held:
-            log.warning("messages of paused routes unacknowledged at stop", messages=held)
+        held_count = sum(self.core.pauses.held_of().values())
+        if held_count:
+            log.warning("messages of paused routes unacknowledged at stop", messages=held_count)
 
     async def _hand_over(self, engine: EngineSession) -> None:
         """Release the sessions before their clients are disconnected.
@@ -712,26 +712,26 @@ class Gateway:
 
         Those stay unacknowledged, so their senders still have them.
         """
-        held = self.core.pauses.held_of()
+        held_counts = self.core.pauses.held_of()
         return (
             all(
-                connection.idle or connection.in_flight().unsettled <= held[connection.sender]
+                connection.idle or connection.in_flight().unsettled <= held_counts[connection.sender]
                 for connection in self._connections()
             )
             and self._links_done()
         )
 
     def _links_done(self) -> bool:
-        held = self.core.pauses.held_of()
-        return all(self._done(link, held) for link in self.links.values())
+        held_counts = self.core.pauses.held_of()
+        return all(self._done(link, held_counts) for link in self.links.values())
 
-    def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
+    def _done(self, link: Link, held_counts: Mapping[Sender, int]) -> bool:
         """Return True if nothing is in flight at a link.
 
         Return True as well if the link is down and its outboxes hold all that waits for it.
         """
         session = link.session
-        of_link = sum(count for sender, count in held.items() if sender.endpoint == link.name)
+        of_link = sum(count for sender, count in held_counts.items() if sender.endpoint == link.name)
         if link.up or session.idle_but(of_link):
             return session.idle_but(of_link)
         return session.unconfirmed == self.core.handed_out(link.name)
@@ -742,14 +742,14 @@ def start_audit(settings: Settings, several: Callable[[], bool]) -> None:
 
     Raises ConfigurationError when its file cannot be written.
     """
-    given = settings.audit
+    options = settings.audit
     try:
         configure_audit(
-            enabled=given.enabled,
-            path=given.path,
-            bytes_max=given.file_bytes_max,
-            files=given.files,
-            per_second_max=given.per_second_max,
+            enabled=options.enabled,
+            path=options.path,
+            bytes_max=options.file_bytes_max,
+            files=options.files,
+            per_second_max=options.per_second_max,
             user_share=settings.limits.user_share,
             several=several,
         )

@@ -48,15 +48,15 @@ def message_ids() -> Iterator[str]:
     return (f"{prefix}-{number:x}" for number in count(1))
 
 
-def refused_routes(routes: Iterable[Route], given: Settings) -> list[MappingError]:
+def refused_routes(routes: Iterable[Route], settings: Settings) -> list[MappingError]:
     """Return an error for each route that the configuration cannot serve."""
     routes = list(routes)
-    shared = given.shared_outboxes()
-    found = unstorable_routes(routes, given.links, store=given.store.enabled, shared=shared)
-    if given.one_way:
-        found += returning_routes(routes, given.links)
-    found += undivided_routes(routes, given.divides, given.workers)
-    if given.journal.enabled and given.journal.hash_key is None:
+    shared = settings.shared_outboxes()
+    found = unstorable_routes(routes, settings.links, store=settings.store.enabled, shared=shared)
+    if settings.one_way:
+        found += returning_routes(routes, settings.links)
+    found += undivided_routes(routes, settings.divides, settings.workers)
+    if settings.journal.enabled and settings.journal.hash_key is None:
         found += unkeyed_routes(routes)
     return found
 
@@ -105,25 +105,25 @@ class MappingFiles:
         return self._read(drafts)[0]
 
     def _read(self, drafts: Texts) -> tuple[Router, list[MappingFile]]:
-        given = self.settings
-        endpoints = given.endpoints()
-        left = dict(drafts)
+        settings = self.settings
+        endpoints = settings.endpoints()
+        remaining = dict(drafts)
         mappings = []
-        for path in given.mapping_files():
-            text = left.pop(str(path), None)
+        for path in settings.mapping_files():
+            text = remaining.pop(str(path), None)
             mappings += self._load(path) if text is None else [parse(text, str(path))]
-        mappings += [parse(text, file) for file, text in left.items()]
-        hops_max = given.limits.hops_max
+        mappings += [parse(text, file) for file, text in remaining.items()]
+        hops_max = settings.limits.hops_max
         router = Router(
             mappings,
             endpoints,
-            worlds=given.worlds(),
+            worlds=settings.worlds(),
             hops_max=hops_max,
             ids=self._ids,
             return_key=self._return_key,
             reply_kept=tell_reply_kept,
         )
-        if refused := refused_routes(router.routes, given):
+        if refused := refused_routes(router.routes, settings):
             raise _all(refused)
         if self._routed and not drafts and not router.routes:
             raise MappingError("the files have no routes; restart the gateway if that is intended")

@@ -175,7 +175,7 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))
     yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.byte_count)
     yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used)
-    yield Limit("fast_memory_total_bytes_max", "", limits.fast_memory_total_bytes_max, spool.held)
+    yield Limit("fast_memory_total_bytes_max", "", limits.fast_memory_total_bytes_max, spool.reserved_bytes)
     if gateway.store is not None:
         pending = gateway.store.figures.pending_bytes
         yield Limit("store_pending_bytes_max", "", limits.store_pending_bytes_max, pending)

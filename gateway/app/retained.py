@@ -37,16 +37,16 @@ class SharedMessages:
     async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
         """Yield messages that an MQTT filter matches, page by page. Raises UnavailableError."""
         yield self._retained.messages()
-        wanted, is_last = MatchRetained(topic_filter), False
+        query, is_last = MatchRetained(topic_filter), False
         while not is_last:
-            (reply,) = await self._replies(self._retained.read, [wanted])
+            (reply,) = await self._replies(self._retained.read, [query])
             found = reply.value
             if found is None:
                 raise UnavailableError(AWAY)
             yield [one.message for one in map(decode_retained, found) if one is not None]
-            is_last = not found or wanted.is_last(found)
+            is_last = not found or query.is_last(found)
             if found:
-                wanted = replace(wanted, after=found[-1].topic)
+                query = replace(query, after=found[-1].topic)
 
     async def forget(self, messages: list[Message]) -> int:
         """Clear the topics of these messages. Raises UnavailableError if some may not be."""
@@ -61,9 +61,9 @@ class SharedMessages:
         """Do nothing: clearing is committed by the database."""
 
     async def _replies(
-        self, submit: Callable[[V, Callable[[Reply[T]], None]], None], given: list[V]
+        self, submit: Callable[[V, Callable[[Reply[T]], None]], None], requests: list[V]
     ) -> list[Reply[T]]:
-        """Submit each element of `given`, and return the replies in any order.
+        """Submit each element of `requests`, and return the replies in any order.
 
         Raises UnavailableError if they are late.
         """
@@ -72,16 +72,16 @@ class SharedMessages:
 
         def done(reply: Reply[T]) -> None:
             replies.append(reply)
-            if len(replies) == len(given):
+            if len(replies) == len(requests):
                 all_there.set()
 
-        for one in given:
+        for one in requests:
             submit(one, done)
         self._flush()
-        if given:
+        if requests:
             with trio.move_on_after(ANSWER_SECS):
                 await all_there.wait()
-        if len(replies) < len(given):
+        if len(replies) < len(requests):
             raise UnavailableError(f"the database has not responded for {ANSWER_SECS:g} s")
         return replies
 

@@ -144,10 +144,10 @@ class Rules:
         self._report_restart(settings)
         replaced, changed = identities.use(found), self._replace(roles)  # Both, before anything is awaited.
         if replaced is not None:
-            log.info("users reloaded", users=replaced.total, removed=len(replaced.gone))
+            log.info("users reloaded", users=replaced.total, removed=len(replaced.removed))
             path = self._started.users_file() or self._started.file
             audit("users_changed", path=str(path or ""), users=replaced.total)
-            revoke(self._gateway.listeners, replaced.gone)
+            revoke(self._gateway.listeners, replaced.removed)
             self._gateway.writes.flush()
         if changed:
             await self._revisit()
@@ -168,8 +168,8 @@ class Rules:
                     f"{lost[0]}: the section was removed; restart the gateway if that is intended",
                     file=str(before.file),
                 )
-        taken = {name: getattr(settings, name) for name in RELOADED}
-        now = self._started.model_copy(update=taken)
+        values = {name: getattr(settings, name) for name in RELOADED}
+        now = self._started.model_copy(update=values)
         found = self._gateway.identities.candidate(now)
         return settings, found, roles_of(now, found.users)
 
@@ -269,8 +269,8 @@ class Rules:
         ]
 
     def _fingerprint(self) -> Fingerprint:
-        named = [self._started.file, *self._gateway.identities.files()]
-        return {path: stamp_if_there(path) for path in named if path is not None}
+        files = [self._started.file, *self._gateway.identities.files()]
+        return {path: stamp_if_there(path) for path in files if path is not None}
 
 
 def _look_at(connection: IngressClient) -> None:

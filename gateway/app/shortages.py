@@ -29,7 +29,7 @@ class CertificateEnds:
 
     def __init__(self, settings: Settings) -> None:
         self._paths = {dotted(place): path for place, path in settings.files() if place[-1] == "cert_file"}
-        self._known: dict[str, tuple[tuple[int, int], float]] = {}
+        self._cache: dict[str, tuple[tuple[int, int], float]] = {}
 
     def expiries(self) -> dict[str, float]:
         """Return the end of each certificate in seconds since 1970, by its key in the configuration.
@@ -41,12 +41,12 @@ class CertificateEnds:
             try:
                 stat = path.stat()
                 state = (stat.st_mtime_ns, stat.st_size)
-                known = self._known.get(place)
-                if known is None or known[0] != state:
-                    known = self._known[place] = (state, _first_end(path))
+                entry = self._cache.get(place)
+                if entry is None or entry[0] != state:
+                    entry = self._cache[place] = (state, _first_end(path))
             except (OSError, ValueError):
                 continue
-            found[place] = known[1]
+            found[place] = entry[1]
         return found
 
 

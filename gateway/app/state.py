@@ -93,14 +93,14 @@ class SharedState:
         Until then this replica does not consume. `serves` returns True while the cluster can be reached.
         """
         for link in links:
-            given = settings.links.get(link.endpoint)
-            if given is not None and given.elected and link.consumes:
+            options = settings.links.get(link.endpoint)
+            if options is not None and options.elected and link.consumes:
                 candidate = Candidate(
                     link.endpoint,
                     link.stats,
                     partial(_decided, link),
                     serves=partial(_serves, link, serves),
-                    timeout_secs=given.elected_timeout_secs,
+                    timeout_secs=options.elected_timeout_secs,
                 )
                 self.elections.candidates.append(candidate)
                 link.hold_down(ELSEWHERE)
@@ -123,8 +123,8 @@ def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
     `quotas` has the limits of dead letters and of retained messages. Raises ConfigurationError if psycopg is
     not installed.
     """
-    given = settings.broker
-    if not isinstance(given, RabbitEngine):
+    options = settings.broker
+    if not isinstance(options, RabbitEngine):
         return None
     try:
         from gateway.state.postgresql import PostgreSQLState, Server  # an optional dependency
@@ -132,10 +132,10 @@ def open_state(settings: Settings, quotas: UserQuotas) -> SharedState | None:
         raise ConfigurationError(
             f"broker.postgresql: psycopg cannot be used ({error}): install the gateway with [postgresql]"
         ) from error
-    database = given.postgresql
+    database = options.postgresql
     password = None if database.password_file is None else database.password
-    store = PostgreSQLState(Server(database.url, schema_of(given.namespace), password))
-    silent_secs = given.engine_timeout_secs + SILENT_SECS
+    store = PostgreSQLState(Server(database.url, schema_of(options.namespace), password))
+    silent_secs = options.engine_timeout_secs + SILENT_SECS
     return SharedState(store, Membership(store, settings.replica, __version__, silent_secs), quotas)
 
 

@@ -31,12 +31,12 @@ def open_store(
 
     Raises StoreError with what to do.
     """
-    given = settings.store
-    if not given.enabled:
+    options = settings.store
+    if not options.enabled:
         return None
     return Store(
-        given.path,
-        probe_secs=given.probe_secs,
+        options.path,
+        probe_secs=options.probe_secs,
         pending_bytes_max=settings.limits.store_pending_bytes_max,
         letters_max=settings.limits.dead_letters_max,
         letters_bytes_max=settings.limits.dead_letters_bytes_max,

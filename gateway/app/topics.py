@@ -42,7 +42,7 @@ def topics_of(
     `let_go` disconnects all clients. `may_hold` returns True for users whose sessions may hold publishers,
     `quotas` has the shares of users. `state` must not be None with an engine.
     """
-    limits, given = settings.limits, settings.broker
+    limits, options = settings.limits, settings.broker
     of_sessions = SessionLimits(
         limits.queue_messages_max,
         limits.queue_bytes_max,
@@ -62,13 +62,13 @@ def topics_of(
         limits.sessions_policy == "expire_soonest",
         limits.matching_steps_per_user_max,
     )
-    if isinstance(given, RabbitEngine):
-        dialect = DIALECTS[given.protocol]
-        stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
+    if isinstance(options, RabbitEngine):
+        dialect = DIALECTS[options.protocol]
+        stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, options.addresses)
         status = LinkStatus(ENGINE, stats)
         assert state is not None
         engine = EngineSession(
-            given,
+            options,
             settings.replica,
             dispatcher,
             limits,
@@ -125,16 +125,16 @@ def outbox_links(
     quotas: UserQuotas,
 ) -> list[Link]:
     """Return the links that drain outboxes on the cluster."""
-    given, found = settings.broker, []
-    for name in settings.shared_outboxes() if isinstance(given, RabbitEngine) else ():
-        assert isinstance(given, RabbitEngine)
+    options, found = settings.broker, []
+    for name in settings.shared_outboxes() if isinstance(options, RabbitEngine) else ():
+        assert isinstance(options, RabbitEngine)
         called = f"{name} (outbox)"
-        dialect = DIALECTS[given.protocol]
-        stats = metrics.link(called, dialect.name, dialect.frame_names, given.addresses)
+        dialect = DIALECTS[options.protocol]
+        stats = metrics.link(called, dialect.name, dialect.frame_names, options.addresses)
         outboxes = SharedOutboxes(
             name,
             settings.links[name],
-            given,
+            options,
             core.dispatcher,
             settings.limits,
             LinkStatus(called, stats),
@@ -142,7 +142,7 @@ def outbox_links(
             up=partial(getattr, links[name], "up"),
             delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
-            left=core.left,
+            on_departure=core.on_departure,
             quotas=quotas,
         )
         if engine is not None:

@@ -40,8 +40,8 @@ async def _answer(gateway: Gateway, lines: Lines) -> None:
     """Reply to the supervisor's requests. Stop the gateway when the supervisor has ended."""
     try:
         await lines.send(started=True)
-        while (asked := await lines.receive()) is not None:
-            await lines.send(number=asked["number"], answer=_told(gateway, asked["question"]))
+        while (request := await lines.receive()) is not None:
+            await lines.send(number=request["number"], answer=_told(gateway, request["question"]))
     except trio.BrokenResourceError:
         pass
     gateway.stop()

@@ -213,22 +213,22 @@ class Supervisor:
         self.settings = settings
         MappingFiles(settings, b"").read()  # So that an error is reported once.
         self.http_port = 0
-        self._held = ExitStack()  # Sockets that reserve the ports.
+        self._sockets = ExitStack()  # Sockets that reserve the ports.
         self.places: dict[str, tuple[str, int]] = {}
         with ExitStack() as undo:
-            undo.callback(self._held.close)
-            for name, given in settings.listeners.items():
+            undo.callback(self._sockets.close)
+            for name, options in settings.listeners.items():
                 try:
-                    sockets = reserved(given.host, given.port)
+                    sockets = reserved(options.host, options.port)
                 except OSError as error:
                     raise ConfigurationError(
-                        f"listeners.{name}: cannot listen on {place_at(given.host, given.port)}:"
+                        f"listeners.{name}: cannot listen on {place_at(options.host, options.port)}:"
                         f" {error.strerror or error}"
                     ) from error
                 for sock in sockets:
-                    self._held.enter_context(sock)
+                    self._sockets.enter_context(sock)
                 port = int(sockets[0].getsockname()[1])
-                self.places[name] = place_at(given.host, port), port
+                self.places[name] = place_at(options.host, port), port
             undo.pop_all()
         ports = {name: port for name, (_, port) in self.places.items()}
         memory = settings.limits.memory_bytes_max or int(available() * SHARE)
@@ -246,7 +246,7 @@ class Supervisor:
         Raises WorkerFailed, and ConfigurationError when HTTP cannot listen.
         """
         http = self.settings.http
-        with self._held:
+        with self._sockets:
             async with trio.open_nursery() as nursery:
                 if signals:
                     await nursery.start(self._watch_signals)

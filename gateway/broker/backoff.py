@@ -24,7 +24,16 @@ WINDOW_MAX: Final = 1_024  # a wider window is unlimited
 class Backoff:
     """Back-off of one target, or of one route to it. `window` is the maximum number of messages in flight."""
 
-    __slots__ = ("_attempts", "_ceiling", "_jitter", "_secs_max", "_secs_min", "_streak", "_until", "window")
+    __slots__ = (
+        "_attempts",
+        "_ceiling",
+        "_jitter",
+        "_retry_at",
+        "_secs_max",
+        "_secs_min",
+        "_streak",
+        "window",
+    )
 
     def __init__(self, jitter: Callable[[], float], secs_min: float, secs_max: float) -> None:
         """Create a back-off that waits `secs_min` seconds, doubling up to `secs_max`.
@@ -37,18 +46,18 @@ class Backoff:
         self._secs_max = secs_max
         self._attempts = 0
         self._ceiling = CEILING  # half of the window that was too wide
-        self._until: Monotonic | None = None
+        self._retry_at: Monotonic | None = None
         self._streak = 0
 
     def is_waiting(self, now: Monotonic) -> bool:
         """Return True if nothing should be sent yet."""
-        return self._attempts > 0 and self._until is not None and now < self._until
+        return self._attempts > 0 and self._retry_at is not None and now < self._retry_at
 
     def released(self, now: Monotonic) -> None:
         """Record that the target has released a message. Releases during the wait count once."""
         if not self.is_waiting(now):
             self._attempts += 1
-            self._until = now + self.wait(self._attempts)
+            self._retry_at = now + self.wait(self._attempts)
         if 1 < self.window < UNLIMITED:
             self._ceiling = self.window // 2
         self.window = 1

@@ -49,7 +49,7 @@ class Bodies:
         return {
             "gateway_spool_bytes": lambda: self.spool.used,
             "gateway_spool_files": lambda: len(self.spool.files),
-            "gateway_spool_held_bytes": lambda: self.spool.held,
+            "gateway_spool_held_bytes": lambda: self.spool.reserved_bytes,
         }
 
 
@@ -96,8 +96,8 @@ class SpooledStorage(QueueStorage):
         """Forget settled messages, and free their files."""
         super().forget(positions)
         if self._bodies:
-            gone = positions if isinstance(positions, range) else set(positions)
-            self._let_go([position for position in self._bodies if position in gone])
+            dropped = positions if isinstance(positions, range) else set(positions)
+            self._let_go([position for position in self._bodies if position in dropped])
 
     def clear(self, first: int | None) -> None:
         """Forget everything from position `first` on, and free its files; None for all on disk alone."""

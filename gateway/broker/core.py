@@ -47,14 +47,14 @@ def dispatcher_of(
     tracing: Tracing | None = None,
 ) -> Dispatcher:
     """Return a dispatcher of the class that records and traces what is configured, and nothing else."""
-    given = (router, dead_letters, surroundings)
+    arguments = (router, dead_letters, surroundings)
     if tracing is None:
         if journaling is None:
-            return Dispatcher(*given)
-        return RecordingDispatcher(*given, journaling=journaling)
+            return Dispatcher(*arguments)
+        return RecordingDispatcher(*arguments, journaling=journaling)
     if journaling is None:
-        return TracingDispatcher(*given, tracing=tracing)
-    return TracingRecordingDispatcher(*given, tracing=tracing, journaling=journaling)
+        return TracingDispatcher(*arguments, tracing=tracing)
+    return TracingRecordingDispatcher(*arguments, tracing=tracing, journaling=journaling)
 
 
 class ClusterOutboxes(Protocol):
@@ -115,7 +115,7 @@ class BrokerCore:
         self.deduplication = deduplication or Deduplication(store)
         self.pauses = Pauses(store, self._paused)
         # Reports the messages that leave an outbox.
-        self.left = None if journaling is None else journaling.left
+        self.on_departure = None if journaling is None else journaling.left
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -123,7 +123,7 @@ class BrokerCore:
                 self.dead_letters,
                 memory_messages_max=limits.queue_memory_messages_max,
                 memory_bytes_max=limits.queue_memory_bytes_max,
-                left=self.left,
+                on_departure=self.on_departure,
                 quotas=self._quotas,
             )
         self.dispatcher = dispatcher_of(
@@ -157,12 +157,14 @@ class BrokerCore:
         """Use the cluster's outboxes for a link."""
         self._shared[link] = outboxes
 
-    def add_link(self, name: str, given: LinkSettings, namespace: Namespace, up: Callable[[], bool]) -> None:
+    def add_link(
+        self, name: str, options: LinkSettings, namespace: Namespace, up: Callable[[], bool]
+    ) -> None:
         """Add a link as a target of outboxes. Call `link_up` whenever it has connected."""
-        if self.outboxes is not None and not given.outbox.shared:
-            stated = given.outbox
+        if self.outboxes is not None and not options.outbox.shared:
+            stated = options.outbox
             limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
-            self.outboxes.add_target(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
+            self.outboxes.add_target(name, OutboxTarget(namespace, up, options.in_flight_max, limits))
 
     def link_up(self, name: str) -> None:
         """Resume the outboxes of a link that has connected."""

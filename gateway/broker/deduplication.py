@@ -62,11 +62,11 @@ class Ids:
         self.forgotten = 0  # before their time, because there were too many
         self.is_loaded = False  # from the store, with times of a clock that may have been wrong
 
-    def bound(self, until: float) -> None:
-        """Limit the times of ids from the store to `until`, because they were accepted now at the latest."""
+    def bound(self, latest: float) -> None:
+        """Limit the times of ids from the store to `latest`, because they were accepted now at the latest."""
         if self.is_loaded:
             self.is_loaded = False
-            self.accepted = {id: min(end, until) for id, end in self.accepted.items()}
+            self.accepted = {id: min(end, latest) for id, end in self.accepted.items()}
 
 
 class RouteEnd(NamedTuple):
@@ -120,21 +120,21 @@ class Deduplication:
             assert isinstance(value, bytes)
             with set_aside(KIND, key):
                 route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
-                until = store.timeline.restored(struct.unpack(">d", value)[0])
-                if until > utc:
-                    found.setdefault(route, []).append((until, id))
+                expires_at = store.timeline.restored(struct.unpack(">d", value)[0])
+                if expires_at > utc:
+                    found.setdefault(route, []).append((expires_at, id))
                 else:
                     store.delete(KIND, key)
         for route, rows in found.items():
             rows.sort()
             ids = self.of(route)
-            ids.accepted, ids.is_loaded = {id: until for until, id in rows}, True
+            ids.accepted, ids.is_loaded = {id: expires_at for expires_at, id in rows}, True
 
-    def record(self, ids: Ids, id: str, until: float, *, beside: bool = False) -> None:
+    def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
         """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
         if self.store is not None:
             put = self.store.put_beside if beside else self.store.put
-            put(KIND, _key(ids, id), struct.pack(">d", self.store.timeline.stored(until)))
+            put(KIND, _key(ids, id), struct.pack(">d", self.store.timeline.stored(expires_at)))
 
     def forget(self, ids: Ids, id: str) -> None:
         """Delete an id from the store."""
@@ -146,12 +146,12 @@ class Deduplication:
         utc = self.utc()
         for ids in self._ids.values():
             accepted = ids.accepted
-            late: list[str] = []
-            for id, until in accepted.items():
-                if until > utc:
+            expired_ids: list[str] = []
+            for id, expires_at in accepted.items():
+                if expires_at > utc:
                     break
-                late.append(id)
-            for id in late:
+                expired_ids.append(id)
+            for id in expired_ids:
                 del accepted[id]
                 self.forget(ids, id)
 
@@ -225,10 +225,10 @@ class Guard(OneSink):
 
         These are the passed ids that are not settled yet.
         """
-        open_, until = self.ids.open, self._deduplication.utc() + self._window
+        open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
         for id in passed:
             if id in open_:
-                self._deduplication.record(self.ids, id, until, beside=True)
+                self._deduplication.record(self.ids, id, expires_at, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:
         """Accept and count repeats of accepted messages."""
@@ -269,25 +269,30 @@ class Guard(OneSink):
         as they are.
         """
         positions = [at for at, _ in rows]
-        named = [id for _, id in rows if id]
+        message_ids = [id for _, id in rows if id]
         if outcome is not ACCEPTED:
-            self.ids.open.difference_update(named)
+            self.ids.open.difference_update(message_ids)
             if self.local:
-                for id in named:
+                for id in message_ids:
                     self._deduplication.forget(self.ids, id)
             part.settle_at(positions, outcome)
             return
         store = self._deduplication.store
-        until = self._deduplication.utc() + self._window
-        if local or store is None or not named or self._accepts_in_memory():
-            self._accept(part, positions, named, until, ACCEPTED)
+        expires_at = self._deduplication.utc() + self._window
+        if local or store is None or not message_ids or self._accepts_in_memory():
+            self._accept(part, positions, message_ids, expires_at, ACCEPTED)
             return
-        for id in named:
-            self._deduplication.record(self.ids, id, until)
-        store.after_commit(partial(self._accept, part, positions, named, until))
+        for id in message_ids:
+            self._deduplication.record(self.ids, id, expires_at)
+        store.after_commit(partial(self._accept, part, positions, message_ids, expires_at))
 
     def _accept(
-        self, part: SubBatch, positions: list[int], named: list[str], until: float, written: Outcome
+        self,
+        part: SubBatch,
+        positions: list[int],
+        message_ids: list[str],
+        expires_at: float,
+        written: Outcome,
     ) -> None:
         """Accept messages that the target has, and remember their ids.
 
@@ -296,10 +301,10 @@ class Guard(OneSink):
         """
         ids = self.ids
         accepted = ids.accepted
-        ids.open.difference_update(named)
-        for id in named:
+        ids.open.difference_update(message_ids)
+        for id in message_ids:
             accepted.pop(id, None)
-            accepted[id] = until
+            accepted[id] = expires_at
         while len(accepted) > self._ids_max:
             oldest = next(iter(accepted))
             del accepted[oldest]

@@ -81,10 +81,10 @@ def misfit(route: Route, message: Message) -> Outcome | None:
 
     Returns None if the address is of the protocol of the route's target.
     """
-    wanted, given = route.target.dialect.name, message.address.protocol
-    if wanted == given:
+    expected, actual = route.target.dialect.name, message.address.protocol
+    if expected == actual:
         return None
-    text = f"the route {route.name!r} leads to {wanted} now, and the message has an address of {given}"
+    text = f"the route {route.name!r} leads to {expected} now, and the message has an address of {actual}"
     return Outcome(Verdict.REJECTED, Reason.NAME_INVALID, text)
 
 
@@ -278,7 +278,7 @@ class Dispatcher:
         self._unheard_routes: dict[Route, bool] = {}
         self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what determines them
         self.latencies: dict[str, Latency] = {}  # by the names of routes in force
-        self._told: set[tuple[str, object]] = set()  # of this wake-up, already logged
+        self._logged: set[tuple[str, object]] = set()  # of this wake-up, already logged
         self._told_at = 0.0
         # Of the latest changes, if nothing else changed.
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)
@@ -399,16 +399,16 @@ class Dispatcher:
 
     def _unheard(self, route: Route) -> bool:
         """Return True if no client can receive messages of a route that always leads to the same scope."""
-        known = self._unheard_routes.get(route)
-        if known is None:
+        is_unheard = self._unheard_routes.get(route)
+        if is_unheard is None:
             assert route.short is not None
             target = self._entrance(route)
             nobody_at = getattr(target, "nobody_at", None)  # not every namespace has this method
-            known = target is not None and nobody_at is not None and nobody_at(route.short.scope)
-            if known and target is not None:
-                known = Branch(route, target, ()).idle
-            self._unheard_routes[route] = known
-        return known
+            is_unheard = target is not None and nobody_at is not None and nobody_at(route.short.scope)
+            if is_unheard and target is not None:
+                is_unheard = Branch(route, target, ()).idle
+            self._unheard_routes[route] = is_unheard
+        return is_unheard
 
     def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
         """Return the entry of a return address."""
@@ -530,11 +530,11 @@ class Dispatcher:
 
     def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
         """Return a message's recipients at the end of a route, and True if the address determines them."""
-        known = end.sinks(message.address)
-        sinks = end.choose(message) if known is None else known
+        fixed_sinks = end.sinks(message.address)
+        sinks = end.choose(message) if fixed_sinks is None else fixed_sinks
         recipients = [self._recipient(sink, route) for sink in sinks]
         retaining = self._retaining(end, message)
-        return (*recipients, *retaining), known is not None and not retaining
+        return (*recipients, *retaining), fixed_sinks is not None and not retaining
 
     def _retaining(self, namespace: Namespace, message: Message, endpoint: str = "") -> list[Recipient]:
         """Return the recipient that retains the message, if it is retained there."""
@@ -569,8 +569,8 @@ class Dispatcher:
             crossed = message.crossed(target)
             property_set = message.property_set
             if property_set is not NO_PROPERTIES and route.foreign:
-                known = route.examined
-                if property_set is not known.property_set or crossed.hops != known.hops or known.losses:
+                last = route.examined
+                if property_set is not last.property_set or crossed.hops != last.hops or last.losses:
                     # Its receiver needs the converted properties, too.
                     self._note_losses(batch, route, crossed)
             batch.add_only(receipt, recipient, crossed)
@@ -658,9 +658,9 @@ class Dispatcher:
                 raise
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
-                told = partial(batch.settle, [batch.open(receipt, 1)])
+                settle = partial(batch.settle, [batch.open(receipt, 1)])
                 self.record_unrouted(entry, message, INTERNAL, batch.received)
-                self.dead_letters.add([message], "", INTERNAL, told, full=told)
+                self.dead_letters.add([message], "", INTERNAL, settle, full=settle)
                 return True
         for recipient in recipients:
             placed.append((recipient, message))
@@ -785,10 +785,10 @@ class Dispatcher:
         """Return True once in a wake-up for each key, because a log line costs more than a message."""
         if batch.received != self._told_at:
             self._told_at = batch.received
-            self._told.clear()
-        if key in self._told:
+            self._logged.clear()
+        if key in self._logged:
             return False
-        self._told.add(key)
+        self._logged.add(key)
         return True
 
     # Overridden to record what crosses.

@@ -48,8 +48,8 @@ class HostRecords:
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
 
-    def _put(self, kind: str, given: object, *words: str) -> None:
-        self._store.put(kind, self._key(*words), json.dumps(given).encode())
+    def _put(self, kind: str, record: object, *words: str) -> None:
+        self._store.put(kind, self._key(*words), json.dumps(record).encode())
 
     def _delete(self, kind: str, *words: str) -> None:
         self._store.delete(kind, self._key(*words))

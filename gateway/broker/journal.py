@@ -94,7 +94,7 @@ class RecordedBatch(Batch):
         "_before",
         "_open_batches",
         "_sent",
-        "_told",
+        "_settled_count",
         "bare",
         "bursts",
         "origins",
@@ -113,7 +113,7 @@ class RecordedBatch(Batch):
         self._before = before  # which is open for as long as this one is
         self._open_batches = open_batches
         self._sent = False
-        self._told = 0
+        self._settled_count = 0
         self.sources: list[Message | Address] = []
         self.bare = 0
         self.origins: list[int] = []
@@ -161,13 +161,13 @@ class RecordedBatch(Batch):
         self._close()
 
     def _tell(self, done: list[int]) -> None:
-        self._told += len(done)
+        self._settled_count += len(done)
         self._close()
         super()._tell(done)
 
     def _close(self) -> None:
         # Before it is sent, others may follow those that were settled at once.
-        if self._sent and self._told == len(self.receipts) and self._open_batches is not None:
+        if self._sent and self._settled_count == len(self.receipts) and self._open_batches is not None:
             self._open_batches.settled(self)
 
 
@@ -199,12 +199,12 @@ class RecipientRecorder:
             return
         came, origins, bursts = batch.sources, batch.origins, batch.bursts
         sources: list[Message | Address] | None = came or None
-        known: list[int] | None = origins or None
+        origin_slots: list[int] | None = origins or None
         if bursts is not None and len(bursts.bodies) != len(slots):
             bursts = None
         if slots is not part.slots or len(slots) != len(batch.receipts):  # not the whole batch, in its order
             sources = [came[slot] for slot in slots] if came else None
-            known = [origins[slot] for slot in slots] if origins else slots
+            origin_slots = [origins[slot] for slot in slots] if origins else slots
             bursts = None
         if self._redactor is not None or batch.private:
             bursts = None
@@ -219,7 +219,7 @@ class RecipientRecorder:
             sources = None
         mixed = 0 < batch.bare < len(came)
         alike = None if sources is None else _alike(sources, messages, mixed=mixed)
-        self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
+        self._writer.record(self._labels, messages, outcome, batch.received, alike, origin_slots, bursts)
 
 
 def _without_content(message: Message) -> Message:
@@ -360,10 +360,10 @@ class Journaling:
     ) -> None:
         """Record a message that a route refused."""
         if self._wanted(route):
-            told = _redacted(message, self.redactors.of(route))
+            redacted = _redacted(message, self.redactors.of(route))
             if outcome.reason is Reason.NOT_AUTHORIZED:
-                told = _without_content(told)
-            self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
+                redacted = _without_content(redacted)
+            self.writer.refuse(self._labels(route), [redacted], outcome, received, [slot])
 
     def record_unrouted(self, message: Message, outcome: Outcome, received: Monotonic) -> None:
         """Record a message that has no target, with what has gathered of its kind."""
@@ -404,8 +404,8 @@ class Journaling:
         if self._wanted(route):
             try:
                 redactor = self.redactors.of(route)
-                told = messages if redactor is None else [redactor(message) for message in messages]
-                self.writer.record(self._labels(route), told, outcome, received)
+                redacted = messages if redactor is None else [redactor(message) for message in messages]
+                self.writer.record(self._labels(route), redacted, outcome, received)
             except Exception as error:
                 contained("journal", error)
 

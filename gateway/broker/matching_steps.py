@@ -45,9 +45,9 @@ class MatchingSteps:
         if not steps:
             return
         name = OPERATOR if user is None else user
-        left = self._of_users.get(name, 0) + steps
-        if left:
-            self._of_users[name] = left
+        steps_left = self._of_users.get(name, 0) + steps
+        if steps_left:
+            self._of_users[name] = steps_left
         else:
             del self._of_users[name]
 

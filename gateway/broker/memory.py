@@ -63,11 +63,11 @@ class Memory:
     """
 
     __slots__ = (
+        "_checked_bytes",
         "_resident",
         "_risen",
         "_rising",
-        "_seen",
-        "_since",
+        "_shortage_start",
         "_stopped",
         "_trim",
         "_trim_at",
@@ -98,10 +98,10 @@ class Memory:
         self.refused = 0  # messages
         self.changed = changed
         self.connections = connections
-        self._seen = 0  # used bytes at the last check for incomplete messages
+        self._checked_bytes = 0  # used bytes at the last check for incomplete messages
         self._risen = 0  # lowest use since the last report of a rise
         self._rising: Callable[[], None] | None = None
-        self._since: float | None = None  # since when it has been short
+        self._shortage_start: float | None = None  # since when it has been short
         self._resident = resident
         self._trim = trim
         self._trim_at = 0.0
@@ -109,12 +109,12 @@ class Memory:
         self._turns = 0
         self._stopped: dict[HeldPublisher, Callable[[], None] | None] = {}
 
-    def tell_rising(self, told: Callable[[], None]) -> None:
+    def tell_rising(self, on_rise: Callable[[], None]) -> None:
         """Set the function that is called when memory use has risen by RISE of the watermark.
 
         The rise is counted from the lowest use since the last call.
         """
-        self._rising = told
+        self._rising = on_rise
 
     # For publishing connections, while memory is short.
 
@@ -122,9 +122,9 @@ class Memory:
         """Pause a connection that brings `count` messages. Return False if they must be refused instead."""
         release = self._stopped.get(publisher)
         if release is None:
-            known = publisher in self._stopped
+            is_stopped = publisher in self._stopped
             release = self._stopped[publisher] = publisher.hold()
-            if not known:
+            if not is_stopped:
                 publisher.told_of_memory(True)
         if release is None and self.scarce:
             self.refused += count
@@ -161,10 +161,10 @@ class Memory:
                 self._stop_begun()
         elif used < self.mark * LOW:
             self.short = False
-            self._since = None
+            self._shortage_start = None
             self._tell()
             self._go_on()
-        elif used > self._seen + self.mark * RISE:
+        elif used > self._checked_bytes + self.mark * RISE:
             self._stop_begun()
 
     def _tell(self) -> None:
@@ -181,11 +181,11 @@ class Memory:
             except Exception as error:
                 contained("connection", error)
 
-    def _stop_begun(self, *, late: bool = False) -> None:
-        """Pause connections with many incomplete messages; with `late`, close them."""
-        self._seen = self.used
+    def _stop_begun(self, *, close: bool = False) -> None:
+        """Pause connections with many incomplete messages; with `close`, close them."""
+        self._checked_bytes = self.used
         for publisher in list(self.connections()):
-            if publisher.begun > BEGUN_BYTES_MAX and (not self.admits(publisher, 0) or late):
+            if publisher.begun > BEGUN_BYTES_MAX and (not self.admits(publisher, 0) or close):
                 publisher.let_go_for_memory()
 
     def tick(self, now: float) -> None:
@@ -194,9 +194,9 @@ class Memory:
             self._return_free(self._trim, now)
         self.look()
         if self.short:
-            if self._since is None:
-                self._since = now
-            self._stop_begun(late=now - self._since >= BEGUN_SECS)
+            if self._shortage_start is None:
+                self._shortage_start = now
+            self._stop_begun(close=now - self._shortage_start >= BEGUN_SECS)
 
     def _return_free(self, trim: Callable[[], None], now: float) -> None:
         """Return free memory to the system; if that was of little use, wait longer until the next time."""

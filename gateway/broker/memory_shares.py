@@ -92,26 +92,26 @@ class MemoryShares:
         """
         memory = self._memory
         self._near = memory.used > memory.mark * (FAR if self._near else NEAR)
-        held: dict[Owner, int] = {}
+        held_bytes: dict[Owner, int] = {}
 
         def count(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
             for owner in owners:
-                held[owner] = held.get(owner, 0) + byte_count
+                held_bytes[owner] = held_bytes.get(owner, 0) + byte_count
 
         if self._near:
             await self._each(count)
-        self.over = {owner for owner, byte_count in held.items() if byte_count > self._most(owner)}
-        wanted: set[Holder] = set()
+        self.over = {owner for owner, byte_count in held_bytes.items() if byte_count > self._most(owner)}
+        to_restrain: set[Holder] = set()
 
         def restrain(holder: Holder | None, byte_count: int, owners: list[Owner]) -> None:
             if holder is not None and not self.over.isdisjoint(owners):
-                wanted.add(holder)
+                to_restrain.add(holder)
                 self._restrained[holder] = None
                 _act(holder, on=True)
 
         if self.over:
             await self._each(restrain)
-        for number, holder in enumerate([one for one in self._restrained if one not in wanted], 1):
+        for number, holder in enumerate([one for one in self._restrained if one not in to_restrain], 1):
             del self._restrained[holder]
             _act(holder, on=False)
             if number % SLICE == 0:

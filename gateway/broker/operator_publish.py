@@ -25,26 +25,26 @@ class Publishing:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
-    def publish(self, endpoint: str, message: Message, told: Told) -> None:
+    def publish(self, endpoint: str, message: Message, on_outcome: Told) -> None:
         """Publish a message as a client of this listener, or as if this link had received it.
 
-        `told` is called with the outcome.
+        `on_outcome` is called with the outcome.
         """
         dispatcher = self._dispatcher
         local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
-        self.publish_in(endpoint, local, message, told)
+        self.publish_in(endpoint, local, message, on_outcome)
 
-    def publish_in(self, endpoint: str, local: Namespace | None, message: Message, told: Told) -> None:
+    def publish_in(self, endpoint: str, local: Namespace | None, message: Message, on_outcome: Told) -> None:
         """Publish a message as a client of this endpoint, in one of its namespaces; None for a link."""
         dispatcher = self._dispatcher
         if dispatcher.memory.short:
-            told(LOW_ON_MEMORY)
+            on_outcome(LOW_ON_MEMORY)
             return
         batch = dispatcher.batch(self, clock.now())
         entry = dispatcher.entry(endpoint, local, message.address)
-        if not dispatcher.publish(batch, entry, message, told):
+        if not dispatcher.publish(batch, entry, message, on_outcome):
             dispatcher.record_unrouted(entry, message, UNROUTED, batch.received)
-            told(UNROUTED)
+            on_outcome(UNROUTED)
         batch.send()
 
     def roles(self, endpoint: str, local: Namespace | None, address: Address) -> tuple[str | None, ...]:
@@ -60,5 +60,5 @@ class Publishing:
 
     def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Report the outcomes to the callbacks."""
-        for at, told in enumerate(receipts):
-            told((refused or {}).get(at, ACCEPTED))
+        for at, on_outcome in enumerate(receipts):
+            on_outcome((refused or {}).get(at, ACCEPTED))

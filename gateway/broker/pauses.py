@@ -88,10 +88,10 @@ class PauseGate(OneSink):
 
     def release(self, most: int) -> None:
         """Send about `most` messages on their way."""
-        left = most
-        while self._waiting and left > 0:
+        remaining = most
+        while self._waiting and remaining > 0:
             part, count = self._waiting.popleft()
-            left -= count
+            remaining -= count
             self.messages -= count
             self.byte_count -= weight_of(part.messages[:count])
             self._pass_on(part, count)
@@ -180,10 +180,10 @@ class Pauses:
 
     def use(self, routes: Iterable[Route]) -> None:
         """Put these routes in force, and resume those that are not among them."""
-        named = {route.name: route for route in routes}
+        by_name = {route.name: route for route in routes}
         for name, gate in self.gates.items():
-            gate.route = named.get(name, gate.route)
-        for name in self.routes - named.keys():
+            gate.route = by_name.get(name, gate.route)
+        for name in self.routes - by_name.keys():
             self.resume("route", name)
 
     def empty(self, name: str) -> None:

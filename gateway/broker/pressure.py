@@ -136,7 +136,7 @@ class ConsumerRate:
     than it can in DEEP_SECS, has a queue to catch up with, and its publishers are not paused for that.
     """
 
-    __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "on", "taken")
+    __slots__ = ("_at", "_before", "_delay_secs", "_least", "_per_sec", "consumed_count", "on")
 
     def __init__(self, delay_secs: float, least: int, now: float) -> None:
         """Create the measurement; `least` messages may wait whatever the delay.
@@ -144,7 +144,7 @@ class ConsumerRate:
         `now` is in seconds of any clock, always of the same one.
         """
         self.on = False  # publishers are paused
-        self.taken = 0  # messages; counted by the code that hands them out
+        self.consumed_count = 0  # messages; counted by the code that hands them out
         self._delay_secs = delay_secs
         self._least = least
         self._per_sec = 0.0
@@ -155,9 +155,9 @@ class ConsumerRate:
         """Return True if publishers should wait, with `waiting` messages for the consumer."""
         elapsed = now - self._at
         if elapsed >= PACE_SECS:
-            per_sec = (self.taken - self._before) / elapsed
+            per_sec = (self.consumed_count - self._before) / elapsed
             self._per_sec = (self._per_sec + per_sec) / 2 if self._per_sec else per_sec
-            self._before = self.taken
+            self._before = self.consumed_count
             self._at = now
         most = max(self._per_sec * self._delay_secs, self._least)
         if self._least > self._per_sec * SLOW_SECS or waiting > self._per_sec * DEEP_SECS:
@@ -195,7 +195,7 @@ class HeldReceipts(Generic[R]):
 
     def give_up(self) -> list[R]:
         """Return and clear all receipts, because they are given up or their sender resends them by itself."""
-        taken = self._refused + self._behind
+        receipts = self._refused + self._behind
         self.on = False
         self._refused, self._behind = [], []
-        return taken
+        return receipts

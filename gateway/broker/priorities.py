@@ -192,9 +192,9 @@ class PriorityQueue(Queue):
                 self.shrink(self.weigh(found[:1]))
         return withdrawn
 
-    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, from which they are redelivered."""
-        messages = list(taken)
+        messages = list(deliveries)
         if not self._sorted and self._fits([message for _, message in messages]):
             super().requeue(messages)
             return
@@ -238,7 +238,7 @@ class PriorityQueue(Queue):
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
-        if self.gone:
+        if self.removed_positions:
             self._tell_gone()
         if self.gate.shut:
             self.gate.wait(self.dispatch)
@@ -291,20 +291,20 @@ class PriorityQueue(Queue):
     def _hand_out_sorted(self, consumer: Consumer, count: int) -> int:
         """Deliver at most `count` messages. Return how many left the queue, including expired ones."""
         utc = clock.utc()
-        taken: list[tuple[int, Message, bool]] = []
-        gone = byte_count = 0
+        rows: list[tuple[int, Message, bool]] = []
+        removed_count = byte_count = 0
         for position, message, redelivered in self._best(consumer):
             if self._drop_expired(position, message, utc):
-                gone += 1
+                removed_count += 1
             else:
-                taken.append((position, message, redelivered))
+                rows.append((position, message, redelivered))
                 byte_count += self.weigh((message,))
-            if len(taken) >= count or byte_count >= DISPATCH_BYTES_MAX:
+            if len(rows) >= count or byte_count >= DISPATCH_BYTES_MAX:
                 break
-        self._taken([message for _, message, _ in taken], byte_count)
-        for position, messages, redelivered in _runs(taken):
+        self._taken([message for _, message, _ in rows], byte_count)
+        for position, messages, redelivered in _runs(rows):
             self._deliver(consumer, position, messages, redelivered)
-        return gone + len(taken)
+        return removed_count + len(rows)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
         """Remove and yield sorted messages, in the order in which `consumer` may have them."""
@@ -445,11 +445,11 @@ class PriorityQueue(Queue):
         return count
 
 
-def _runs(taken: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:
+def _runs(rows: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:
     """Yield runs of consecutive positions as (first position, messages, redelivered)."""
     messages: list[Message] = []
     first, last, kind = 0, -1, False
-    for position, message, redelivered in taken:
+    for position, message, redelivered in rows:
         if messages and (position != last + 1 or redelivered is not kind):
             yield first, messages, kind
             messages = []

@@ -149,7 +149,7 @@ class Queue:
         self.storage: Storage | None = None  # None if nothing of this queue is on disk
         self.gate = ALWAYS_OPEN  # or that of the store
         # Positions that the storage may forget, reported once in a wake-up.
-        self.gone: list[int] | None = None
+        self.removed_positions: list[int] | None = None
         self.next = 0  # position of the next message
         self._ready: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
@@ -174,7 +174,7 @@ class Queue:
         self.next = end
         self.byte_count += byte_count
         self.gate = gate
-        self.gone = []
+        self.removed_positions = []
 
     def __len__(self) -> int:
         paged = 0 if self.storage is None else self.storage.count
@@ -273,13 +273,13 @@ class Queue:
         A publisher that names the queue learns that it is full. Other publishers share the message with
         recipients that have space for it, so to them it is accepted.
         """
-        named: list[int] = []
+        direct_positions: list[int] = []
         copies: list[int] = []
         for at, message in enumerate(part.messages):
-            (named if self.is_named_by(message) else copies).append(at)
-        if named:
-            self._full_queues.refused += len(named)
-            part.settle_at(named, FULL)
+            (direct_positions if self.is_named_by(message) else copies).append(at)
+        if direct_positions:
+            self._full_queues.refused += len(direct_positions)
+            part.settle_at(direct_positions, FULL)
         if copies:
             self.drop_copies([part.messages[at] for at in copies])
             part.settle_at(copies)
@@ -352,7 +352,7 @@ class Queue:
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit, in turn."""
-        if self.gone:
+        if self.removed_positions:
             self._tell_gone()
         if self.gate.shut:
             self.gate.wait(self.dispatch)
@@ -514,9 +514,9 @@ class Queue:
         if self.storage is not None:
             self.storage.forget(positions)
 
-    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, from which they are redelivered."""
-        for position, message in taken:
+        for position, message in deliveries:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
             self.byte_count += self.weigh((message,))
@@ -548,14 +548,14 @@ class Queue:
 
     def _tell_gone(self) -> None:
         assert self.storage is not None
-        assert self.gone is not None
-        self.storage.forget(self.gone[:])
-        self.gone.clear()
+        assert self.removed_positions is not None
+        self.storage.forget(self.removed_positions[:])
+        self.removed_positions.clear()
 
     def _was_delivered(self, position: int) -> bool:
         """Return True if an earlier process may have delivered the message at a position."""
-        kept = self.storage
-        return kept is not None and position < kept.recovered and kept.delivered(position)[0]
+        storage = self.storage
+        return storage is not None and position < storage.recovered and storage.delivered(position)[0]
 
     def _hand_out(self, consumer: Consumer, count: int) -> None:
         redelivered = False
@@ -636,20 +636,20 @@ class Queue:
         expired one are put back for the next round, because the returned positions must be consecutive.
         """
         utc = clock.utc()
-        kept: list[Message] = []
+        remaining: list[Message] = []
         position = first = self._first - len(messages)
         for at, message in enumerate(messages):
             if not self._drop_expired(first + at, message, utc):
-                kept.append(message)
-            elif kept:
+                remaining.append(message)
+            elif remaining:
                 rest = messages[at + 1 :]
                 self._ready.extendleft(reversed(rest))
                 self._first -= len(rest)
                 break
             else:
                 position = first + at + 1
-        self._taken(kept)
-        return position, kept
+        self._taken(remaining)
+        return position, remaining
 
     def _hand_out_returned(self) -> bool:
         """Deliver one requeued message to a consumer with credit, or drop it if it has expired.
@@ -679,8 +679,8 @@ class Queue:
 
     def _expire(self, position: int, message: Message) -> None:
         """Settle an expired message, which leaves the queue; overridden by queues that route it."""
-        if self.gone is not None:
-            self.gone.append(position)
+        if self.removed_positions is not None:
+            self.removed_positions.append(position)
         if self._expired is not None:
             self._expired(message)
 

@@ -74,9 +74,9 @@ class Redactor:
         self._properties: list[tuple[str, Action]] = []
         self._senders: dict[Sender, Sender] = {}
         self.redacted = self.withheld = 0
-        for what, action in rules:
-            head, _, rest = what.partition(".")
-            if what == "body":
+        for field, action in rules:
+            head, _, rest = field.partition(".")
+            if field == "body":
                 self._body = _stronger(self._body, action)
             elif head == "body":
                 self._fields.append(RedactionStep(tuple(rest.split(".")), action))
@@ -85,7 +85,7 @@ class Redactor:
             elif head == "properties":
                 self._properties.append((rest, action))
             else:
-                self._sender.append((SENDER_FIELDS[what], action))
+                self._sender.append((SENDER_FIELDS[field], action))
 
     def __call__(self, message: Message) -> Message:
         """Return the message in the form for the journal."""
@@ -108,11 +108,11 @@ class Redactor:
         if self._body == "drop" or (self._fields and len(body) > self._body_bytes_max):
             return Withheld(len(body))
         if self._fields and body:
-            told = self._looked_into(body)
-            if told is None:
+            redacted = self._looked_into(body)
+            if redacted is None:
                 self.withheld += 1
                 return Withheld(len(body))
-            body = told
+            body = redacted
         if isinstance(self._body, Truncate):
             return body[: self._body.truncate]
         return body if self._body is None else self._hash(body).encode()
@@ -131,11 +131,11 @@ class Redactor:
 
     def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
         """Apply an action at the end of the path, in each element of the lists on the way, however deep."""
-        left = [found]
-        while left:
-            one = left.pop()
+        stack = [found]
+        while stack:
+            one = stack.pop()
             if isinstance(one, list):
-                left += one
+                stack += one
             elif isinstance(one, dict):
                 self._at(one, path, action)
 
@@ -206,13 +206,13 @@ class Redactor:
             properties = replace(properties, **changed)
         headers = []
         for name, value in properties.headers:
-            kept: Value | None = value
+            result: Value | None = value
             for action in self._headers.get(name, ()):
-                if kept is not None:
-                    made = self._value(kept.value, action)
-                    kept = None if made is LEFT_OUT else string(made)
-            if kept is not None:
-                headers.append((name, kept))
+                if result is not None:
+                    made = self._value(result.value, action)
+                    result = None if made is LEFT_OUT else string(made)
+            if result is not None:
+                headers.append((name, result))
         return replace(properties, headers=tuple(headers))
 
 
@@ -251,9 +251,9 @@ class Redactors:
                 for rule in one.rule.private.items()
             ]
             if rules:
-                told = tuple(dict.fromkeys(rules))
-                self._rules[route.name] = told
-                self._by_route[route.name] = self._redactor(told)
+                unique = tuple(dict.fromkeys(rules))
+                self._rules[route.name] = unique
+                self._by_route[route.name] = self._redactor(unique)
 
     def __bool__(self) -> bool:
         return bool(self._by_route)
@@ -299,7 +299,7 @@ class PrivateFields:
         """
         self._router = router
         self._key = key or secrets.token_bytes(KEY_BYTES)
-        self._known: Router | None = None
+        self._last_router: Router | None = None
         self._private: list[Route] = []
         self._of_routes: dict[str, Rules] = {}
         self._made: dict[Rules, Redactor] = {}
@@ -310,8 +310,8 @@ class PrivateFields:
         `route` is the name of the route that it took, or "".
         """
         router = self._router()
-        if router is not self._known:
-            self._known = router
+        if router is not self._last_router:
+            self._last_router = router
             self._private = [one for one in (*router.routes, *router.answers) if one.rule.private]
             self._of_routes, self._made = {}, {}
         if not self._private:

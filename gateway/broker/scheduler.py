@@ -73,10 +73,10 @@ class CallScheduler:
 
         Return when the next alarm is due, in POSIX seconds; infinity if there is none.
         """
-        due = []
+        due_alarms = []
         while self._alarms and self._alarms[0][0] <= utc:
-            due.append(heapq.heappop(self._alarms)[2])
-        for alarm in due:
+            due_alarms.append(heapq.heappop(self._alarms)[2])
+        for alarm in due_alarms:
             call, alarm.call = alarm.call, None
             if call is None:
                 self._cancelled -= 1
@@ -97,7 +97,7 @@ class CallScheduler:
         while True:
             self.ring(clock.utc())
             rung()
-            due = self.due  # the calls may have set further alarms
+            next_at = self.due  # the calls may have set further alarms
             with trio.CancelScope() as self._sleep:
-                await trio.sleep(max(0.0, min(due - clock.utc(), SLEEP_SECS_MAX)))
+                await trio.sleep(max(0.0, min(next_at - clock.utc(), SLEEP_SECS_MAX)))
             self._sleep = None

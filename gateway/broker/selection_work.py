@@ -44,9 +44,9 @@ class SelectionWork:
         """Return the result of a selector, cached if an equal one was evaluated for the same message."""
         results = self._results
         if results:
-            known = results.get((selects, message))
-            if known is not None:
-                return known
+            result = results.get((selects, message))
+            if result is not None:
+                return result
         began = clock.perf_counter()
         found = selects(message)
         took = clock.perf_counter() - began

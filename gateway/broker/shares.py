@@ -31,9 +31,9 @@ SHARE: Final = 0.9  # of the total, unless configured: another holder always get
 log = structlog.get_logger(limited=True)
 
 
-def share_of(total: int, given: int) -> int:
-    """Return how many of `total` one holder may have. `given` is the configured number, 0 for none."""
-    return given or ceil(total * SHARE)
+def share_of(total: int, configured: int) -> int:
+    """Return how many of `total` one holder may have. `configured` is the configured number, 0 for none."""
+    return configured or ceil(total * SHARE)
 
 
 class Shares:
@@ -145,7 +145,7 @@ class UserQuotas:
             "unsent responses", bytes_max=UNSENT_BYTES_MAX, share_option="what may be unread"
         )
         self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
-        self._told: dict[str, tuple[int, int]] = {}
+        self._logged_counts: dict[str, tuple[int, int]] = {}
 
     def outbox(self) -> UserShares:
         """Return the shares in an outbox, which sets its limits."""
@@ -175,38 +175,41 @@ class UserQuotas:
 
     def refused(self) -> dict[str, int]:
         """Return how often something did not fit, by kind."""
-        return {shares.what.replace(" ", "_"): shares.refused for shares in self.all()}
+        return {shares.resource.replace(" ", "_"): shares.refused for shares in self.all()}
 
     def pushed_out(self) -> dict[str, int]:
         """Return how many entries were replaced by newer ones, by kind."""
-        return {shares.what.replace(" ", "_"): shares.pushed_out for shares in self.all()}
+        return {shares.resource.replace(" ", "_"): shares.pushed_out for shares in self.all()}
 
     def tick(self) -> None:
         """Log what was refused or replaced since the last call."""
         for shares in self.all():
-            refused, gone = self._told.get(shares.what, (0, 0))
+            refused, pushed_out = self._logged_counts.get(shares.resource, (0, 0))
             if shares.refused > refused:
                 log.warning(
                     "user quota reached",
-                    what=shares.what,
+                    what=shares.resource,
                     user=shares.last_user.lstrip("\0"),
                     limit=shares.last_limit,
                     refused=shares.refused - refused,
                 )
-            if shares.pushed_out > gone:
+            if shares.pushed_out > pushed_out:
                 log.warning(
                     "user quota evicted entries",
-                    what=shares.what,
+                    what=shares.resource,
                     user=shares.last_user,
-                    entries=shares.pushed_out - gone,
+                    entries=shares.pushed_out - pushed_out,
                 )
-            self._told[shares.what] = (shares.refused, shares.pushed_out)
+            self._logged_counts[shares.resource] = (shares.refused, shares.pushed_out)
 
     def _shares(
-        self, what: str, count: tuple[str, int] = ("", NO_LIMIT), byte_count: tuple[str, int] = ("", NO_LIMIT)
+        self,
+        resource: str,
+        count: tuple[str, int] = ("", NO_LIMIT),
+        byte_count: tuple[str, int] = ("", NO_LIMIT),
     ) -> UserShares:
         return UserShares(
-            what,
+            resource,
             count_max=count[1],
             bytes_max=byte_count[1],
             user_share=self._share,

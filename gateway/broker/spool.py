@@ -157,7 +157,7 @@ def owner_in(name: str) -> str:
 
 
 class Spool:
-    """Folder of spooled bodies. `used` are the bytes in it, `held` those reserved for bodies in memory.
+    """Folder of spooled bodies. `used` are the bytes in it, `reserved_bytes` is for bodies in memory.
 
     Its bytes are counted in `shares` for the users who sent them. A file's name has a digest of the user, so
     that the next gateway counts the same.
@@ -180,7 +180,7 @@ class Spool:
         self.shares = shares or UserShares(
             "spooled bodies", bytes_max=bytes_max, bytes_option="limits.spool_bytes_max"
         )
-        self.held = 0
+        self.reserved_bytes = 0
         self.dead: deque[str] = deque()  # names of unreferenced files
         self._copied: deque[str] = deque()  # those that a copy of the store may need
         self._memory_max = memory_bytes_max
@@ -210,16 +210,16 @@ class Spool:
         Return False if it must go to the disk.
         """
         with self._lock:
-            fits = size <= self._memory_max and self.held + size <= self._memory_total_max
+            fits = size <= self._memory_max and self.reserved_bytes + size <= self._memory_total_max
             if fits or size < SPOOLED_BYTES_MIN:
-                self.held += size
+                self.reserved_bytes += size
                 return True
             return False
 
     def let_go(self, size: int) -> None:
         """Release the memory reserved for a body of `size` bytes."""
         with self._lock:
-            self.held -= size
+            self.reserved_bytes -= size
 
     @property
     def used(self) -> int:

@@ -269,11 +269,11 @@ class QueueStorage(PagedLog):
         The store refuses the others. If these were queued until then, they would be delivered first. Return
         the queued messages.
         """
-        taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
-        queued = [messages[at] for at in taken]
+        positions = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
+        queued = [messages[at] for at in positions]
         self._queue.put(queued)
-        part.settle_at(taken)
-        if len(taken) < len(messages):
+        part.settle_at(positions)
+        if len(positions) < len(messages):
             self._store.refuse(part.settle)
         return queued
 

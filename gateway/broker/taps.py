@@ -43,20 +43,20 @@ class Tap:
         *,
         route: str = "",
         endpoint: str = "",
-        named: Callable[[str], bool] | None = None,
+        name_matches: Callable[[str], bool] | None = None,
         per_second: float = 10.0,
     ) -> None:
         self.route = route
         self.endpoint = endpoint
         self.skipped = 0  # since the last fetch
-        self._named = named
+        self._name_matches = name_matches
         self._per_second = per_second
         self._allowed = max(per_second, 1.0)
-        self._since = clock.now()
-        self._kept: deque[Passed] = deque()
+        self._refilled_at = clock.now()
+        self._buffer: deque[Passed] = deque()
         self._byte_count = 0
-        self._seen: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
-        self._heard = trio.Event()
+        self._recent: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
+        self._wakeup = trio.Event()
 
     def wants(self, route: str, endpoint: str) -> bool:
         """Return True if the tap may match messages of a recipient."""
@@ -66,37 +66,37 @@ class Tap:
         """Add messages that were settled, as far as they match and fit the limits."""
         now = clock.now()
         most = max(self._per_second, 1.0)
-        self._allowed = min(most, self._allowed + (now - self._since) * self._per_second)
-        self._since = now
+        self._allowed = min(most, self._allowed + (now - self._refilled_at) * self._per_second)
+        self._refilled_at = now
         for message in messages:
-            if self._named is not None and not self._named(message.address.name):
+            if self._name_matches is not None and not self._name_matches(message.address.name):
                 continue
             if not route and self._knows(message):
                 continue
-            full = len(self._kept) >= KEPT_MAX or self._byte_count + message.byte_count > KEPT_BYTES_MAX
+            full = len(self._buffer) >= KEPT_MAX or self._byte_count + message.byte_count > KEPT_BYTES_MAX
             if self._allowed < 1.0 or full:
                 self.skipped += 1
                 continue
             self._allowed -= 1.0
-            self._kept.append(Passed(route, endpoint, message, outcome))
+            self._buffer.append(Passed(route, endpoint, message, outcome))
             self._byte_count += message.byte_count
-            self._heard.set()
+            self._wakeup.set()
 
     def _knows(self, message: Message) -> bool:
         """Return True if the message was reported already, from another recipient."""
-        if id(message) in self._seen:
+        if id(message) in self._recent:
             return True
-        self._seen[id(message)] = message
-        if len(self._seen) > SEEN_MAX:
-            del self._seen[next(iter(self._seen))]
+        self._recent[id(message)] = message
+        if len(self._recent) > SEEN_MAX:
+            del self._recent[next(iter(self._recent))]
         return False
 
     async def fetch(self, secs: float) -> tuple[list[Passed], int]:
         """Return the stored messages and the number of skipped ones; wait up to `secs` seconds for one."""
         with trio.move_on_after(secs):
-            await self._heard.wait()
-        self._heard = trio.Event()
-        found, self._kept, self._byte_count = list(self._kept), deque(), 0
+            await self._wakeup.wait()
+        self._wakeup = trio.Event()
+        found, self._buffer, self._byte_count = list(self._buffer), deque(), 0
         skipped, self.skipped = self.skipped, 0
         return found, skipped
 

@@ -83,9 +83,9 @@ class Strip(Generic[T]):
         self._ones ^= masks.pop(one, 0)
         self._many ^= masks.pop(many, 0)
         for part, mask in masks.items():
-            left = self._literals.get(part, 0) ^ mask
-            if left:
-                self._literals[part] = left
+            remaining = self._literals.get(part, 0) ^ mask
+            if remaining:
+                self._literals[part] = remaining
             else:
                 del self._literals[part]
 
@@ -257,12 +257,12 @@ class Trie(Generic[T]):
         end = len(levels)
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
-            named = self._root.children.get(levels[0])
-            if named is None or levels[0] in (one, many):
+            child = self._root.children.get(levels[0])
+            if child is None or levels[0] in (one, many):
                 stack = []
             else:
-                after = self._beyond(named, levels, 1)
-                stack = [(named, after)] if after >= 0 else []
+                after = self._beyond(child, levels, 1)
+                stack = [(child, after)] if after >= 0 else []
         while stack:
             node, at = stack.pop()
             children = node.children
@@ -400,8 +400,8 @@ class TopicTree(Generic[T]):
         stack: list[tuple[TopicLevel[T], int]] = []
         branch = self._root
         for depth, name in enumerate(path):
-            named = depth < len(pattern) and pattern[depth] not in ("+", "#")
-            stack.append((branch, 1 if named else bisect_right(branch.names, name)))
+            is_literal = depth < len(pattern) and pattern[depth] not in ("+", "#")
+            stack.append((branch, 1 if is_literal else bisect_right(branch.names, name)))
             child = branch.children.get(name)
             if child is None:
                 return stack

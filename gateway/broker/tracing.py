@@ -85,8 +85,8 @@ def _publish(
     """Publish with `plain`; if the message is to be traced, report it to its trace."""
     carried = message.property_set is not NO_PROPERTIES and tracing.carries(message.property_set)
     if not carried:
-        tracing.until -= 1
-        if tracing.until > 0:
+        tracing.countdown -= 1
+        if tracing.countdown > 0:
             return plain(batch, entry, message, receipt)
     try:
         trace = tracing.begin(message, batch.received)
@@ -101,9 +101,9 @@ def _publish(
 def _go_together(tracing: Tracing, messages: list[Message]) -> bool:
     """Return True if none of these messages, which share their properties, is traced."""
     shared = messages[0].property_set
-    if tracing.until <= len(messages) or (shared is not NO_PROPERTIES and tracing.carries(shared)):
+    if tracing.countdown <= len(messages) or (shared is not NO_PROPERTIES and tracing.carries(shared)):
         return False
-    tracing.until -= len(messages)
+    tracing.countdown -= len(messages)
     return True
 
 
@@ -128,14 +128,14 @@ def _publish_traced(
     whole = RoutingEntry(entry.address, every, resolved_routes)
     slot = len(batch)
     batch.watch(slot, trace)
-    taken = False
+    accepted = False
     try:
-        taken = publish(batch, whole, message, receipt)
+        accepted = publish(batch, whole, message, receipt)
     finally:
-        if not taken:
+        if not accepted:
             batch.unwatch(slot)
             trace.unwanted()
-    return taken
+    return accepted
 
 
 class TracingDispatcher(Dispatcher):

@@ -32,12 +32,12 @@ class Untouched:
                     self._noted[tuple(words)] = [(first, end) for first, end in positions]
         store.delete_all(kind, json.dumps([host])[:-1])
 
-    def recall(self, kept: QueueStorage, *words: str) -> None:
+    def recall(self, storage: QueueStorage, *words: str) -> None:
         """Pass the recorded ranges of a queue to its storage."""
-        kept.recall(self._noted.pop(words, []))
+        storage.recall(self._noted.pop(words, []))
 
-    def note(self, kept: Storage | None, *words: str) -> None:
+    def note(self, storage: Storage | None, *words: str) -> None:
         """Record at the end of the process which messages of a queue were never handed out."""
-        if kept is not None and (positions := kept.untouched()):
-            given = json.dumps({"positions": positions})
-            self._store.put(self._kind, json.dumps([self._host, *words]), given.encode())
+        if storage is not None and (positions := storage.untouched()):
+            record = json.dumps({"positions": positions})
+            self._store.put(self._kind, json.dumps([self._host, *words]), record.encode())

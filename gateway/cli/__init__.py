@@ -49,8 +49,8 @@ FILES: Final = {
 """Module of each command, by the command's name."""
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _tell_version(show: bool) -> None:
+    if show:
         typer.echo(described())
         raise typer.Exit
 

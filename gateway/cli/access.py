@@ -74,8 +74,8 @@ def explain(
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
-        told = {"allowed": decision.allowed, "rule": decision.rule, "roles": rights.roles}
-        typer.echo(orjson.dumps(told))
+        document = {"allowed": decision.allowed, "rule": decision.rule, "roles": rights.roles}
+        typer.echo(orjson.dumps(document))
     else:
         typer.echo(f"{'yes' if decision.allowed else 'no'}: {decision.rule}")
         typer.echo(f"roles: {', '.join(rights.roles) or 'none'}")

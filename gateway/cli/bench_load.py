@@ -80,9 +80,9 @@ class Measured:
             lines.append(f"received  {self.received} in {self.receive_secs:.2f} s: {per_sec:.0f}/s")
             if self.lost:
                 lines.append(f"lost      {self.lost}")
-        told = [f"p{share * 100:g} {(self.quantile(share) or 0.0) * 1_000:.2f}" for share in SHARES]
-        what = "until confirmed" if self.received is None else "until received"
-        lines.append(f"{what}, in ms: {', '.join(told)}")
+        parts = [f"p{share * 100:g} {(self.quantile(share) or 0.0) * 1_000:.2f}" for share in SHARES]
+        title = "until confirmed" if self.received is None else "until received"
+        lines.append(f"{title}, in ms: {', '.join(parts)}")
         return lines
 
     def quantile(self, share: float) -> float | None:
@@ -131,7 +131,7 @@ def _publish(
     columns = (*Progress.get_default_columns()[:3], TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
-        shown = progress.add_task("publishing", total=load.messages, rate="")
+        task = progress.add_task("publishing", total=load.messages, rate="")
         for first in range(0, load.messages, group):
             if load.rate is not None:
                 ahead = first / load.rate - (time.perf_counter() - start)
@@ -157,7 +157,7 @@ def _publish(
             result.refused += len(refused)
             result.why = next((one.text for one in refused.values()), result.why)
             rate = f"{result.sent / max(done - start, 1e-9):.0f}/s"
-            progress.update(shown, completed=result.sent, rate=rate)
+            progress.update(task, completed=result.sent, rate=rate)
     result.send_secs = max(time.perf_counter() - start, 1e-9)
 
 
@@ -209,15 +209,15 @@ class BenchReceiver:
         except LinkError as error:
             self._failed = error
 
-    def wait(self, wanted: int) -> None:
-        """Wait until `wanted` messages have arrived, or none has for QUIET_SECS, and stop consuming.
+    def wait(self, expected_count: int) -> None:
+        """Wait until `expected_count` messages have arrived, or none has for QUIET_SECS, and stop consuming.
 
         Raises LinkError if the connection failed.
         """
-        quiet, seen = time.perf_counter(), -1
-        while len(self.latencies) < wanted and time.perf_counter() - quiet < QUIET_SECS:
-            if len(self.latencies) != seen:
-                quiet, seen = time.perf_counter(), len(self.latencies)
+        quiet, last_count = time.perf_counter(), -1
+        while len(self.latencies) < expected_count and time.perf_counter() - quiet < QUIET_SECS:
+            if len(self.latencies) != last_count:
+                quiet, last_count = time.perf_counter(), len(self.latencies)
             self._thread.join(0.02)
             if not self._thread.is_alive():
                 break

@@ -46,14 +46,14 @@ def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severit
         try:
             client = _connected(let_in)  # a new one for each trial: a refusal closes the channel
         except LinkError as error:
-            yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
+            yield Severity.ERROR, "unreached", f"{trial.action}: {error}"
             return
         try:
             trial.act(client)
             client.close()
         except LinkError as error:
             client.cut()
-            yield trial.severity, "forbidden", f"{trial.what}: {error}"
+            yield trial.severity, "forbidden", f"{trial.action}: {error}"
 
 
 def _untried(link: LinkSettings) -> str:

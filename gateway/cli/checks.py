@@ -62,11 +62,11 @@ class Checked(NamedTuple):
 
     def summary(self) -> str:
         """Return the counts as one line of text."""
-        told = [
+        counts = [
             f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
             for name, count in self.counts().items()
         ]
-        return f"checked {', '.join(told[:3])}: {', '.join(told[3:])}"
+        return f"checked {', '.join(counts[:3])}: {', '.join(counts[3:])}"
 
     def configuration(self) -> dict[str, Any] | None:
         """Return the effective configuration, or None if it could not be read."""
@@ -175,10 +175,10 @@ def exposed(settings: Settings) -> list[Finding]:
 
 def mismatched(settings: Settings) -> list[Finding]:
     """Find certificates whose key does not match, and certificates and CRLs that `run` could not load."""
-    named = dict(settings.files())
+    files = dict(settings.files())
     found = []
-    for place, path in named.items():
-        key = named.get((*place[:-1], "key_file"))
+    for place, path in files.items():
+        key = files.get((*place[:-1], "key_file"))
         if place[-1] != "cert_file" or key is None or not (path.is_file() and key.is_file()):
             continue
         try:
@@ -186,7 +186,7 @@ def mismatched(settings: Settings) -> list[Finding]:
         except OSError as error:
             text = f"{dotted(place)}: {error.strerror or error}"
             found.append(at(settings, Severity.ERROR, "certificate", place, text))
-    for place, path in named.items():
+    for place, path in files.items():
         if place[-1] == "crl_file" and path.is_file():
             try:
                 load_revocations(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), path)
@@ -261,10 +261,10 @@ def relative(settings: Settings) -> list[Finding]:
 
 def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
     """Yield the paths that are set in the configuration and relative to the working directory, if to any."""
-    named: list[tuple[Place, Path | None]] = [*settings.files()]
-    named += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
-    named += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
-    for place, path in named:
+    paths: list[tuple[Place, Path | None]] = [*settings.files()]
+    paths += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
+    paths += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
+    for place, path in paths:
         if path is not None and settings.says(place):
             yield place, path
 

@@ -48,12 +48,12 @@ class MessageOptions(NamedTuple):
 def explained(
     settings: Settings,
     endpoint: str,
-    given: Mapping[str, str | None],
+    address_options: Mapping[str, str | None],
     client: str,
     user: str,
-    asked: MessageOptions | None,
+    options: MessageOptions | None,
 ) -> Explanation:
-    """Explain what every route does with the address, or with the message `asked`.
+    """Explain what every route does with the address, or with the message `options`.
 
     Raises BadParameter for an unknown endpoint and an invalid address or message.
     """
@@ -61,7 +61,7 @@ def explained(
     protocol = endpoints.get(endpoint)
     if protocol is None:
         raise typer.BadParameter(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
-    words = {word: text for word, text in given.items() if text is not None}
+    words = {word: text for word, text in address_options.items() if text is not None}
     other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
     if other:
         raise typer.BadParameter(
@@ -79,7 +79,9 @@ def explained(
     )
     sender = Sender(endpoint, client, user)
     message = None
-    if asked is not None:
-        properties, durable = property_set(asked.properties()), DURABLE_AT_QOS[asked.qos]
-        message = Message(address, asked.data(), properties, asked.qos, durable, asked.retain, sender=sender)
-    return explain(router, endpoint, address, given.get("queue") or queue, sender, message)
+    if options is not None:
+        properties, durable = property_set(options.properties()), DURABLE_AT_QOS[options.qos]
+        message = Message(
+            address, options.data(), properties, options.qos, durable, options.retain, sender=sender
+        )
+    return explain(router, endpoint, address, address_options.get("queue") or queue, sender, message)

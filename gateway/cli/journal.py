@@ -62,13 +62,13 @@ def tail(
     reader = reader_of(config, folder)
     only = {"route": route} if route else None
     positions = dict.fromkeys(chosen_shards(reader, shard), start or 0)
-    left = count
+    remaining = count
     try:
         for item in newest(reader, positions, last if start is None else None, follow=follow, only=only):
             print_item(item, as_json)
-            if left is not None and not isinstance(item, Gap):
-                left -= 1
-                if not left:
+            if remaining is not None and not isinstance(item, Gap):
+                remaining -= 1
+                if not remaining:
                     return
     except KeyboardInterrupt:
         return
@@ -192,5 +192,5 @@ def _micros(text: str) -> int:
         time_ = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(f"a time is said in ISO 8601, not as {text!r}") from error
-    since = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return since // timedelta(microseconds=1)
+    elapsed = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return elapsed // timedelta(microseconds=1)

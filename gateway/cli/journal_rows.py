@@ -117,11 +117,11 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
         way = f"{item['source_endpoint']} {item['source_address']}"
         if item["route"]:
             way += f" -[{item['route']}]-> {item['target_endpoint']} {item['target_address'] or '-'}"
-        told = item["outcome"]
+        text = item["outcome"]
         if item["reason"] != "none":
-            told += f" ({item['reason']}: {item['reason_text']})"
+            text += f" ({item['reason']}: {item['reason_text']})"
         place = f"{item['shard']}:{item['sequence']}"
-        typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} bytes {told}")
+        typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} bytes {text}")
 
 
 def compaction(extent: ShardExtent) -> str:

@@ -102,15 +102,15 @@ def explain_address(
 
     if endpoint is None:
         raise typer.BadParameter("say an endpoint, or --message")
-    given = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
-    if all(word is None for word in given.values()):
+    address_options = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
+    if all(word is None for word in address_options.values()):
         raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
-    given["service"] = None if destination is None else service
-    given["routing_key"] = None if exchange is None else routing_key
+    address_options["service"] = None if destination is None else service
+    address_options["routing_key"] = None if exchange is None else routing_key
     stated = (body, header, qos, content_type, reply_to)
-    asked = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
+    options = MessageOptions(body or "", header or [], qos or 0, retain, content_type, reply_to)
     some = retain or any(one is not None for one in stated)
-    found = explained(settings, endpoint, given, client, user, asked if some else None)
+    found = explained(settings, endpoint, address_options, client, user, options if some else None)
     typer.echo(orjson.dumps(asdict(found)) if as_json else _text(found))
 
 
@@ -138,12 +138,12 @@ def _text(found: Explanation) -> str:
 
 def _made(words: dict[str, Any]) -> str:
     """Return a line of text about the crossed message: its properties that are not empty."""
-    shown = [
+    parts = [
         f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"
         for word in ("qos", "retain", "content_type", "reply_to", "headers", "body")
         if (value := words[word]) not in (None, False, {}, "")
     ]
-    return f"as {', '.join(shown)}"
+    return f"as {', '.join(parts)}"
 
 
 @app.command()

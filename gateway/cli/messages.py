@@ -95,9 +95,9 @@ def publish(
         target_of,
     )
 
-    for given in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
-        if given is not None and not is_unicode(given):
-            raise typer.BadParameter(f"{given!r} is not UTF-8")
+    for option in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
+        if option is not None and not is_unicode(option):
+            raise typer.BadParameter(f"{option!r} is not UTF-8")
     target = target_of(url)
     address = address_of(
         target,
@@ -177,36 +177,36 @@ def subscribe(
     )
 
     target = target_of(url)
-    shown = MessagePrinter(count, as_json)
+    printer = MessagePrinter(count, as_json)
     check_version(target, mqtt_version, byte_order)
     own = commands_to(target, timeout, ca_file)
-    wanted = MessageSelection(selector, selector_type, unreliable)
-    if wanted != MessageSelection() and (own is None or service == "peer"):
+    selection = MessageSelection(selector, selector_type, unreliable)
+    if selection != MessageSelection() and (own is None or service == "peer"):
         raise typer.BadParameter("--selector and --unreliable are for queues and topics of AMQP/Fast")
     if unreliable and (browse or transaction is not None):
         raise typer.BadParameter("--unreliable goes neither with --browse nor with --transaction")
     if own is not None:
         interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),
-            shown.show,
+            printer.show,
             seconds=seconds,
             browse=browse,
             transaction=transaction,
             save=save,
-            wanted=wanted,
+            selection=selection,
         )
-        shown.left = None if interrupted else shown.left
+        printer.remaining = None if interrupted else printer.remaining
     else:
-        given = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
+        address_options = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
         demand(target, topic=topic, queue=queue, exchange=exchange)
         client = client_to(target, timeout, ca_file, mqtt_version, byte_order)
-        client.listen({word: text for word, text in given.items() if text is not None}, qos)
+        client.listen({word: text for word, text in address_options.items() if text is not None}, qos)
         try:
             for message in messages(client, seconds):
-                if not shown.show(message, None):
+                if not printer.show(message, None):
                     break
         except KeyboardInterrupt:
-            shown.left = None
+            printer.remaining = None
         client.close()
-    if shown.left:
+    if printer.remaining:
         raise typer.Exit(Exit.FAILED)

@@ -77,18 +77,18 @@ class ObjectCommands:
         which the rows have with the option `--rates`, or sorted by one of them.
         """
 
-        def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
-            if given.get("sort") in measured:
-                given["rates"] = True
-            said = {**_said(given, operation), **always}
-            stated = {word: _in_query(value) for word, value in said.items()}
+        def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
+            if options.get("sort") in measured:
+                options["rates"] = True
+            choice = {**_said(options, operation), **always}
+            stated = {word: _in_query(value) for word, value in choice.items()}
             query = urlencode({**stated, "count": count})
             found = ask(url, token_file, f"{operation.url}?{query}")
             if as_json:
                 typer.echo(orjson.dumps(found))
             else:
-                shown = {**columns, **measured} if given.get("rates") else columns
-                _print_page(found, shown, pages=pages)
+                shown_columns = {**columns, **measured} if options.get("rates") else columns
+                _print_page(found, shown_columns, pages=pages)
 
         page: Options = {"count": (Count, 100), **({"after": (After, "")} if pages else {})}
         self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})
@@ -130,8 +130,8 @@ class ObjectCommands:
         raises BadParameter for an invalid selection.
         """
 
-        def run(*, url: str, token_file: Path | None, as_json: bool, **given: Any) -> None:
-            choice = _removal(given, operation) if operation.removes else _said(given, operation)
+        def run(*, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
+            choice = _removal(options, operation) if operation.removes else _said(options, operation)
             check(choice)
             act(operation, url, token_file, choice, tell, failed=failed, as_json=as_json)
 
@@ -213,24 +213,24 @@ class _Names:
         return name
 
 
-def _said(given: Document, operation: ApiOperation) -> Document:
+def _said(options: Document, operation: ApiOperation) -> Document:
     """Return the words that the user gave, without flags that are off and empty lists."""
     return {
         word: value
-        for word, value in given.items()
+        for word, value in options.items()
         if value is not None and value != [] and (word in operation.choice or value)
     }
 
 
-def _removal(given: Document, operation: ApiOperation) -> Document:
+def _removal(options: Document, operation: ApiOperation) -> Document:
     """Return the selection of a removal. Raises BadParameter if it is empty, or is all without --yes."""
-    every, yes = given.pop("every"), given.pop("yes")
-    said = _said(given, operation)
-    if every is not said.keys().isdisjoint(operation.choice):
+    every, yes = options.pop("every"), options.pop("yes")
+    choice = _said(options, operation)
+    if every is not choice.keys().isdisjoint(operation.choice):
         raise typer.BadParameter("say which: give options that choose, or --all")
     if every and not yes:
         raise typer.BadParameter("--all removes all of them; say --yes, too")
-    return {**said, **({"all": True} if every else {})}
+    return {**choice, **({"all": True} if every else {})}
 
 
 def _in_query(value: object) -> object:

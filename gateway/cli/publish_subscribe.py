@@ -50,19 +50,19 @@ Show = Callable[[Message, Path | None], bool]
 
 
 class MessagePrinter:
-    """Printer of up to `left` messages; None: without limit."""
+    """Printer of up to `remaining` messages; None: without limit."""
 
-    def __init__(self, left: int | None, as_json: bool) -> None:
-        self.left = left
+    def __init__(self, remaining: int | None, as_json: bool) -> None:
+        self.remaining = remaining
         self._as_json = as_json
 
     def show(self, message: Message, saved: Path | None) -> bool:
         """Print a message. Return False if it was the last one wanted."""
         typer.echo(line_of(message, self._as_json, saved))
-        if self.left is None:
+        if self.remaining is None:
             return True
-        self.left -= 1
-        return self.left > 0
+        self.remaining -= 1
+        return self.remaining > 0
 
 
 def dialect_to(target: LinkUrl) -> Dialect:
@@ -122,7 +122,7 @@ class ProtocolCommands(Protocol):
         browse: bool,
         transaction: int | None,
         save: Path | None,
-        wanted: MessageSelection,
+        selection: MessageSelection,
     ) -> bool:
         """Show arriving messages. Return True if the user interrupted."""
 
@@ -134,10 +134,10 @@ def commands_to(target: LinkUrl, timeout: float, ca_file: str | None) -> Protoco
     return made
 
 
-def demand(target: LinkUrl, **given: str | None) -> None:
+def demand(target: LinkUrl, **address_options: str | None) -> None:
     """Check that the user gave a word of the target protocol's address. Raises BadParameter if not."""
     dialect = dialect_to(target)
-    if not any(given.get(word) for word in dialect.address_words if word not in DEFAULTED):
+    if not any(address_options.get(word) for word in dialect.address_words if word not in DEFAULTED):
         wants = f"--{dialect.name_word}"
         if dialect.queue_word is not None:
             wants = (
@@ -146,13 +146,13 @@ def demand(target: LinkUrl, **given: str | None) -> None:
         raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
 
 
-def address_of(target: LinkUrl, **given: str | None) -> Address:
+def address_of(target: LinkUrl, **address_options: str | None) -> Address:
     """Build the address from the given words of the target's protocol. Raises BadParameter."""
-    demand(target, **given)
+    demand(target, **address_options)
     try:
-        return dialect_to(target).published({word: text for word, text in given.items() if text is not None})[
-            0
-        ]
+        return dialect_to(target).published(
+            {word: text for word, text in address_options.items() if text is not None}
+        )[0]
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error
 

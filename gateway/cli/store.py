@@ -138,5 +138,7 @@ def _tell(findings: Findings) -> None:
         typer.echo(f"{findings.letters} dead letters are lost")
     if findings.settled:
         typer.echo(f"{findings.settled} records of acknowledgements are lost: such messages come again")
-    kept = f"{findings.messages} messages" + (f", {findings.rows.get('things', 0)} records of other things")
-    typer.echo(f"{'sound' if findings.sound else 'can be read'}: {kept}")
+    summary = f"{findings.messages} messages" + (
+        f", {findings.rows.get('things', 0)} records of other things"
+    )
+    typer.echo(f"{'sound' if findings.sound else 'can be read'}: {summary}")

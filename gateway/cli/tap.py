@@ -30,6 +30,6 @@ def tap(
     """Watch messages as they are delivered, without disturbing them, until Ctrl-C."""
     from gateway.cli.tap_output import watch
 
-    wanted = {"route": route, "endpoint": endpoint, "name": name, "per_second": str(per_second)}
-    words = {word: text for word, text in wanted.items() if text is not None}
+    choice = {"route": route, "endpoint": endpoint, "name": name, "per_second": str(per_second)}
+    words = {word: text for word, text in choice.items() if text is not None}
     watch(checked(url), token_file, words, count, as_json=as_json)

@@ -21,7 +21,7 @@ def watch(
     url: str, token_file: Path | None, words: Mapping[str, str], count: int | None, *, as_json: bool
 ) -> None:
     """Print up to `count` messages, until Ctrl-C or the end of the gateway's stream. Raises GatewayError."""
-    seen = 0
+    printed_count = 0
     try:
         for name, found in events(url, token_file, f"{TAP.url}?{urlencode(words)}"):
             if name == "skipped" and not as_json:
@@ -29,8 +29,8 @@ def watch(
             if name != "message":
                 continue
             typer.echo(orjson.dumps(found) if as_json else text_of(found))
-            seen += 1
-            if seen == count:
+            printed_count += 1
+            if printed_count == count:
                 return
     except KeyboardInterrupt:
         return

@@ -177,10 +177,10 @@ def page(before: Look, now: Look, sort: str = "") -> list[str]:
 
 
 def _rates(before: list[Mapping[str, Any]], secs: float) -> Callable[[Mapping[str, Any], str], str]:
-    known = {one["name"]: one for one in before}
+    previous = {one["name"]: one for one in before}
 
     def rate(one: Mapping[str, Any], word: str) -> str:
-        grown = one[word] - known.get(one["name"], {}).get(word, one[word])
+        grown = one[word] - previous.get(one["name"], {}).get(word, one[word])
         return _short(grown / secs) if secs > 0 and grown >= 0 else "-"
 
     return rate

@@ -9,11 +9,11 @@ from gateway.mapping.linter import Severity
 
 
 class Trial(NamedTuple):
-    """One action that routes need at a broker, `what`, and the severity of the finding if it is refused.
+    """One action that routes need at a broker, `action`, and the severity of the finding if it is refused.
 
     `act` performs the action with the protocol's blocking client.
     """
 
-    what: str
+    action: str
     severity: Severity
     act: Callable[[Any], object]

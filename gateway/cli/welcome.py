@@ -199,5 +199,7 @@ def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> s
     own = settings.users.get(GUEST)
     if (own is None or not own.proves) and admits(settings.guest):
         return f"{GUEST}:{GUEST}@"
-    named = [name for name, user in settings.users.items() if user.password_hash or user.password_hash_file]
-    return f"{percent(named[0], safe='')}:PASSWORD@" if named else None
+    with_passwords = [
+        name for name, user in settings.users.items() if user.password_hash or user.password_hash_file
+    ]
+    return f"{percent(with_passwords[0], safe='')}:PASSWORD@" if with_passwords else None

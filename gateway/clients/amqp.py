@@ -126,7 +126,7 @@ class AmqpClient:
     ) -> None:
         utc = time.time()
         rows: list[Sent] = []
-        given: list[int] = []
+        sent_positions: list[int] = []
         for position in positions:
             message = messages[position]
             try:
@@ -138,12 +138,12 @@ class AmqpClient:
                 self.shortened += 1
                 warnings.warn(SHORTENED, RuntimeWarning, stacklevel=3)
             rows.append((message.address.wire, raw, message.body))
-            given.append(position)
+            sent_positions.append(position)
         first = publisher.published + 1
         unsent = set(publisher.publish_many(rows))
         for at in unsent:
-            confirming.refused[given[at]] = TOO_LARGE
-        sent = [(given[at], row) for at, row in enumerate(rows) if at not in unsent]
+            confirming.refused[sent_positions[at]] = TOO_LARGE
+        sent = [(sent_positions[at], row) for at, row in enumerate(rows) if at not in unsent]
         confirming.sent(first, sent)
 
     # Consuming.
@@ -176,9 +176,13 @@ class AmqpClient:
         )
         self._call(m.TxRollback(), m.TxRollbackOk)
 
-    def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `given`, as Client.listen defines."""
-        self.consume(given.get("queue"), given.get("exchange"), given.get("binding_key", "#"))
+    def listen(self, address_options: Mapping[str, str], qos: int) -> None:
+        """Consume from the address in `address_options`, as Client.listen defines."""
+        self.consume(
+            address_options.get("queue"),
+            address_options.get("exchange"),
+            address_options.get("binding_key", "#"),
+        )
 
     def consume(
         self, queue: str | None, exchange: str | None, binding_key: str, *, prefetch: int = PREFETCH

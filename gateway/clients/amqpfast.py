@@ -150,9 +150,9 @@ class FastClient:
 
     # Consuming.
 
-    def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `given`, as Client.listen defines."""
-        self.consume(given.get("service", AMQPFAST.scope_default), given["destination"])
+    def listen(self, address_options: Mapping[str, str], qos: int) -> None:
+        """Consume from the address in `address_options`, as Client.listen defines."""
+        self.consume(address_options.get("service", AMQPFAST.scope_default), address_options["destination"])
 
     def consume(
         self,
@@ -199,11 +199,11 @@ class FastClient:
     def _arrival(self, row: NotifyRow) -> ReceivedMessage:
         handle, number, bits, head, body, name = row
         properties = head_properties(head)
-        known = essentials(properties)
+        parsed = essentials(properties)
         address = fast_address(self._services[handle], name.decode())
         message = Message(
-            *(address, body, properties, int(known.durable), known.durable, known.retain),
-            *(known.expires, known.hops),
+            *(address, body, properties, int(parsed.durable), parsed.durable, parsed.retain),
+            *(parsed.expires, parsed.hops),
         )
         return ReceivedMessage(message, number, bits & REDELIVERED != 0)
 

@@ -139,9 +139,9 @@ class MqttClient:
             unanswered.pop(rows[unsent][2], None)
         return min(end, len(messages))
 
-    def _next_id(self, taken: dict[int, int]) -> int:
+    def _next_id(self, used_ids: dict[int, int]) -> int:
         found = self._last_id % IDS + 1
-        while found in taken:
+        while found in used_ids:
             found = found % IDS + 1
         self._last_id = found
         return found
@@ -158,9 +158,9 @@ class MqttClient:
         if received:
             self._machine.acknowledge(PacketType.PUBREL, received)
 
-    def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume from the address in `given`, as Client.listen defines."""
-        self.subscribe(given["topic"], qos)
+    def listen(self, address_options: Mapping[str, str], qos: int) -> None:
+        """Consume from the address in `address_options`, as Client.listen defines."""
+        self.subscribe(address_options["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
         """Subscribe to one or more filters with this QoS. Raises LinkError if the server refuses one."""
@@ -168,15 +168,15 @@ class MqttClient:
         self._machine.subscribe(1, tuple(Subscription(one, qos) for one in filters))
         self._check(filters, self._next(Suback).reasons)
 
-    def _next(self, wanted: type[Event]) -> Event:
-        """Return the next event of type `wanted`. Raises LinkError if it does not arrive in time.
+    def _next(self, event_type: type[Event]) -> Event:
+        """Return the next event of type `event_type`. Raises LinkError if it does not arrive in time.
 
         Other events that arrive before or with it, such as messages of the session, are stored for
         `arrivals`.
         """
         for events in self._wire.answers():
             for at, event in enumerate(events):
-                if isinstance(event, wanted):
+                if isinstance(event, event_type):
                     self._early += events[:at] + events[at + 1 :]
                     return event
             self._early += events
@@ -202,10 +202,12 @@ class MqttClient:
 
     def _arrival(self, flags: int, topic: bytes, packet_id: int, raw: bytes, body: bytes) -> ReceivedMessage:
         qos = flags >> 1 & 3
-        known = publish_essentials(raw)
-        expires = NEVER if known.expiry is None else time.time() + known.expiry
+        parsed = publish_essentials(raw)
+        expires = NEVER if parsed.expiry is None else time.time() + parsed.expiry
         address = topic_address(decode_topic(topic), topic)
-        message = Message(address, body, known, qos, DURABLE_AT_QOS[qos], flags & 1 == 1, expires, known.hops)
+        message = Message(
+            address, body, parsed, qos, DURABLE_AT_QOS[qos], flags & 1 == 1, expires, parsed.hops
+        )
         self._tokens.append((packet_id, qos))
         return ReceivedMessage(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
 
@@ -243,11 +245,11 @@ class MqttClient:
 def _connect(
     target: LinkUrl, version: Version, client_id: str, session_secs: int, receive_max: int
 ) -> Connect:
-    given: dict[Property, Any] = {}
+    connect_properties: dict[Property, Any] = {}
     if version is Version.V5:
-        given[Property.RECEIVE_MAXIMUM] = min(receive_max, IDS)
+        connect_properties[Property.RECEIVE_MAXIMUM] = min(receive_max, IDS)
         if session_secs:
-            given[Property.SESSION_EXPIRY_INTERVAL] = session_secs
+            connect_properties[Property.SESSION_EXPIRY_INTERVAL] = session_secs
     return Connect(
         client_id=client_id or f"gateway-{secrets.token_hex(6)}",
         version=version,
@@ -255,11 +257,15 @@ def _connect(
         keep_alive=KEEP_ALIVE_SECS,
         user_name=target.username or None,
         password=target.password.encode() if target.password else None,
-        properties=given,
+        properties=connect_properties,
     )
 
 
 def reason_name(code: int) -> str:
     """Return the text of a reason code for people: its name, if it has one, and its hexadecimal number."""
-    known = code in ReasonCode.__members__.values()
-    return f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})" if known else f"0x{code:02x}"
+    is_reason_code = code in ReasonCode.__members__.values()
+    return (
+        f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})"
+        if is_reason_code
+        else f"0x{code:02x}"
+    )

@@ -81,8 +81,8 @@ class Client(Protocol):
         a response does not arrive in time; the broker may then have some of the messages.
         """
 
-    def listen(self, given: Mapping[str, str], qos: int) -> None:
-        """Consume from an address; `given` has it as options of the protocol. Raises LinkError."""
+    def listen(self, address_options: Mapping[str, str], qos: int) -> None:
+        """Consume from an address; `address_options` has it as options of the protocol. Raises LinkError."""
 
     def arrivals(self, seconds: float) -> list[ReceivedMessage]:
         """Return the messages that have arrived, after at most `seconds`. Raises LinkError."""
@@ -239,23 +239,23 @@ class Wire:
 
     def answers(self) -> Iterator[list[Any]]:
         """Yield the events of one read after the other. Raises LinkError after `timeout_secs` without any."""
-        heard = time.monotonic()
+        last_read = time.monotonic()
         while True:
             events = self.turn(TICK_SECS)
             if events:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > self.timeout_secs:
+                last_read = time.monotonic()
+            elif time.monotonic() - last_read > self.timeout_secs:
                 raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
             yield events
 
-    def wait(self, wanted: type[Event], *ends: type[Any]) -> Event:
-        """Return the next event of type `wanted` and skip others.
+    def wait(self, event_type: type[Event], *ends: type[Any]) -> Event:
+        """Return the next event of type `event_type` and skip others.
 
         Raises LinkError if an event of one of the types `ends` arrives first, by which AMQP closes a channel
         or connection, or if no such event arrives within `timeout_secs`.
         """
         for event in self.events(self.timeout_secs):
-            if isinstance(event, wanted):
+            if isinstance(event, event_type):
                 return event
             if isinstance(event, ends):
                 why = f"{event.text} ({event.reply_code})"

@@ -82,8 +82,8 @@ class UnconfirmedRun:
         elif not self.settled:
             self.part.settle_at(self.positions[begin : self.done], outcome)
         else:
-            left = [offset for offset in range(begin, self.done) if offset not in self.settled]
-            self.part.settle_at([self.positions[offset] for offset in left], outcome)
+            open_offsets = [offset for offset in range(begin, self.done) if offset not in self.settled]
+            self.part.settle_at([self.positions[offset] for offset in open_offsets], outcome)
 
     def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
         """Settle these offsets with this outcome; lower ones may stay open."""
@@ -175,16 +175,16 @@ class ConfirmedSink:
         self._waiting.extendleft(reversed(again))
         return sum(len(waiting.positions) for waiting in again)
 
-    def _suspect(self, left: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
-        """Narrow the window, because one of the first `left` messages has caused a close or an error.
+    def _suspect(self, count: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
+        """Narrow the window, because one of the first `count` messages has caused a close or an error.
 
         A single message is settled with this outcome and returned, once suspects were to blame `times` times.
         Several messages return None, and at most `window` of them (0: half as many) are sent at a time.
         """
         self._blamed += 1
-        if left > 1:
-            self._window = window or max(1, left // 2)
-            self._suspects = left + self.in_flight
+        if count > 1:
+            self._window = window or max(1, count // 2)
+            self._suspects = count + self.in_flight
             return None
         if self._blamed < times:
             self._window = self._suspects = 1
@@ -200,13 +200,13 @@ class ConfirmedSink:
         refused: list[RefusedPositions] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            kept = self._without_refused(one.part, one.positions, refused)
-            if len(kept) == len(one.positions):
+            remaining = self._without_refused(one.part, one.positions, refused)
+            if len(remaining) == len(one.positions):
                 self._waiting.append(one)
                 continue
             self._count_waiting(one, -1)
-            if kept:
-                self._waiting.append(Unconfirmed(one.part, kept))
+            if remaining:
+                self._waiting.append(Unconfirmed(one.part, remaining))
                 self._count_waiting(self._waiting[-1], 1)
         _settle_refused(refused)
 
@@ -216,20 +216,20 @@ class ConfirmedSink:
 
     # Handover to another replica.
 
-    def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
+    def in_doubt(self, selects: Callable[[SubBatch], bool]) -> bool:
         """Return True if the broker may have unconfirmed messages that only this link can repeat safely.
 
-        `wanted` selects the parts. The broker would recognise such a message as a duplicate if this link
+        `selects` selects the parts. The broker would recognise such a message as a duplicate if this link
         sent it again, but not if another replica did.
         """
         return False
 
-    def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+    def give_up(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle the waiting messages of wanted parts with this outcome, as another replica may send them.
 
         Messages in doubt (see `in_doubt`) are not included.
         """
-        settle_all(self._withdraw_waiting(lambda part, at: wanted(part)), outcome)
+        settle_all(self._withdraw_waiting(lambda part, at: selects(part)), outcome)
 
     # Sending.
 
@@ -255,9 +255,9 @@ class ConfirmedSink:
         If the limits are then exceeded, the newest of these messages are released.
         """
         refused: list[RefusedPositions] = []
-        kept = self._without_refused(part, positions, refused) if self._refusals else positions
-        if kept:
-            one = Unconfirmed(part, kept)
+        accepted = self._without_refused(part, positions, refused) if self._refusals else positions
+        if accepted:
+            one = Unconfirmed(part, accepted)
             self._waiting.append(one)
             self._count_waiting(one, 1)
             self.pump()
@@ -275,16 +275,16 @@ class ConfirmedSink:
         self._count_waiting(one, -1)
         room = self.messages_max - self.waiting_messages
         byte_count = self.bytes_max - self.waiting_bytes
-        kept = 0
+        fitting_count = 0
         for at in positions:
             byte_count -= part.messages[at].byte_count
-            if byte_count < 0 or kept >= room:
+            if byte_count < 0 or fitting_count >= room:
                 break
-            kept += 1
-        if kept:
-            self._waiting.append(Unconfirmed(part, positions[:kept]))
+            fitting_count += 1
+        if fitting_count:
+            self._waiting.append(Unconfirmed(part, positions[:fitting_count]))
             self._count_waiting(self._waiting[-1], 1)
-        part.settle_at(positions[kept:], WAITING_FULL)
+        part.settle_at(positions[fitting_count:], WAITING_FULL)
 
     def pump(self) -> None:
         """Send waiting messages, as far as the window and the stream allow. Settle expired ones."""
@@ -296,15 +296,15 @@ class ConfirmedSink:
             part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
             messages = [part.messages[at] for at in positions]
             utc = clock.utc()
-            late = {
+            expired = {
                 at
                 for at, message in zip(positions, messages, strict=True)
                 if message.expires and message.expires <= utc and self._may_expire(part, at)
             }
-            if late:
-                if left := [at for at in positions if at not in late]:
-                    self._again([Unconfirmed(part, left)])  # before what their source publishes then
-                part.settle_at(late, EXPIRED)
+            if expired:
+                if remaining := [at for at in positions if at not in expired]:
+                    self._again([Unconfirmed(part, remaining)])  # before what their source publishes then
+                part.settle_at(expired, EXPIRED)
                 continue
             if not self._try(part, positions, messages):
                 return
@@ -328,8 +328,8 @@ class ConfirmedSink:
         except Exception as error:
             self._unsent.clear()
             stream = self._stream
-            left = self._again([Unconfirmed(part, positions)]) + self.close()
-            if self._suspect(left, INTERNAL) is not None:
+            count = self._again([Unconfirmed(part, positions)]) + self.close()
+            if self._suspect(count, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
                 stream.doom(error)
@@ -352,24 +352,24 @@ class ConfirmedSink:
         self._unsent.append((positions, outcome))
 
     def _withdraw_waiting(
-        self, wanted: Callable[[SubBatch, int], bool], most: int = sys.maxsize
+        self, selects: Callable[[SubBatch, int], bool], most: int = sys.maxsize
     ) -> list[Unconfirmed]:
         """Remove the first `most` wanted messages from the waiting ones and return them unsettled."""
-        taken: list[Unconfirmed] = []
+        withdrawn: list[Unconfirmed] = []
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            chosen = [at for at in one.positions if most > 0 and wanted(one.part, at)][:most]
+            chosen = [at for at in one.positions if most > 0 and selects(one.part, at)][:most]
             most -= len(chosen)
             if not chosen:
                 self._waiting.append(one)
                 continue
             self._count_waiting(one, -1)
-            taken.append(Unconfirmed(one.part, chosen))
+            withdrawn.append(Unconfirmed(one.part, chosen))
             if len(chosen) < len(one.positions):
                 out = set(chosen)
                 self._waiting.append(Unconfirmed(one.part, [at for at in one.positions if at not in out]))
                 self._count_waiting(self._waiting[-1], 1)
-        return taken
+        return withdrawn
 
     def _take(self, room: int) -> Unconfirmed:
         """Remove the next waiting messages of one part and return them.
@@ -385,11 +385,11 @@ class ConfirmedSink:
             if count and byte_count > SLICE_BYTES_MAX:
                 break
             count += 1
-        taken = Unconfirmed(part, positions[:count])
-        self._count_waiting(taken, -1)
+        unconfirmed = Unconfirmed(part, positions[:count])
+        self._count_waiting(unconfirmed, -1)
         if count < len(positions):
             self._waiting.appendleft(Unconfirmed(part, positions[count:]))
-        return taken
+        return unconfirmed
 
     def _sent(
         self, part: SubBatch, positions: Positions, byte_count: int, *, mandatory: bool = False
@@ -480,22 +480,22 @@ class ConfirmedSink:
             return None  # confirmed before, or never sent
         return self._runs[index]
 
-    def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Unconfirmed]:
+    def _withdraw(self, selects: Callable[[Message], bool]) -> list[Unconfirmed]:
         """Remove the wanted messages from the unconfirmed ones and return them unsettled.
 
         Their numbers become invalid.
         """
-        taken: list[Unconfirmed] = []
+        withdrawn: list[Unconfirmed] = []
         for run in self._runs:
             messages, positions = run.part.messages, run.positions
-            offsets = [offset for offset in run.open() if wanted(messages[positions[offset]])]
+            offsets = [offset for offset in run.open() if selects(messages[positions[offset]])]
             if offsets:
                 run.settled.update(offsets)
                 self._early.update(run.first + offset for offset in offsets)
-                taken.append(Unconfirmed(run.part, [positions[offset] for offset in offsets]))
+                withdrawn.append(Unconfirmed(run.part, [positions[offset] for offset in offsets]))
         self._advance(self._floor)
         self._count_in_flight()
-        return taken
+        return withdrawn
 
     # Counts.
 

@@ -26,13 +26,13 @@ SPEAKERS: Final = (
 GARBLED: Final = "the server answers in another protocol, or wrongly"
 
 
-def explained(wanted: str, first: bytes, why: str) -> str:
+def explained(protocol: str, first: bytes, why: str) -> str:
     """Return the text for a connection that ended before it was open.
 
-    `wanted` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
+    `protocol` names the protocol of the link, `why` is the reason known so far. `first` are the first bytes
     received, at least LOOK_BYTES if so many arrived; if they show another protocol, the text names it.
     """
-    title = DIALECTS[wanted].title
+    title = DIALECTS[protocol].title
     for begin, speaker in SPEAKERS:
         if first.startswith(begin) and speaker != title:
             return f"this server speaks {speaker}, not {title}"

@@ -91,11 +91,11 @@ class HeldBack(Generic[R]):
                 line = self._lines[key] = RouteBacklog(key, backoff)
                 self.on = True
             line.last_released += 1
-            number, since = line.last_released, now
+            number, released_at = line.last_released, now
         else:
-            line, number, since, _ = tried
+            line, number, released_at, _ = tried
             line.in_flight -= 1
-        heapq.heappush(line.waiting, (number, since, receipt))
+        heapq.heappush(line.waiting, (number, released_at, receipt))
         line.backoff.released(now)
 
     def behind(self, key: Hashable, receipt: R, now: Monotonic) -> bool:
@@ -134,9 +134,9 @@ class HeldBack(Generic[R]):
         for line in self._lines.values():
             backoff = line.backoff
             while line.waiting and line.in_flight < backoff.window and not backoff.is_waiting(now):
-                number, since, receipt = heapq.heappop(line.waiting)
+                number, released_at, receipt = heapq.heappop(line.waiting)
                 line.in_flight += 1
-                self._tried[id(self._message_of(receipt))] = line, number, since, receipt
+                self._tried[id(self._message_of(receipt))] = line, number, released_at, receipt
                 found.append(receipt)
         return found
 
@@ -177,8 +177,8 @@ class HeldBack(Generic[R]):
         undone = self._undone.pop(id(self._message_of(receipt)), None)
         if undone is None:
             return entry
-        left = entry.by_routes(undone[1])
-        return left if left.plan.branches else entry
+        remaining = entry.by_routes(undone[1])
+        return remaining if remaining.plan.branches else entry
 
     def give_up(self) -> list[R]:
         """Forget everything. Return the receipts that waited; their broker delivers the messages again."""

@@ -109,8 +109,8 @@ class LinkSession(Protocol):
     def idle(self) -> bool:
         """True if no message waits for the broker, and every received one is settled."""
 
-    def idle_but(self, held: int) -> bool:
-        """Return True if the session is idle except for up to `held` received messages."""
+    def idle_but(self, held_count: int) -> bool:
+        """Return True if the session is idle except for up to `held_count` received messages."""
 
     def forget_entries(self) -> None:
         """Clear cached routing entries, as memory is short; they are computed again when needed."""
@@ -162,20 +162,20 @@ class UrlOrder:
         self._waits = (wait_min, wait_max)
         self._jitter = jitter
         self._wait = wait_min
-        self._left = count  # URLs of this round that have not failed
+        self._remaining_count = count  # URLs of this round that have not failed
 
-    def failed(self, held: bool) -> float:
+    def failed(self, was_stable: bool) -> float:
         """Move on to the next URL. Return the seconds to wait.
 
-        `held` is True if the connection lasted before it was lost.
+        `was_stable` is True if the connection lasted before it was lost.
         """
         self.at = (self.at + 1) % self._count
-        self._left -= 1
-        if held:
+        self._remaining_count -= 1
+        if was_stable:
             self._wait = self._waits[0]
-        elif self._left:
+        elif self._remaining_count:
             return 0.0
-        self._left = self._count
+        self._remaining_count = self._count
         pause = self._wait * (0.5 + self._jitter() / 2)
         self._wait = min(self._wait * 2, self._waits[1])
         return pause
@@ -346,12 +346,12 @@ class Link:
                     self.status.why = "internal error"
                 if self._held_down:
                     continue
-                held = clock.now() - began > STABLE_SECS
-                self.stats.failures.add("lost" if held else "failed")
+                was_stable = clock.now() - began > STABLE_SECS
+                self.stats.failures.add("lost" if was_stable else "failed")
                 if self._stopping:
                     return
                 self.stats.failed = LastError(self.why, clock.utc())
-                pause = self._turns.failed(held)
+                pause = self._turns.failed(was_stable)
                 log.warning(
                     "link disconnected",
                     link=self.name,

@@ -85,7 +85,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         self.status = status
         self.stats = status.stats
         self.client_id = client_id
-        self.held: HeldReceipts[tuple[ConsumerT, int, Message]] = HeldReceipts(
+        self.held_receipts: HeldReceipts[tuple[ConsumerT, int, Message]] = HeldReceipts(
             lambda: dispatcher.disk_healthy()
         )
         self.held_back: HeldBack[tuple[ConsumerT, int, Message]] = HeldBack(
@@ -106,12 +106,12 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """True if no message waits for the broker, and every received one is settled."""
         return self.idle_but(0)
 
-    def idle_but(self, held: int) -> bool:
-        """Return True if the session is idle except for up to `held` received messages."""
+    def idle_but(self, held_count: int) -> bool:
+        """Return True if the session is idle except for up to `held_count` received messages."""
         connection = self._connection
         nothing_of_ours = self.publisher.idle and not len(self.batch)
         return nothing_of_ours and (
-            connection is None or connection.outstanding <= held + len(self.held_back)
+            connection is None or connection.outstanding <= held_count + len(self.held_back)
         )
 
     @property
@@ -149,7 +149,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
                 self._bury(receipt, outcome)
         if self.dispatcher.memory.short:
             return
-        for receipt in self.held.due():
+        for receipt in self.held_receipts.due():
             if not receipt[0].live:
                 self.held_back.settled(receipt, by_target=False)
             elif not self.held_back.behind(self.line_of(receipt), receipt, Monotonic(now)):
@@ -194,7 +194,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self.held_back.settled(receipt, by_target=False)
             self.give_back_later(receipt)
         elif outcome.reason is Reason.STORE and not self.held_back.is_tried(receipt):
-            self.held.refused(receipt)
+            self.held_receipts.refused(receipt)
         else:
             self.held_back.released(self.line_of(receipt), receipt, clock.now())
 
@@ -234,8 +234,8 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """
         if not (entry.plan.branches or entry.plan.recipients):
             return False
-        if self.held.on:
-            self.held.behind(receipt)
+        if self.held_receipts.on:
+            self.held_receipts.behind(receipt)
             return True
         return self.held_back.behind((receipt[0], line_of(entry)), receipt, clock.now())
 
@@ -255,9 +255,9 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             return
         self._sending_held_back = True
         try:
-            while due := self.held_back.due(now):
+            while receipts := self.held_back.due(now):
                 batch = self.new_batch()
-                for receipt in due:
+                for receipt in receipts:
                     if receipt[0].live and not receipt[0].stopping:
                         self.retry(receipt, batch)
                     else:
@@ -319,7 +319,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Forget a lost connection. Its unconfirmed messages are sent again on the next one."""
         if self._connection is connection:
             self._connection = None
-            self.held.give_up()
+            self.held_receipts.give_up()
             self.held_back.give_up()
         self.publisher.close()
         self.status.went_down(why)

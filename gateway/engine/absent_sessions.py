@@ -114,16 +114,16 @@ class AbsentReview:
         forbidden = await self._forbidden(absent, options)
         if not forbidden:
             return 0
-        left = options.keys() - set(forbidden)
-        byte_count = text_bytes(absent.key.client) + sum(map(filter_bytes, left))
+        remaining = options.keys() - set(forbidden)
+        byte_count = text_bytes(absent.key.client) + sum(map(filter_bytes, remaining))
         change = ChangeSession(
-            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(left), byte_count)
+            absent.key, absent.epoch, dict.fromkeys(forbidden), weight=Weight(len(remaining), byte_count)
         )
         await self._until_up()
         if not await self._submit(change):
             return 0
         keys = _keys({name: options[name] for name in forbidden})
-        unbound = keys - _keys({name: options[name] for name in left})
+        unbound = keys - _keys({name: options[name] for name in remaining})
         for key in unbound:
             await self._set_binding(absent.queue, key, bound=False)
         if unbound and not await self._is_absent(absent):

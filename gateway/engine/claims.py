@@ -13,9 +13,9 @@ from gateway.model.times import Monotonic
 from gateway.state.interface import CLAIM_SECS, SessionKey
 
 
-def is_ending(since: Monotonic) -> bool:
-    """Return True if a claim that was requested at `since` must not be used any more."""
-    return clock.now() - since >= CLAIM_SECS / 2
+def is_ending(requested_at: Monotonic) -> bool:
+    """Return True if a claim that was requested at `requested_at` must not be used any more."""
+    return clock.now() - requested_at >= CLAIM_SECS / 2
 
 
 class ClaimedWill(NamedTuple):
@@ -23,9 +23,9 @@ class ClaimedWill(NamedTuple):
 
     key: SessionKey
     epoch: int
-    since: Monotonic
+    requested_at: Monotonic
 
     @property
     def is_ending(self) -> bool:
         """True if the will must not be published here, because another replica may publish it."""
-        return is_ending(self.since)
+        return is_ending(self.requested_at)

@@ -205,15 +205,15 @@ class ClientSession(Session):
         self.queue, self.arguments = queue, arguments
         for topic_filter in contents.subscriptions:
             self._weigh(topic_filter, 1)
-        taken, sent = dict[int, Number](), dict[int, Number | None]()
+        received_numbers, sent = dict[int, Number](), dict[int, Number | None]()
         for (direction, packet_id), packet in sorted(contents.packets.items()):
             if direction == OUTGOING:
                 sent[packet_id] = packet.number
                 if packet.released:
                     self.released[packet_id] = None
             elif packet.number is not None:
-                taken[packet_id] = packet.number
-        self.received_ids = SharedReceivedIds(self._engine, self, taken)
+                received_numbers[packet_id] = packet.number
+        self.received_ids = SharedReceivedIds(self._engine, self, received_numbers)
         self._left_since = clock.now() if sent else None
         self._reserved.update(sent)
         self._sent.update({number: at for at, number in sent.items() if number is not None})
@@ -247,14 +247,18 @@ class ClientSession(Session):
         """
         self._cached.clear()
         self._weigh(topic_filter, (options is not None) - (before is not None))
-        given = None if options is None else encode_options(options)
-        note = partial(self._note, topic_filter, given)
+        encoded = None if options is None else encode_options(options)
+        note = partial(self._note, topic_filter, encoded)
         key = None if shared_pattern(topic_filter) is not None else binding_of(topic_filter.split("/"))
-        wanted = options is not None and options.qos > 0
+        needs_binding = options is not None and options.qos > 0
         is_bound = before is not None and before.qos > 0 and key not in self.unbound
-        if key is None or (not wanted and (before is None or not before.qos)) or (wanted and is_bound):
+        if (
+            key is None
+            or (not needs_binding and (before is None or not before.qos))
+            or (needs_binding and is_bound)
+        ):
             note()
-        elif wanted:
+        elif needs_binding:
             self.unbound[key] = (True, note)
             self._engine.bind_queue(self, key)
         else:
@@ -349,16 +353,16 @@ class ClientSession(Session):
                 client=self.client_id,
                 messages=given_back.lacking,
             )
-        for held in given_back.in_order():
-            if held[0] is self._consumer:  # else it is redelivered over another connection
-                held[0].order(held[1])
-                self._take(*held)
+        for buffered in given_back.in_order():
+            if buffered[0] is self._consumer:  # else it is redelivered over another connection
+                buffered[0].order(buffered[1])
+                self._take(*buffered)
 
     def _take(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
         old = self._old > 0
         self._old -= old
-        since = self._left_since
-        if since is not None and not redelivered and clock.now() - since >= LEFT_SECS:
+        left_at = self._left_since
+        if left_at is not None and not redelivered and clock.now() - left_at >= LEFT_SECS:
             self._left_since = None
             self._close_left()
         found = self._engine.read(content)
@@ -378,15 +382,15 @@ class ClientSession(Session):
     def _forget_waiting(self) -> None:
         """Drop waiting messages of an earlier cluster connection; they are redelivered over this one."""
         waiting, self._waiting = self._waiting, None
-        gone = 0
+        dropped_bytes = 0
         for message, grant, position in waiting or ():
             delivery = self._deliveries.get(position)
             if delivery is not None and delivery.consumer.target is self:
                 del self._deliveries[position]
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
             else:
                 self._wait([(message, grant, position)])
-        self._let_go(gone)
+        self._let_go(dropped_bytes)
 
     def owe(self, message: Message, grant: Grant, delivery: ClusterOrigin, *, old: bool = False) -> bool:
         """Queue a message for the client, with the delivery by which it is settled.
@@ -491,7 +495,7 @@ class ClientSession(Session):
         waiting = self._waiting
         if waiting is None:
             return rows
-        byte_count = gone = 0
+        byte_count = dropped_bytes = 0
         while waiting and len(rows) + len(unsaid) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, position = waiting[0]
             qos = min(message.assurance, grant.qos)
@@ -501,12 +505,12 @@ class ClientSession(Session):
             delivery = self._deliveries.pop(position, None)
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
                 if delivery is not None:
                     delivery.settle()
                 continue
             if qos == 2 and delivery is not None and self._knows(message, grant, delivery):
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
                 continue
             byte_count += message.byte_count
             packet_id = self._free_id() if qos else 0
@@ -519,7 +523,7 @@ class ClientSession(Session):
                 if delivery is not None:
                     self._flight[packet_id] = delivery
             else:
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
             if qos == 2 and self.lasting:
                 self._reserve(packet_id, self._number_of(message) if delivery is None else delivery.number)
                 unsaid.append(row.said(before=False))
@@ -527,7 +531,7 @@ class ClientSession(Session):
                 rows.append(row)
         if unsaid:
             self._engine.after_stored(self, partial(self._say, unsaid))
-        self._let_go(gone)
+        self._let_go(dropped_bytes)
         return rows
 
     def _number_of(self, message: Message) -> Number | None:
@@ -598,8 +602,8 @@ class ClientSession(Session):
         delivery = self._flight.pop(packet_id, None)
         if delivery is not None:
             delivery.settle()
-        known = packet_id in self._reserved
-        if known:
+        is_known = packet_id in self._reserved
+        if is_known:
             number = self._reserved.pop(packet_id)
             if packet_id not in self.released:  # else it is remembered already
                 self._had(number)
@@ -608,10 +612,10 @@ class ClientSession(Session):
             self.change().packets[OUTGOING, packet_id] = None
         if super().finish(packet_id):
             return True
-        if known and packet_id in self.released:
+        if is_known and packet_id in self.released:
             del self.released[packet_id]
             self.credit += 1
-        return known
+        return is_known
 
     def _had(self, number: Number | None) -> None:
         """Record that the client has a message, so that it is not sent again.
@@ -667,13 +671,13 @@ class SharedReceivedIds(ReceivedIds):
 
     __slots__ = ("_engine", "_numbers", "_session", "_unstored", "is_lost")
 
-    def __init__(self, engine: Engine, session: ClientSession, taken: dict[int, Number]) -> None:
+    def __init__(self, engine: Engine, session: ClientSession, numbers: dict[int, Number]) -> None:
         super().__init__()
         self.is_lost = False
         self._unstored: dict[int, Number] = {}  # ids that are on their way to the database
         self._engine = engine
         self._session = session
-        self._numbers = dict(taken)
+        self._numbers = dict(numbers)
 
     def number(self, packet_id: int) -> Number | None:
         """Return the number by which subscribers' replicas recognize the message, or None if unknown."""
@@ -700,14 +704,14 @@ class SharedReceivedIds(ReceivedIds):
             if self._unstored.get(packet_id) == number:
                 del self._unstored[packet_id]
 
-    def forget(self, packet_id: int, *, told: bool) -> None:
+    def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
         """Forget an id whose message was not accepted.
 
-        If the client was not told, the database keeps the id and its number: part of the cluster may have
+        If no refusal was sent, the database keeps the id and its number: part of the cluster may have
         the message, and recognizes the repetition.
         """
-        super().forget(packet_id, told=told)
-        if told:
+        super().forget(packet_id, refusal_sent=refusal_sent)
+        if refusal_sent:
             self._free(packet_id)
 
     def release(self, packet_id: int) -> bool:

@@ -71,7 +71,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         super().__init__(machine, stats, stream, deadline)
         self.consumers = Consumers(self, exchange, direct)
         self._publisher = publisher
-        self._asked: deque[Done | None] = deque()  # callbacks of declarations, in the order of the requests
+        self._callbacks: deque[Done | None] = deque()  # of declarations, in the order of the requests
         self._declaring = self._publishing = 0
         self.answered_at = clock.now()  # when the last reply to a declaration arrived
 
@@ -82,7 +82,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
         self._process(self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
-        self._stream.expect(self.machine.due)
+        self._stream.expect(self.machine.body_bytes_remaining)
 
     def drained(self) -> None:
         """Resume publishing: the broker reads again."""
@@ -100,7 +100,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
 
         A declaration that the broker denies ends the connection.
         """
-        self._asked.append(done)
+        self._callbacks.append(done)
         self.machine.send_method(self._declaring, method)
         self._stream.mark()
 
@@ -147,7 +147,7 @@ class ClusterConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer])
             return True
         elif number == self._declaring:
             self.answered_at = clock.now()
-            done = self._asked.popleft() if self._asked else None
+            done = self._callbacks.popleft() if self._callbacks else None
             if done is not None:
                 done()
         elif isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:

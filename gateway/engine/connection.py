@@ -152,8 +152,8 @@ class EngineConnection(ClusterConnection):
         """
         session = self._session
         if self._bound:
-            given = session.queue, session.names.topics, key
-            method = m.QueueBind(*given) if on else m.QueueUnbind(*given)
+            binding = session.queue, session.names.topics, key
+            method = m.QueueBind(*binding) if on else m.QueueUnbind(*binding)
             self.ask(method, partial(session.bindings.stands, key, on))
 
     def decided(self) -> None:
@@ -178,11 +178,11 @@ class EngineConnection(ClusterConnection):
 
     def after_bound(self, done: Done) -> None:
         """Call `done` when all declarations requested until now have been confirmed."""
-        if not self._asked:
+        if not self._callbacks:
             done()
             return
-        last = self._asked.pop()
-        self._asked.append(done if last is None else _both(last, done))
+        last = self._callbacks.pop()
+        self._callbacks.append(done if last is None else _both(last, done))
 
     def shut_down(self) -> None:
         """Close the connection because the gateway stops or the link pauses.
@@ -216,8 +216,8 @@ class EngineConnection(ClusterConnection):
     def _needed(self) -> Iterable[m.Method]:
         """Yield the declarations of everything that must exist besides the replica's queue."""
         names = self._session.names
-        given = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
-        yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
+        is_predeclared = names.topics.startswith("amq.")  # predeclared by the broker, so it is only checked
+        yield m.ExchangeDeclare(names.topics, "topic", passive=is_predeclared, durable=True)
         yield m.ExchangeDeclare(names.direct, "direct", durable=True)
         yield m.ExchangeDeclare(names.dropped, "fanout", durable=True)
         yield m.QueueDeclare(names.dropped, durable=True, arguments=_DROPPED_ARGUMENTS)
@@ -262,8 +262,8 @@ class EngineConnection(ClusterConnection):
         if self._timing in open_now:
             self.machine.send_method(self._timing, m.BasicConsume(f"{self._time_queue}.answers", no_ack=True))
             self._ask_time()
-        wanted = {self._publishing, self._consuming, self._dropping, self._timing}
-        if not self._is_up and wanted <= self._begun:
+        channels = {self._publishing, self._consuming, self._dropping, self._timing}
+        if not self._is_up and channels <= self._begun:
             self._is_up = True
             session.came_up()
 
@@ -278,10 +278,10 @@ class EngineConnection(ClusterConnection):
         Publisher(self.machine, self._timing).publish_many([(wire, TRANSIENT, b"%f" % self._asked_time)])
 
     def _take_time(self, raw: bytes, body: bytes) -> None:
-        seconds, asked = dead_lettered_at(raw), self._asked_time
-        if seconds is not None and asked is not None and body == b"%f" % asked:
+        seconds, requested_at = dead_lettered_at(raw), self._asked_time
+        if seconds is not None and requested_at is not None and body == b"%f" % requested_at:
             self._asked_time = None
-            self._session.time.answer(seconds, asked, clock.now())
+            self._session.time.answer(seconds, requested_at, clock.now())
 
     def _consume(self, channel: int, queue: str, prefetch: int, arguments: Headers) -> None:
         self.machine.send_method(channel, m.BasicQos(prefetch_count=prefetch))

@@ -107,10 +107,10 @@ class ClusterConsumer:
     __slots__ = (
         "_consumers",
         "_unsettled",
-        "asked",
         "channel",
         "ending",
         "given_back",
+        "has_channel",
         "name",
         "names",
         "returning",
@@ -123,7 +123,7 @@ class ClusterConsumer:
         self.name = name  # consumer tag; "" while it is not consuming
         self.names: set[str] = set()  # consumer tags for which messages may still arrive
         self.channel = 0
-        self.asked = False  # True once its channel is assigned
+        self.has_channel = False  # True once its channel is assigned
         self.ending = False
         self.given_back: list[Content] = []  # contents that are requeued when it ends
         self.returning: RequeueingConsumer | None = None  # requeueing in progress
@@ -167,17 +167,17 @@ class ClusterConsumer:
 class RequeueingConsumer:
     """Requeueing of a consumer's unsettled messages, with polls of the queue's count until they are back."""
 
-    __slots__ = ("consumer", "count", "looks", "looks_since", "queue", "since", "tags", "wanted")
+    __slots__ = ("consumer", "count", "expected_count", "looks", "looks_since", "queue", "started_at", "tags")
 
-    def __init__(self, consumer: ClusterConsumer, tags: list[int], since: Monotonic) -> None:
+    def __init__(self, consumer: ClusterConsumer, tags: list[int], started_at: Monotonic) -> None:
         self.consumer = consumer
         self.queue = consumer.target.queue
         self.tags = tags  # of messages that are not requeued yet
-        self.wanted = -1  # expected message count of the queue; -1 before the first poll
+        self.expected_count = -1  # expected message count of the queue; -1 before the first poll
         self.count = -1  # message count of the last poll
         self.looks = 0  # polls in a row with that count
         self.looks_since = LOOKS_MIN  # polls since the last requeued chunk
-        self.since = since
+        self.started_at = started_at
 
 
 class Removal(NamedTuple):
@@ -238,8 +238,8 @@ class Consumers:
     def opened(self, channel: int) -> bool:
         """Use a channel that has opened. Return False if it belongs to none of the consumers."""
         if channel == self._checking:
-            for what in self._checks:
-                self._look(what)
+            for check in self._checks:
+                self._look(check)
             return True
         return channel in self._channels
 
@@ -377,7 +377,7 @@ class Consumers:
             return
         consumer.ending = True
         consumer.then = then
-        if consumer.asked:
+        if consumer.has_channel:
             name = consumer.name
             self._cancel(consumer)
             self._free(consumer, name)
@@ -388,7 +388,7 @@ class Consumers:
         Received messages stay.
         """
         consumer = self._consumers.get(target)
-        if consumer is None or not consumer.asked or consumer.ending:
+        if consumer is None or not consumer.has_channel or consumer.ending:
             return
         self._cancel(consumer)
         if target.prefetch:
@@ -422,8 +422,8 @@ class Consumers:
         self._own = method, found
         self._check(method)
 
-    def _found(self, what: Check, *, there: bool) -> None:
-        if self._own is not None and what is self._own[0]:
+    def _found(self, check: Check, *, there: bool) -> None:
+        if self._own is not None and check is self._own[0]:
             found, self._own = self._own[1], None
             found(there)
 
@@ -453,18 +453,18 @@ class Consumers:
             self._removing += 1
             self._check(self._removals.popleft())
 
-    def _check(self, what: Check) -> None:
-        self._checks.append(what)
-        self._look(what)
+    def _check(self, check: Check) -> None:
+        self._checks.append(check)
+        self._look(check)
 
-    def _look(self, what: Check) -> None:
+    def _look(self, check: Check) -> None:
         """Send the request of a check; if the channel is not open yet it is sent when it opens."""
-        if isinstance(what, ClusterConsumer):
-            method: m.Method = m.QueueDeclare(what.target.queue, passive=True)
-        elif isinstance(what, RequeueingConsumer):
-            method = m.QueueDeclare(what.queue, passive=True)
+        if isinstance(check, ClusterConsumer):
+            method: m.Method = m.QueueDeclare(check.target.queue, passive=True)
+        elif isinstance(check, RequeueingConsumer):
+            method = m.QueueDeclare(check.queue, passive=True)
         else:
-            method = what.method if isinstance(what, Removal) else what
+            method = check.method if isinstance(check, Removal) else check
         self._broker.machine.send_method(self._checking, method)
         self._broker.wake()
 
@@ -500,7 +500,7 @@ class Consumers:
             return
         self._turn = (self._turn + 1) % len(self._channels)
         consumer.channel = self._channels[self._turn]
-        consumer.asked = True
+        consumer.has_channel = True
         if consumer.target.prefetch:
             self._consume_on(consumer)
         else:
@@ -556,18 +556,18 @@ class Consumers:
             return
         now = clock.now()
         if count != returning.count:
-            returning.count, returning.looks, returning.since = count, 0, now
+            returning.count, returning.looks, returning.started_at = count, 0, now
         returning.looks += 1
         returning.looks_since += 1
-        vain = returning.looks > LOOKS_MAX and now - returning.since > RETURN_SECS_MAX
-        if (count >= returning.wanted and returning.looks_since >= LOOKS_MIN) or vain:
+        vain = returning.looks > LOOKS_MAX and now - returning.started_at > RETURN_SECS_MAX
+        if (count >= returning.expected_count and returning.looks_since >= LOOKS_MIN) or vain:
             some = len(returning.tags) if vain else RETURNED_MAX
             tags, returning.tags = returning.tags[:some], returning.tags[some:]
             self.give_back(returning.consumer.channel, tags)
             if vain or not tags:
                 self._over(returning.consumer)
                 return
-            returning.wanted = min(count + len(tags), _room_of(returning.consumer.target))
+            returning.expected_count = min(count + len(tags), _room_of(returning.consumer.target))
             returning.looks_since = 0
         self._check(returning)
 

@@ -51,7 +51,7 @@ class Candidate:
         timeout_secs: float,
     ) -> None:
         self.link = link
-        self.until = NEVER  # when the lease ends, by the clock of this process
+        self.lease_end = NEVER  # when the lease ends, by the clock of this process
         self.next_at = NEVER  # when the lease is requested next
         self.request = 0  # the number of the request whose reply counts; earlier ones are void
         self.is_pending = False
@@ -95,7 +95,7 @@ class Elections:
     def tick(self, now: Monotonic) -> None:
         """Stop consuming where a lease has ended, release useless leases, and request those that are due."""
         for candidate in self.candidates:
-            if candidate.is_elected and now >= candidate.until:
+            if candidate.is_elected and now >= candidate.lease_end:
                 candidate.decide(False, UNDECIDED)
             if candidate.is_useless(now):
                 log.warning("link offered to other replicas, not working here", link=candidate.link)
@@ -114,7 +114,7 @@ class Elections:
     def _release(self, candidate: Candidate) -> None:
         candidate.request += 1
         candidate.is_pending = False
-        candidate.until = NEVER
+        candidate.lease_end = NEVER
         candidate.decide(False, ELSEWHERE)
         release = ReleaseLease(_lease_of(candidate), self._membership.incarnation)
         self._state.submit(release, lambda reply: None)
@@ -127,24 +127,29 @@ class Elections:
         self._state.submit(AcquireLease(_lease_of(candidate), incarnation, LEASE_SECS), done)
 
     def _replied(
-        self, candidate: Candidate, request: int, incarnation: str, since: Monotonic, reply: Reply[Lease]
+        self,
+        candidate: Candidate,
+        request: int,
+        incarnation: str,
+        requested_at: Monotonic,
+        reply: Reply[Lease],
     ) -> None:
         if request != candidate.request:
             return
         now = clock.now()
         candidate.is_pending = False
-        candidate.next_at = since + TRY_SECS
+        candidate.next_at = requested_at + TRY_SECS
         if reply.verdict is not OperationOutcome.DONE:
-            if now >= candidate.until:
+            if now >= candidate.lease_end:
                 candidate.decide(False, UNDECIDED)
             return
         assert reply.value is not None
         if reply.value.holder != incarnation:
             candidate.decide(False, ELSEWHERE)
             return
-        candidate.until = since + LEASE_SECS
-        candidate.next_at = since + RENEW_SECS
-        if now < candidate.until:
+        candidate.lease_end = requested_at + LEASE_SECS
+        candidate.next_at = requested_at + RENEW_SECS
+        if now < candidate.lease_end:
             candidate.decide(True)
 
 

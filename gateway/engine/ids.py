@@ -150,21 +150,21 @@ class SharedGuard(Guard):
         ids, shared, lines = self.ids, self._shared, self._lines
         now = shared.utc()
         batch = part.batch.onward(PassedBatch(self, part))
-        wanted: list[WaitingClaim] = []
+        waiting_claims: list[WaitingClaim] = []
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
-                given = message.properties.message_id
+                message_id = message.properties.message_id
             except RemoteProtocolError as error:
                 part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
                 continue
-            if not given:
+            if not message_id:
                 if lines and client_of(message) in lines:
                     self._wait(part, at, "")
                 else:
                     self._try(batch, part, at, "", message)
                 continue
-            id = blake2b(given.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
+            id = blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
             if id in ids.open:
                 part.settle_at((at,), UNSETTLED)
             elif ids.accepted.get(id, 0.0) > now:
@@ -173,11 +173,11 @@ class SharedGuard(Guard):
                 part.settle_at((at,), AWAY)
             else:
                 ids.open.add(id)
-                wanted.append(self._wait(part, at, id))
+                waiting_claims.append(self._wait(part, at, id))
         self._repeated(part, repeats)
         batch.send()
-        for start in range(0, len(wanted), IDS_MAX):
-            some = wanted[start : start + IDS_MAX]
+        for start in range(0, len(waiting_claims), IDS_MAX):
+            some = waiting_claims[start : start + IDS_MAX]
             shared.claim(self.route.name, [one.id for one in some], partial(self._claimed, part, some))
 
     def _wait(self, part: SubBatch, at: int, id: str) -> WaitingClaim:
@@ -186,13 +186,15 @@ class SharedGuard(Guard):
         self._lines.setdefault(one.client, deque()).append(one)
         return one
 
-    def _claimed(self, part: SubBatch, wanted: list[WaitingClaim], claims: list[Claim] | None) -> None:
+    def _claimed(
+        self, part: SubBatch, waiting_claims: list[WaitingClaim], claims: list[Claim] | None
+    ) -> None:
         """Pass on messages whose claims succeeded, and those that have waited for these messages.
 
         `claims` is None if the database is away.
         """
         settled: dict[Outcome, list[int]] = {}
-        for at, one in enumerate(wanted):
+        for at, one in enumerate(waiting_claims):
             claim = None if claims is None else claims[at]
             one.is_over = True
             if claim is not Claim.OURS:
@@ -203,7 +205,7 @@ class SharedGuard(Guard):
         self._repeated(part, settled.pop(ACCEPTED, []))
         for outcome, positions in settled.items():
             part.settle_at(positions, outcome)
-        self._release(wanted)
+        self._release(waiting_claims)
 
     def _release(self, changed: Sequence[WaitingClaim]) -> None:
         """Pass on the messages that do not wait any more, after the claims of some have a result."""
@@ -234,9 +236,9 @@ class SharedGuard(Guard):
             self._free([id])
 
     def _free(self, ids: Iterable[str]) -> None:
-        named = [id for id in ids if id]
-        self.ids.open.difference_update(named)
-        self._shared.free(self.route.name, named)
+        message_ids = [id for id in ids if id]
+        self.ids.open.difference_update(message_ids)
+        self._shared.free(self.route.name, message_ids)
 
     def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
         """Settle messages with an outcome: `rows` are positions in `part` and identifiers.
@@ -244,16 +246,16 @@ class SharedGuard(Guard):
         `local` is ignored: the database has the ids, and not the transaction of the messages.
         """
         positions = [at for at, _ in rows]
-        named = [id for _, id in rows if id]
+        message_ids = [id for _, id in rows if id]
         if outcome is not ACCEPTED:
-            self._free(named)
+            self._free(message_ids)
             part.settle_at(positions, outcome)
-        elif not named:
+        elif not message_ids:
             part.settle_at(positions)
         else:
-            until = self._shared.utc() + self._window
-            written = partial(self._accept, part, positions, named, until, ACCEPTED)
-            self._shared.accept(self.route.name, named, self._window, written)
+            expires_at = self._shared.utc() + self._window
+            written = partial(self._accept, part, positions, message_ids, expires_at, ACCEPTED)
+            self._shared.accept(self.route.name, message_ids, self._window, written)
 
 
 def _raw(ids: Iterable[str]) -> tuple[bytes, ...]:

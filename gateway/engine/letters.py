@@ -79,7 +79,7 @@ class SharedLetters:
         self._last = 0
         self._unsaved: dict[str, Unsaved] = {}
         # Their ids by user, within the limits that apply to all.
-        waiting = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
+        waiting = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         self._waiting: UserEntries[str] = UserEntries(waiting)
         self._unsubmitted: dict[str, None] = {}  # ids of unsaved ones that must be submitted again
         self._added: list[DeadLetter] = []  # stored while the usage is queried
@@ -110,10 +110,10 @@ class SharedLetters:
         then: Then | None,
     ) -> None:
         """Store `messages` as dead letters of a route; `then` is called when the database has them."""
-        given = list(messages)
+        message_list = list(messages)
         reason = _encode(outcome, crossed)
-        crowds = not self.has_room(given)
-        for at, message in enumerate(given, start=1):
+        crowds = not self.has_room(message_list)
+        for at, message in enumerate(message_list, start=1):
             self._last += 1
             id = f"{self._membership.incarnation}-{self._last:08}"
             byte_count = message.byte_count
@@ -126,7 +126,7 @@ class SharedLetters:
                 byte_count,
             )
             self.shares.add(letter.user, byte_count)
-            self._unsaved[id] = Unsaved(letter, then if at == len(given) else None, crowds)
+            self._unsaved[id] = Unsaved(letter, then if at == len(message_list) else None, crowds)
             self._waiting.add(id, letter.user, byte_count)
             self._submit(letter)
             while (crowded_out := self._waiting.crowded_out(letter.user)) is not None:
@@ -240,18 +240,18 @@ class SharedLetters:
 
         `then` is called with the ids that exist and are this replica's now.
         """
-        wanted, since = tuple(ids), clock.now()
+        letter_ids, requested_at = tuple(ids), clock.now()
 
         def claimed(reply: Reply[list[str]]) -> None:
             got = reply.value or []
             # No reply, or a late one: the claims may run out while they are used.
-            if reply.value is None or is_ending(since):
-                self._release(wanted)
+            if reply.value is None or is_ending(requested_at):
+                self._release(letter_ids)
                 got = []
             self._mine.update(dict.fromkeys(got))
             then(got)
 
-        self._state.submit(ClaimLetters(wanted, self._membership.incarnation), claimed)
+        self._state.submit(ClaimLetters(letter_ids, self._membership.incarnation), claimed)
 
     def free(self, ids: Iterable[str]) -> None:
         """Release claims of this replica."""
@@ -271,18 +271,18 @@ class SharedLetters:
 
     def delete(self, ids: Iterable[str], then: Then) -> None:
         """Delete dead letters; `then` is called when the database has deleted them, possibly much later."""
-        gone = list(ids)
-        for id in gone:
+        letter_ids = list(ids)
+        for id in letter_ids:
             self._mine.pop(id, None)
-        parts = list(_parts(gone))
-        left = len(parts)
+        parts = list(_parts(letter_ids))
+        remaining = len(parts)
         if not parts:
             then()
 
         def deleted(_: Reply[list[str]]) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal remaining
+            remaining -= 1
+            if not remaining:
                 self._weigh()
                 then()
 
@@ -322,7 +322,7 @@ class SharedLetters:
             self._added.clear()
             self._state.query(WeighLetters(), partial(self._weighed, clock.now()))
 
-    def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
+    def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
         """Use the usage of each user, and delete the oldest dead letters if the limits are exceeded.
 
         A query that takes long, because there are many dead letters, is not repeated every second.
@@ -331,7 +331,7 @@ class SharedLetters:
         if reply.value is None:
             return
         now = clock.now()
-        rest = min(RESTS * (now - since), WEIGH_SECS_MAX)
+        rest = min(RESTS * (now - requested_at), WEIGH_SECS_MAX)
         self._weigh_at = max(self._weigh_at, Monotonic(now + rest))
         self.shares.replace(reply.value)
         # Dead letters stored meanwhile may be included already: for one second they may count twice.
@@ -343,7 +343,7 @@ class SharedLetters:
     def _push_out(self, weights: Weights, crowding: str) -> None:
         """Delete the oldest dead letters of the user with too many, until all users are within the limits."""
         shares = self.shares
-        exact = UserShares(shares.what, count_max=shares.count_max, bytes_max=shares.bytes_max)
+        exact = UserShares(shares.resource, count_max=shares.count_max, bytes_max=shares.bytes_max)
         exact.replace(weights)
         if not exact.is_exceeded:
             if not self._added:
@@ -353,13 +353,13 @@ class SharedLetters:
         self._is_pushing = True
 
         def listed(reply: Reply[list[DeadLetter]]) -> None:
-            gone = []
+            removed_ids = []
             for letter in reply.value or ():
                 if not exact.is_exceeded or exact.crowder(crowding) != user:
                     break
                 exact.remove(user, letter.weight)
-                gone.append(letter.id)
-            self._state.submit(DeleteLetters(tuple(gone), self._membership.incarnation), deleted)
+                removed_ids.append(letter.id)
+            self._state.submit(DeleteLetters(tuple(removed_ids), self._membership.incarnation), deleted)
 
         def deleted(reply: Reply[list[str]]) -> None:
             self._is_pushing = False

@@ -123,16 +123,16 @@ class Membership:
             except Exception as error:
                 contained("store", error)
 
-    def _reaped(self, since: Monotonic, reply: Reply[list[ClaimedWork]]) -> None:
-        """Do the work that was claimed since `since`, unless the claims may end while it is done."""
+    def _reaped(self, requested_at: Monotonic, reply: Reply[list[ClaimedWork]]) -> None:
+        """Do the work that was claimed since `requested_at`, unless the claims may end while it is done."""
         self._is_reaping = False
-        if is_ending(since):
+        if is_ending(requested_at):
             return
         if len(reply.value or ()) >= REAP_MAX:
             self._reap_at = Monotonic(0.0)  # there may be more
-        for due in reply.value or ():
+        for work in reply.value or ():
             for hear in self.on_due:
                 try:
-                    hear(due, since)
+                    hear(work, requested_at)
                 except Exception as error:  # it concerns one item, which is claimed again later
                     contained("store", error)

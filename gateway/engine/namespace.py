@@ -67,16 +67,16 @@ WALKED_SECS: Final = 60.0  # how late a message may arrive live that was sent as
 class Countdown:
     """Counter of events that calls a function after the last one, or at once if none is expected."""
 
-    def __init__(self, left: int, then: Callable[[], None]) -> None:
-        self._left = left
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._remaining = count
         self._then = then
-        if not left:
+        if not count:
             then()
 
     def count(self) -> None:
         """Count one event, and call the function if it was the last one."""
-        self._left -= 1
-        if not self._left:
+        self._remaining -= 1
+        if not self._remaining:
             self._then()
 
 
@@ -97,9 +97,9 @@ class EngineNamespace(MqttNamespace):
         self._engine = engine
         self._common = retained
         self._state = state
-        self._shown = 0  # counter of changes that clients wait for
+        self._change_count = 0  # counter of changes that clients wait for
         self._walks: list[Asked] = []  # walks without a barrier yet behind which they begin
-        self._asked: list[list[Asked]] = []  # walks with a barrier, by barrier
+        self._barrier_walks: list[list[Asked]] = []  # walks with a barrier, by barrier
         # Sessions with walks: None while a walk is running, else when the last one ended (monotonic).
         self._walking: dict[ClientSession, float | None] = {}
         # Callbacks that wait until the queue of a session is this replica's, and bound.
@@ -160,7 +160,7 @@ class EngineNamespace(MqttNamespace):
     @property
     def recorded(self) -> int:
         """Counter of changes that clients may learn about when the cluster and the database have them."""
-        return self._shown
+        return self._change_count
 
     @property
     def unavailable(self) -> str:
@@ -178,14 +178,14 @@ class EngineNamespace(MqttNamespace):
 
     def after_recorded(self, session: Session | None, done: Callable[[Outcome], None]) -> None:
         """Call `done` with ACCEPTED when the cluster and the database have all changes until now."""
-        asked, self._walks = self._walks, []
-        self._asked.append(asked)
-        self._engine.after_bound(partial(self._bound, session, asked, done))
+        walks, self._walks = self._walks, []
+        self._barrier_walks.append(walks)
+        self._engine.after_bound(partial(self._bound, session, walks, done))
 
     def _bound(
         self,
         session: Session | None,
-        asked: list[Asked],
+        walks: list[Asked],
         done: Callable[[Outcome], None],
         outcome: Outcome,
     ) -> None:
@@ -194,12 +194,12 @@ class EngineNamespace(MqttNamespace):
         The reply to the client waits for the first pages, so that messages published after it usually do not
         arrive twice.
         """
-        self._asked = [one for one in self._asked if one is not asked]
+        self._barrier_walks = [one for one in self._barrier_walks if one is not walks]
         begun: list[SharedWalk] = []
-        for owed, topic_filter, options in asked:
-            if owed.subscriptions.get(topic_filter) is options:
-                self._owe(owed, topic_filter, options)
-                walk = owed.owed[topic_filter]
+        for walking, topic_filter, options in walks:
+            if walking.subscriptions.get(topic_filter) is options:
+                self._owe(walking, topic_filter, options)
+                walk = walking.walks[topic_filter]
                 if isinstance(walk, SharedWalk) and len(begun) < WALKS_MAX and not self._common.is_away:
                     begun.append(walk)
         countdown = Countdown(len(begun), partial(self._read, session, done, outcome))
@@ -224,9 +224,9 @@ class EngineNamespace(MqttNamespace):
             return
 
         def is_wanted(walk: SharedWalk) -> bool:
-            return session.owed.get(topic_filter) is walk and session.outlet is not None
+            return session.walks.get(topic_filter) is walk and session.outlet is not None
 
-        session.owed[topic_filter] = SharedWalk(
+        session.walks[topic_filter] = SharedWalk(
             self._common,
             topic_filter,
             Grant(session, [options], retained=True),
@@ -271,7 +271,7 @@ class EngineNamespace(MqttNamespace):
         self._enter(session, topic_filter, options)
         if isinstance(session, ClientSession) and session.lasting and options != before:
             session.subscribed(topic_filter, options, before)
-        self._shown += 1
+        self._change_count += 1
         if shared_pattern(topic_filter) is not None:
             return
         if topic_filter.split("/", 1)[0] == SYS:
@@ -300,7 +300,7 @@ class EngineNamespace(MqttNamespace):
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions[topic_filter]
         self._leave(session, topic_filter)
-        self._shown += 1
+        self._change_count += 1
         if isinstance(session, ClientSession) and session.lasting:
             session.subscribed(topic_filter, None, options)
 
@@ -349,43 +349,43 @@ class EngineNamespace(MqttNamespace):
             self._is_listing, self._listed = True, now
             self._list_shares(consumers, now, set(), "")
 
-    def _list_shares(self, consumers: Consumers, now: float, wanted: set[str], after: str) -> None:
+    def _list_shares(self, consumers: Consumers, now: float, live_filters: set[str], after: str) -> None:
         """Query the shared filters that sessions of all replicas have, page by page."""
 
         def listed(reply: Reply[list[str]]) -> None:
             if reply.value is None:
                 self._is_listing = False
                 return
-            wanted.update(reply.value)
+            live_filters.update(reply.value)
             if len(reply.value) < SHARED_FILTERS_MAX:
                 self._is_listing = False
-                self._listed_shares(consumers, now, wanted)
+                self._listed_shares(consumers, now, live_filters)
             else:
-                self._list_shares(consumers, now, wanted, reply.value[-1])
+                self._list_shares(consumers, now, live_filters, reply.value[-1])
 
         self._state.query(SharedFilters(after, SHARED_FILTERS_MAX), listed)
 
-    def _listed_shares(self, consumers: Consumers, now: float, wanted: set[str]) -> None:
+    def _listed_shares(self, consumers: Consumers, now: float, live_filters: set[str]) -> None:
         """Delete the queues of shared subscriptions that have ended, unless other replicas consume them.
 
-        `wanted` has those that went on at `now`. If that was long ago, or the connection was lost meanwhile,
-        nothing is deleted before the next list. The expiry of queues that only sessions of disconnected
-        clients need is restarted.
+        `live_filters` has those that went on at `now`. If that was long ago, or the connection was lost
+        meanwhile, nothing is deleted before the next list. The expiry of queues that only sessions of
+        disconnected clients need is restarted.
         """
         if not consumers.is_live:
             return
-        for topic_filter in self._shared_of_all - wanted - self._shared.keys():
+        for topic_filter in self._shared_of_all - live_filters - self._shared.keys():
             self._unused.setdefault(topic_filter, now)
-        self._shared_of_all = wanted
+        self._shared_of_all = live_filters
         is_recent = clock.now() - now <= LIST_AGE_SECS_MAX
-        for topic_filter, since in list(self._unused.items()):
-            if is_recent and now - since >= GRACE_SECS:
+        for topic_filter, unused_at in list(self._unused.items()):
+            if is_recent and now - unused_at >= GRACE_SECS:
                 self._use(topic_filter)
-                if topic_filter not in wanted and topic_filter not in self._shared:
+                if topic_filter not in live_filters and topic_filter not in self._shared:
                     consumers.remove(queue_of(self._engine.names.shares, topic_filter))
         if now - self._touched >= TOUCH_SECS:
             self._touched = now
-            for topic_filter in wanted - self._shared.keys():
+            for topic_filter in live_filters - self._shared.keys():
                 consumers.touch(queue_of(self._engine.names.shares, topic_filter))
 
     # QoS 2.
@@ -393,19 +393,19 @@ class EngineNamespace(MqttNamespace):
     def _sweep_walks(self, now: float) -> None:
         """Forget which messages walks have sent, some time after the last walk: live messages may be late."""
         waiting: dict[Session, set[str]] = {}
-        for walking, topic_filter, _ in chain(self._walks, *self._asked):
+        for walking, topic_filter, _ in chain(self._walks, *self._barrier_walks):
             waiting.setdefault(walking, set()).add(topic_filter)
-        for session, since in list(self._walking.items()):
-            goes_on = {*session.owed, *waiting.get(session, ())}
+        for session, ended_at in list(self._walking.items()):
+            goes_on = {*session.walks, *waiting.get(session, ())}
             if session.walked is not None:
                 session.walked.end_all_but(goes_on)
             if self.sessions.get(session.client_id) is not session:
                 del self._walking[session]
             elif goes_on:
                 self._walking[session] = None
-            elif since is None and session.walked is not None and session.walked.has_sent:
+            elif ended_at is None and session.walked is not None and session.walked.has_sent:
                 self._walking[session] = now
-            elif since is None or now - since >= WALKED_SECS:
+            elif ended_at is None or now - ended_at >= WALKED_SECS:
                 session.walked = None
                 del self._walking[session]
 
@@ -589,13 +589,13 @@ class EngineNamespace(MqttNamespace):
         self._count(session)
         if opening.coming.will is not None:
             self._engine.sessions.serve(session)
-            self._shown += 1  # CONNACK waits until the will is stored
+            self._change_count += 1  # CONNACK waits until the will is stored
         if found.queue:
             session.begin(found.contents, found.queue, self._arguments)
             session.fresh = not found.present
             for topic_filter, options in found.contents.subscriptions.items():
                 self._enter(session, topic_filter, decode_options(options))
-            self._shown += bool(found.contents.subscriptions)
+            self._change_count += bool(found.contents.subscriptions)
             self._engine.sessions.acquire(session, found)
         return session, found.present
 

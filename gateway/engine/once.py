@@ -89,15 +89,15 @@ class Once:
     def is_first(self, number: Number) -> bool:
         """Record a number. Return False if it has arrived before."""
         life, count = number
-        seen = self._lives.pop(life, None)
-        if seen is None:
+        numbers = self._lives.pop(life, None)
+        if numbers is None:
             if len(self._lives) >= LIVES_MAX:
                 del self._lives[next(iter(self._lives))]
-            seen = Seen()
-        self._lives[life] = seen
-        first = seen.add(count)
-        if len(seen) > self._chunks_max:
-            seen.forget_lowest()
+            numbers = Seen()
+        self._lives[life] = numbers
+        first = numbers.add(count)
+        if len(numbers) > self._chunks_max:
+            numbers.forget_lowest()
         return first
 
 
@@ -124,8 +124,8 @@ class Recent:
 
     def __contains__(self, number: Number) -> bool:
         life, count = number
-        seen = self._lives.get(life)
-        return seen is not None and count in seen
+        numbers = self._lives.get(life)
+        return numbers is not None and count in numbers
 
     def stored(self) -> dict[Chunk, int]:
         """Return all chunks with their bits."""
@@ -140,16 +140,16 @@ class Recent:
         """
         life, count = number
         changes: dict[Chunk, int | None] = {}
-        seen = self._lives.pop(life, None)
-        if seen is None:
+        numbers = self._lives.pop(life, None)
+        if numbers is None:
             if len(self._lives) >= RECENT_LIVES_MAX:
                 self._forget_life(next(iter(self._lives)), changes)
-            seen = Seen()
-        self._lives[life] = seen
-        before, chunk = len(seen), count >> CHUNK_BITS
-        seen.add(count)
-        changes[life, chunk] = seen.bits_of(chunk)
-        self._chunks += len(seen) - before
+            numbers = Seen()
+        self._lives[life] = numbers
+        before, chunk = len(numbers), count >> CHUNK_BITS
+        numbers.add(count)
+        changes[life, chunk] = numbers.bits_of(chunk)
+        self._chunks += len(numbers) - before
         while self._chunks > self._chunks_max:
             largest = max(self._lives, key=self._length)
             changes[largest, self._lives[largest].forget_lowest()] = None

@@ -51,15 +51,15 @@ class SharedOutboxShares:
         self._removes = removes
         self._periods: deque[Period] = deque([Period()])
         self._waiting = 0  # as counted last
-        self._since = 0  # messages put here since
+        self._added_count = 0  # messages put here since
 
     def counted(self, waiting: int) -> None:
         """Record how many messages wait in the queue, and forget those that have left."""
-        self._waiting, self._since = waiting, 0
+        self._waiting, self._added_count = waiting, 0
         periods, quota = self._periods, self._quota
         while periods and quota.count - periods[0].count >= waiting:
-            gone = periods.popleft()
-            for user, (count, byte_count) in gone.users.items():
+            period = periods.popleft()
+            for user, (count, byte_count) in period.users.items():
                 quota.remove(user, byte_count, count)
         if len(periods) >= PERIODS_MAX:
             first = periods.popleft()
@@ -75,13 +75,13 @@ class SharedOutboxShares:
             return False
         self._periods[-1].add(user, 1, byte_count)
         self._quota.add(user, byte_count, 1)
-        self._since += 1
+        self._added_count += 1
         return True
 
     def _limit_of(self, user: str, byte_count: int) -> str:
         """Return the option that forbids the user another message, with its value, or ""."""
         quota = self._quota
-        count = self._waiting + self._since
+        count = self._waiting + self._added_count
         total = count * quota.total // max(quota.count, 1)
         if count < quota.user_count_max and total + byte_count <= quota.user_bytes_max:
             return ""

@@ -109,7 +109,7 @@ class SharedOutboxes(AmqpLinkSession):
     def __init__(
         self,
         link: str,
-        given: LinkSettings,
+        options: LinkSettings,
         engine: RabbitEngine,
         dispatcher: Dispatcher,
         limits: Limits,
@@ -119,19 +119,21 @@ class SharedOutboxes(AmqpLinkSession):
         up: Callable[[], bool],
         delivers: ConfirmedSink,
         paused: Callable[[], Iterable[str]],
-        left: Left | None = None,
+        on_departure: Left | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
         """Create the session of a link's outboxes.
 
-        `up` returns True if the link accepts messages; it publishes them with `delivers`. `left` is called
-        with the messages that leave an outbox at this replica. `quotas` has the shares of users.
+        `up` returns True if the link accepts messages; it publishes them with `delivers`. `on_departure` is
+        called with the messages that leave an outbox at this replica. `quotas` has the shares of users.
         """
         remote = {name: getattr(engine, name) for name in Remote.model_fields}
         within = limits.model_copy(update={"message_bytes_max": limits.message_bytes_max + BESIDE_BYTES})
         super().__init__(
             status.name,
-            AmqpLink(**remote | {"prefetch": min(given.in_flight_max, engine.prefetch), "survey_secs": 0.0}),
+            AmqpLink(
+                **remote | {"prefetch": min(options.in_flight_max, engine.prefetch), "survey_secs": 0.0}
+            ),
             dispatcher,
             within,
             status,
@@ -144,7 +146,7 @@ class SharedOutboxes(AmqpLinkSession):
         self.waiting: dict[str, int] = {}  # ready messages in each queue, as counted last
         self._prefix = f"{engine.namespace}.outbox.{link}."
         self._given_up = f"{engine.namespace}.given-up.{link}."
-        self._limits = given.outbox
+        self._limits = options.outbox
         self._type = type_arguments(engine)
         names = names_of(engine.namespace, engine.topic_exchange)
         self._dropped, self._direct = names.dropped, names.direct
@@ -152,12 +154,12 @@ class SharedOutboxes(AmqpLinkSession):
         self.up = up
         self._delivers = delivers
         self._paused = paused
-        self._left = left
+        self._on_departure = on_departure
         self._quotas = UserQuotas(limits) if quotas is None else quotas
         self._stopped = False
         self._seen_up = False
         self._patient_until: Monotonic | None = None
-        self._wanted: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._arrangement: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._boxes: dict[str, SharedOutbox] = {}
 
     def queue_arguments(self, queue: str) -> Headers:
@@ -189,8 +191,10 @@ class SharedOutboxes(AmqpLinkSession):
     def states(self) -> list[OutboxState]:
         """Return the state of each outbox, as far as it is known to this replica."""
         paused = set(self._paused())
-        given = self._limits
-        limits = OutboxLimits(given.messages_max, given.bytes_max, given.age_secs_max, given.policy)
+        own_limits = self._limits
+        limits = OutboxLimits(
+            own_limits.messages_max, own_limits.bytes_max, own_limits.age_secs_max, own_limits.policy
+        )
         return [
             OutboxState(
                 self.link,
@@ -253,15 +257,15 @@ class SharedOutboxes(AmqpLinkSession):
 
         Does nothing if `route` is None because it is not in the mapping any more.
         """
-        if self._left is not None and route is not None and messages:
-            self._left(route, messages, left_as(word, outcome), clock.now())
+        if self._on_departure is not None and route is not None and messages:
+            self._on_departure(route, messages, left_as(word, outcome), clock.now())
 
     def dropped(self, queue: str, body: bytes) -> None:
         """Report to the journal a message that the cluster has dropped from an outbox queue.
 
         Messages of other queues are ignored.
         """
-        if self._left is None or not queue.startswith(self._prefix):
+        if self._on_departure is None or not queue.startswith(self._prefix):
             return
         route = self._routes().get(queue)
         try:
@@ -305,16 +309,16 @@ class SharedOutboxes(AmqpLinkSession):
         going = self._reaches() and not self._stopped
         if not going and not self.up():
             self._hand_back()
-        if not self._wanted[1] and self._in_hand():
+        if not self._arrangement[1] and self._in_hand():
             going = False  # messages in hand must be settled before others are consumed
         consumed = tuple(queue for queue, route in routes.items() if going and route.name not in paused)
-        wanted = tuple(routes), consumed
-        if wanted != self._wanted:
-            self._wanted = wanted
+        arrangement = tuple(routes), consumed
+        if arrangement != self._arrangement:
+            self._arrangement = arrangement
             given_up: tuple[str, ...] = ()
             if self._limits.policy == "dead_letter":
                 given_up = tuple(self._given_up + route.name for route in routes.values())
-            super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=wanted[0]))
+            super().route(Subscriptions(queues=(*consumed, *given_up)), Targets(queues=arrangement[0]))
 
     def _reaches(self) -> bool:
         """Return True if the link is up, or was up within the last MOMENT_SECS."""
@@ -322,8 +326,8 @@ class SharedOutboxes(AmqpLinkSession):
         if self._seen_up and not up:
             self._patient_until = clock.now() + MOMENT_SECS
         self._seen_up = up
-        until = self._patient_until
-        return up or (until is not None and clock.now() < until)
+        deadline = self._patient_until
+        return up or (deadline is not None and clock.now() < deadline)
 
     def _hand_back(self) -> None:
         """Requeue the messages in hand, so that other replicas deliver them and all later ones in order.
@@ -365,7 +369,7 @@ class SharedOutboxes(AmqpLinkSession):
     def released(self, receipt: tuple[AmqpLinkConsumer, int, Message], outcome: Outcome) -> None:
         """Requeue a message, which another replica may deliver next."""
         if outcome.reason is Reason.STORE and receipt[0].live:
-            self.held.refused(receipt)
+            self.held_receipts.refused(receipt)
         else:
             self.give_back_later(receipt)
 
@@ -471,7 +475,7 @@ class OutboxConnection(AmqpLinkConnection):
         super().__init__(session, stream, target, now)
         self._outboxes = session
         self._counting = 0
-        self._asked: deque[str] = deque()
+        self._counted_queues: deque[str] = deque()
         self._count_at = 0.0
 
     def tick(self, now: float) -> None:
@@ -482,7 +486,7 @@ class OutboxConnection(AmqpLinkConnection):
         self._count_at = now + COUNT_SECS
         if not self._counting:
             self._counting = self._new_channel()
-        elif not self._asked:
+        elif not self._counted_queues:
             self._count()
 
     def _drop(self, number: int) -> Declaration:
@@ -525,7 +529,7 @@ class OutboxConnection(AmqpLinkConnection):
 
     def _count(self) -> None:
         for queue in self._outboxes.counted():
-            self._asked.append(queue)
+            self._counted_queues.append(queue)
             self.machine.send_method(self._counting, m.QueueDeclare(queue, passive=True))
         self._stream.mark()
 
@@ -538,13 +542,13 @@ class OutboxConnection(AmqpLinkConnection):
     def _channel_closed(self, event: ChannelClosed) -> None:
         if event.channel == self._counting:  # a queue does not exist yet or any more
             self._counting = 0
-            self._asked.clear()
+            self._counted_queues.clear()
         else:
             super()._channel_closed(event)
 
     def _method(self, event: MethodReceived) -> None:
         if event.channel == self._counting and isinstance(event.method, m.QueueDeclareOk):
-            self._outboxes.count_waiting(self._asked.popleft(), event.method.message_count)
+            self._outboxes.count_waiting(self._counted_queues.popleft(), event.method.message_count)
         else:
             super()._method(event)
 
@@ -631,8 +635,8 @@ class Grave:
         for at, stored in enumerate(part.messages):
             outcome, message, crossed = CROWDED_OUT, stored, True
             try:
-                given = dict(stored.properties.headers).get(FIRST_REASON)
-                if given is not None and given.value == "expired":
+                reason = dict(stored.properties.headers).get(FIRST_REASON)
+                if reason is not None and reason.value == "expired":
                     outcome = TOO_OLD
                 message = self._outboxes.reader.decode_one(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:

@@ -176,9 +176,9 @@ class EnginePublisher(AmqpLinkPublisher):
 
     def _number_of(self, part: SubBatch, at: int) -> Number:
         """Return the number of a message, which stays the same when it is resent after a lost connection."""
-        given = self.number_of(part, at)
-        if given is not None:
-            return given
+        number = self.number_of(part, at)
+        if number is not None:
+            return number
         if not part.number:
             part.number = self._next_number
             self._next_number += len(part.messages)

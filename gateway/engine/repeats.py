@@ -22,7 +22,7 @@ class Repeats:
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
         """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
-        self.submit_claim(operation, lambda reply, since: done(reply))
+        self.submit_claim(operation, lambda reply, requested_at: done(reply))
 
     def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], Monotonic], None]) -> None:
         """Submit an operation that claims something.
@@ -34,11 +34,11 @@ class Repeats:
         def attempt() -> None:
             self._state.submit(operation, partial(replied, clock.now()))
 
-        def replied(since: Monotonic, reply: Reply[T]) -> None:
+        def replied(requested_at: Monotonic, reply: Reply[T]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self.later(attempt)
             else:
-                done(reply, since)
+                done(reply, requested_at)
 
         attempt()
 

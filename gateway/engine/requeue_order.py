@@ -35,15 +35,15 @@ class GivenBack:
     Messages are buffered until all requeued ones have arrived.
     """
 
-    __slots__ = ("_held", "_left", "_places", "_prints")
+    __slots__ = ("_buffer", "_places", "_prints", "_remaining")
 
     def __init__(self, prints: Sequence[int]) -> None:
         self._places: dict[int, deque[int]] = {}
         for place, one in enumerate(prints):
             self._places.setdefault(one, deque()).append(place)
         self._prints = prints
-        self._left = len(prints)
-        self._held: list[tuple[int, Held]] = []
+        self._remaining = len(prints)
+        self._buffer: list[tuple[int, Held]] = []
 
     @property
     def count(self) -> int:
@@ -53,23 +53,23 @@ class GivenBack:
     @property
     def lacking(self) -> int:
         """Number of requeued messages that have not arrived."""
-        return self._left
+        return self._remaining
 
     @property
     def waiting(self) -> int:
         """Number of buffered messages."""
-        return len(self._held)
+        return len(self._buffer)
 
-    def hold(self, held: Held) -> bool:
+    def hold(self, delivery: Held) -> bool:
         """Buffer one message. Return True once all requeued messages have arrived."""
-        _, _, redelivered, content = held
+        _, _, redelivered, content = delivery
         places = self._places.get(print_of(content)) if redelivered else None
         if places:
-            self._left -= 1
-            self._held.append((places.popleft(), held))
+            self._remaining -= 1
+            self._buffer.append((places.popleft(), delivery))
         else:
-            self._held.append((self.count, held))
-        return not self._left
+            self._buffer.append((self.count, delivery))
+        return not self._remaining
 
     def prints(self, again: Iterable[Content]) -> tuple[int, ...]:
         """Return the fingerprints for the next owner, when the messages `again` are requeued.
@@ -91,7 +91,7 @@ class GivenBack:
 
         The requeued ones are first, in their old order; the others follow in the order of arrival.
         """
-        return [held for _, held in sorted(self._held, key=_place)]
+        return [held for _, held in sorted(self._buffer, key=_place)]
 
 
 def _place(one: tuple[int, Held]) -> int:

@@ -36,7 +36,7 @@ class WaitingMessage:
     once it is settled.
     """
 
-    __slots__ = ("at", "is_ready", "keys", "message", "part", "since", "stored")
+    __slots__ = ("at", "is_ready", "keys", "message", "part", "queued_at", "stored")
 
     def __init__(self, part: SubBatch, at: int, stored: RetainedPublication | None) -> None:
         self.part: SubBatch | None = part
@@ -44,7 +44,7 @@ class WaitingMessage:
         self.message = message = part.messages[at]
         self.stored = stored
         self.is_ready = stored is None
-        self.since = clock.now()
+        self.queued_at = clock.now()
         client = client_of(message)
         self.keys: tuple[Key, ...] = (client,) if stored is None else (client, message.address.name)
 
@@ -95,10 +95,10 @@ class Retaining:
             return
         self._messages += 1
         self._byte_count += byte_count
-        held = WaitingMessage(part, at, stored)
-        for key in held.keys:
-            self._queues.setdefault(key, deque()).append(held)
-        topic = held.message.address.name
+        entry = WaitingMessage(part, at, stored)
+        for key in entry.keys:
+            self._queues.setdefault(key, deque()).append(entry)
+        topic = entry.message.address.name
         if stored is not None and topic not in self._submitted:
             self._submit(topic)
 
@@ -122,13 +122,13 @@ class Retaining:
     def _replied(self, topic: str, waiting: list[WaitingMessage], outcome: Outcome) -> None:
         """Publish the waiting messages of a topic if the last is in the database; else retry or refuse."""
         if outcome is ACCEPTED:
-            for held in waiting:
-                held.is_ready = True
+            for entry in waiting:
+                entry.is_ready = True
         elif outcome is AWAY:
             now = clock.now()
-            for held in waiting:
-                if now - held.since >= WAIT_SECS:
-                    _settle(held, AWAY)
+            for entry in waiting:
+                if now - entry.queued_at >= WAIT_SECS:
+                    _settle(entry, AWAY)
             self._later[topic] = None
         elif outcome is LATE:
             _settle_late(waiting)
@@ -138,20 +138,20 @@ class Retaining:
         if topic not in self._later:
             self._submit(topic)
 
-    def _refuse(self, held: WaitingMessage, outcome: Outcome) -> None:
-        _settle(held, outcome)
+    def _refuse(self, entry: WaitingMessage, outcome: Outcome) -> None:
+        _settle(entry, outcome)
         if outcome is RETAINED_FULL:
-            held.part, held.at = self._alone(held.message), 0
+            entry.part, entry.at = self._alone(entry.message), 0
 
     def _release(self, changed: list[WaitingMessage]) -> None:
         """Publish the messages that are ready and first in the queues of their client and topic."""
         found: list[WaitingMessage] = []
         heads = deque(changed)
         while heads:
-            held = heads.popleft()
-            if not held.is_ready or not self._is_first(held):
+            entry = heads.popleft()
+            if not entry.is_ready or not self._is_first(entry):
                 continue
-            for key in held.keys:
+            for key in entry.keys:
                 queue = self._queues[key]
                 queue.popleft()
                 if queue:
@@ -159,37 +159,37 @@ class Retaining:
                 else:
                     del self._queues[key]
             self._messages -= 1
-            self._byte_count -= held.message.byte_count
-            found.append(held)
+            self._byte_count -= entry.message.byte_count
+            found.append(entry)
         at = 0
         while at < len(found):
             part, begin = found[at].part, at
             while at < len(found) and found[at].part is part:
                 at += 1
             if part is not None:
-                self._send(part, [held.at for held in found[begin:at]])
+                self._send(part, [entry.at for entry in found[begin:at]])
 
-    def _is_first(self, held: WaitingMessage) -> bool:
-        for key in held.keys:
+    def _is_first(self, entry: WaitingMessage) -> bool:
+        for key in entry.keys:
             queue = self._queues.get(key)
-            if not queue or queue[0] is not held:
+            if not queue or queue[0] is not entry:
                 return False
         return True
 
 
-def _settle(held: WaitingMessage, outcome: Outcome) -> None:
-    part, held.part, held.is_ready = held.part, None, True
+def _settle(entry: WaitingMessage, outcome: Outcome) -> None:
+    part, entry.part, entry.is_ready = entry.part, None, True
     if part is not None:
-        part.settle_at((held.at,), outcome)
+        part.settle_at((entry.at,), outcome)
 
 
 def _settle_late(waiting: list[WaitingMessage]) -> None:
     """Settle as LATE the last message, and those of its client from the same or an earlier session."""
     newest = waiting[-1].stored
-    for held in waiting:
-        given = held.stored
-        if given and newest and given.client == newest.client and 0 < given.epoch <= newest.epoch:
-            _settle(held, LATE)
+    for entry in waiting:
+        stored = entry.stored
+        if stored and newest and stored.client == newest.client and 0 < stored.epoch <= newest.epoch:
+            _settle(entry, LATE)
 
 
 def client_of(message: Message) -> tuple[str, str]:

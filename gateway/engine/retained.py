@@ -85,7 +85,7 @@ class RetainedPublication(NamedTuple):
 class Unsure(NamedTuple):
     """Message that had no capacity by old figures."""
 
-    given: RetainedPublication
+    publication: RetainedPublication
     done: Done
 
 
@@ -168,14 +168,14 @@ class SharedRetained(LocalRetained):
 
     # Writing.
 
-    def retain(self, given: RetainedPublication, done: Done, *, is_sure: bool = False) -> None:
+    def retain(self, publication: RetainedPublication, done: Done, *, is_sure: bool = False) -> None:
         """Retain a message for its topic; a message without a body clears the topic.
 
         `done` is called with ACCEPTED when it is committed, or with the reason why it is not; AWAY leaves
         that open, and LATE if the same client has published to the topic later. One message of a topic may be
         on its way at a time. `is_sure`: refuse it if there is no capacity, without reading the figures again.
         """
-        message, data, client, epoch = given
+        message, data, client, epoch = publication
         topic, user = message.address.name, _storable(message.sender.user)
         client = _storable(client)
         if not len(message.body):
@@ -191,7 +191,7 @@ class SharedRetained(LocalRetained):
         room, weight = Room(*self.quota.room_of(user)), message.byte_count
         self._count_pending(user, 1, weight)
         operation = Retain(topic, data, lifetime, user, weight, room, client, epoch)
-        self._state.submit(operation, partial(self._replied, Unsure(given, done), user, is_sure))
+        self._state.submit(operation, partial(self._replied, Unsure(publication, done), user, is_sure))
 
     def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
         """Remove the retained message of a topic; `done` is called with the reply of the database."""
@@ -243,8 +243,8 @@ class SharedRetained(LocalRetained):
 
     def _count_pending(self, user: str, count: int, byte_count: int) -> None:
         before = self._pending.get(user, (0, 0))
-        left = self._pending[user] = before[0] + count, before[1] + byte_count
-        if not left[0]:
+        pending = self._pending[user] = before[0] + count, before[1] + byte_count
+        if not pending[0]:
             del self._pending[user]
         _add(self.quota, user, count, byte_count)
 
@@ -253,7 +253,7 @@ class SharedRetained(LocalRetained):
         self._is_exact = not self._on_way
         self._state.query(WeighRetained(), partial(self._weighed, clock.now()))
 
-    def _weighed(self, since: Monotonic, reply: Reply[Weights]) -> None:
+    def _weighed(self, requested_at: Monotonic, reply: Reply[Weights]) -> None:
         """Use the new figures of each user, and retry messages that had no capacity by the old ones.
 
         Messages committed meanwhile may be included already: for some time they may count twice. A query that
@@ -261,7 +261,7 @@ class SharedRetained(LocalRetained):
         """
         changes, self._changes = self._changes or [], None
         now = clock.now()
-        rest = min(RESTS * (now - since), REST_SECS_MAX)
+        rest = min(RESTS * (now - requested_at), REST_SECS_MAX)
         self._weigh_at = now + max(WEIGH_SECS, rest)
         self._weigh_soonest = now + min(max(FRESH_SECS, rest), UNSURE_SECS_MAX)
         if reply.value is None:
@@ -275,8 +275,8 @@ class SharedRetained(LocalRetained):
             weights[user] = max(before[0] + count, 0), max(before[1] + byte_count, 0)
         self.quota.replace(weights)
         unsure, self._unsure = self._unsure, []
-        for given, done in unsure:
-            self.retain(given, done, is_sure=True)
+        for publication, done in unsure:
+            self.retain(publication, done, is_sure=True)
 
     def _give_up(self, outcome: Outcome) -> None:
         unsure, self._unsure = self._unsure, []
@@ -292,7 +292,7 @@ class SharedRetained(LocalRetained):
 
     def match(
         self,
-        wanted: MatchRetained,
+        query: MatchRetained,
         user: str,
         is_wanted: Callable[[], bool],
         found: OnPage,
@@ -306,7 +306,7 @@ class SharedRetained(LocalRetained):
         """
 
         def again() -> None:
-            self.reads.submit(user, Read(wanted, is_wanted, replied, away))
+            self.reads.submit(user, Read(query, is_wanted, replied, away))
 
         def replied(reply: Reply[list[Retained]]) -> None:
             if reply.verdict is Committed.UNAVAILABLE:
@@ -317,9 +317,9 @@ class SharedRetained(LocalRetained):
 
         again()
 
-    def read(self, wanted: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
+    def read(self, query: MatchRetained, done: Callable[[Reply[list[Retained]]], None]) -> None:
         """Query a page once. `done` is called with the reply of the database."""
-        self._state.query(wanted, done)
+        self._state.query(query, done)
 
 
 def _outcome_of(reply: Reply[Retention]) -> Outcome:

@@ -172,7 +172,7 @@ class EngineSession(OneSink):
         self._binding: list[Done] = []  # callbacks that wait for bindings that were requested
         self._entries: dict[bytes, KnownAddress] = {}
         self._recipients: dict[Sink, Recipient] = {}
-        self._known: dict[bytes, Arrived] = {}
+        self._parsed: dict[bytes, Arrived] = {}
         self._batch = Batch(self, Monotonic(0.0))  # the loop clock does not run yet
         membership.on_buried.append(self._buried)
         membership.on_due.append(self.sessions.due)
@@ -230,8 +230,8 @@ class EngineSession(OneSink):
         """True if no message waits for the cluster, and nothing is on its way to the database."""
         return self.idle_but(0)
 
-    def idle_but(self, held: int) -> bool:
-        """Return `idle`; `held` has no effect, because messages from the cluster pass through no route."""
+    def idle_but(self, held_count: int) -> bool:
+        """Return `idle`; `held_count` has no effect: messages from the cluster pass through no route."""
         return self.publisher.idle and not len(self._batch) and not self.sessions.pending
 
     @property
@@ -325,7 +325,7 @@ class EngineSession(OneSink):
     def _read_content(self, wire: bytes, raw: bytes, body: Body) -> tuple[KnownAddress, Arrived, Body] | None:
         try:
             entry = self._entries.get(wire) or self._entry(wire)
-            arrived = self._known.get(raw) or self._read(raw)
+            arrived = self._parsed.get(raw) or self._read(raw)
         except (NameRefused, RemoteProtocolError) as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return None
@@ -380,8 +380,8 @@ class EngineSession(OneSink):
     def _read(self, raw: bytes) -> Arrived:
         arrived = decode(raw)
         if len(raw) <= ARRIVED_BYTES_MAX and arrived.number is None and not arrived.expires:
-            make_room(self._known, ARRIVED_MAX)
-            self._known[raw] = arrived
+            make_room(self._parsed, ARRIVED_MAX)
+            self._parsed[raw] = arrived
         return arrived
 
     def forget_entries(self) -> None:

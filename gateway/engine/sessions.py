@@ -142,6 +142,7 @@ class SessionWriter:
     """Writer of one session's changes to the database: one operation at a time, in order."""
 
     __slots__ = (
+        "_callbacks",
         "_epoch",
         "_flying",
         "_is_leaving",
@@ -149,7 +150,6 @@ class SessionWriter:
         "_leaving",
         "_repeats",
         "_settled",
-        "_told",
         "change",
     )
 
@@ -167,7 +167,7 @@ class SessionWriter:
         self._repeats = repeats
         self._settled = settled
         self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
-        self._told: list[Told] = []  # callbacks that wait for `change`
+        self._callbacks: list[Told] = []  # callbacks that wait for `change`
         self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], Monotonic], None]] | None = None
         self._is_leaving = False  # it is on its way
 
@@ -184,7 +184,7 @@ class SessionWriter:
     def after(self, done: Told) -> None:
         """Call `done` with the outcome of the changes until now; there must be some."""
         if self.change:
-            self._told.append(done)
+            self._callbacks.append(done)
         else:
             assert self._flying is not None
             self._flying.append(done)
@@ -203,7 +203,7 @@ class SessionWriter:
             return
         if self.change:
             change, self.change = self.change, SessionChange()
-            self._flying, self._told = self._told, []
+            self._flying, self._callbacks = self._callbacks, []
             contents = change.subscriptions, change.packets, change.received
             operation = ChangeSession(self._key, self._epoch, *contents, change.served, change.weight)
             self._repeats.submit(operation, self._stored)
@@ -216,15 +216,15 @@ class SessionWriter:
         self,
         done: Callable[[Reply[LeftSession], Monotonic], None],
         reply: Reply[LeftSession],
-        since: Monotonic,
+        requested_at: Monotonic,
     ) -> None:
         self._is_leaving = False
-        done(reply, since)
+        done(reply, requested_at)
 
     def _stored(self, reply: Reply[None]) -> None:
-        told, self._flying = self._flying or [], None
+        callbacks, self._flying = self._flying or [], None
         is_stored = reply.verdict is OperationOutcome.DONE
-        for done in told:
+        for done in callbacks:
             try:
                 done(ACCEPTED if is_stored else NOT_OURS)
             except Exception as error:  # it concerns one callback; the others must not wait
@@ -236,11 +236,11 @@ class SessionWriter:
 class Takeover:
     """Session whose queue the previous owner has not released yet."""
 
-    __slots__ = ("before", "since")
+    __slots__ = ("before", "started_at")
 
     def __init__(self, before: Owner) -> None:
         self.before = before
-        self.since = clock.now()
+        self.started_at = clock.now()
 
 
 class Sweep:
@@ -288,7 +288,7 @@ class SharedSessions:
         self._next_openings: dict[str, Opening] = {}  # those that wait for one of another user, by client
         self._writers: dict[ClientSession, SessionWriter] = {}
         self._dirty: dict[ClientSession, None] = {}
-        self._held: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
+        self._consumable: set[tuple[str, int]] = set()  # clients and epochs whose queues may be consumed here
         self._waiting: dict[ClientSession, Takeover] = {}
         self._expecting: dict[ClientSession, Monotonic] = {}  # until when requeued messages are awaited
         self._unserved: set[ClientSession] = set()  # with wills that are not in force yet
@@ -352,14 +352,14 @@ class SharedSessions:
         self._state.submit(operation, partial(self._opened, opening, operation, clock.now()))
 
     def _opened(
-        self, opening: Opening, operation: OpenSession, since: Monotonic, reply: Reply[OpenedSession]
+        self, opening: Opening, operation: OpenSession, requested_at: Monotonic, reply: Reply[OpenedSession]
     ) -> None:
         """Let a client in, or turn it away; then open the session for one that waits.
 
-        `since` is when the operation was submitted.
+        `requested_at` is when the operation was submitted.
         """
         if reply.value is not None:
-            self._publish_claimed(operation.key, reply.value.wills, since)
+            self._publish_claimed(operation.key, reply.value.wills, requested_at)
         self._conclude(opening, operation, reply)
         client = opening.client
         waiting = None if client in self._openings else self._next_openings.pop(client, None)
@@ -394,7 +394,7 @@ class SharedSessions:
         self.count += found.earlier is None
         self._count_earlier(found, -1)
         if found.before is None:
-            self._held.add((client, found.epoch))
+            self._consumable.add((client, found.epoch))
         arrival = OpeningClient(opening, owner, found)
         if not is_latest:  # and the later opening may fail
             self.give_up(arrival)
@@ -409,14 +409,16 @@ class SharedSessions:
         if earlier is not None and not earlier.is_here:
             self.elsewhere.change(earlier.user, earlier.weight, count)
 
-    def _publish_claimed(self, key: SessionKey, wills: Iterable[tuple[int, bytes]], since: Monotonic) -> None:
+    def _publish_claimed(
+        self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: Monotonic
+    ) -> None:
         """Publish the wills of earlier connections before the client can publish anything.
 
-        `since` is when they were claimed. If that was long ago, or the cluster is away, nothing is published;
-        other replicas claim the wills later.
+        `requested_at` is when they were claimed. If that was long ago, or the cluster is away, nothing is
+        published; other replicas claim the wills later.
         """
         for epoch, message in wills:
-            claim = ClaimedWill(key, epoch, since)
+            claim = ClaimedWill(key, epoch, requested_at)
             if self._queues.is_up and not claim.is_ending:
                 self.clients.publish_left(claim, message)
 
@@ -571,28 +573,33 @@ class SharedSessions:
             self._queues.end(session, partial(self._free, session))
 
     def _left(
-        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], since: Monotonic
+        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], requested_at: Monotonic
     ) -> None:
-        """Process the reply to a LeaveSession that was requested at `since`."""
+        """Process the reply to a LeaveSession that was requested at `requested_at`."""
         self._forget_idle(session)
         key, epoch = SessionKey(DOMAIN, session.client_id), session.owner.epoch
-        left = reply.value
+        left_session = reply.value
         is_here = self.clients.session_of(key.client) is not None or self.clients.is_expected(key.client)
-        ended = left is not None and left.ended
+        ended = left_session is not None and left_session.ended
         self.elsewhere.left(session.user, session.weight, remains=not ended and not is_here)
-        if left is not None and left.ended:
+        if left_session is not None and left_session.ended:
             self.count -= 1
-            self._held.discard((key.client, epoch))
+            self._consumable.discard((key.client, epoch))
             if session in self._ending:
                 self._ended.add(session)
             elif session.lasting:
                 self._delete(session.queue)
         elif not session.lasting:  # it belongs to another owner, who waits for the release
             self._release(key, epoch)
-        elif left is None:
+        elif left_session is None:
             self._check_queue(key, session.queue)
-        claim = ClaimedWill(key, epoch, since)
-        if left is not None and left.publish_will and publish is not None and not claim.is_ending:
+        claim = ClaimedWill(key, epoch, requested_at)
+        if (
+            left_session is not None
+            and left_session.publish_will
+            and publish is not None
+            and not claim.is_ending
+        ):
             self.clients.publish_claimed(claim, publish)
 
     def _check_queue(self, key: SessionKey, queue: str) -> None:
@@ -627,7 +634,7 @@ class SharedSessions:
 
         def released(reply: Reply[None]) -> None:
             self._releases -= 1
-            self._held.discard((key.client, epoch))
+            self._consumable.discard((key.client, epoch))
             session = self.clients.session_of(key.client)
             if session is not None and session in self._waiting:
                 self._look(key)
@@ -665,14 +672,17 @@ class SharedSessions:
             return
         self._waiting[session] = Takeover(before)
         key = SessionKey(DOMAIN, session.client_id)
-        if before.replica == self._membership.incarnation and (key.client, before.epoch) not in self._held:
+        if (
+            before.replica == self._membership.incarnation
+            and (key.client, before.epoch) not in self._consumable
+        ):
             self._release(key, before.epoch)
         else:
             self._look(key)
 
     def _consume(self, session: ClientSession, given_back: bytes) -> None:
         self._waiting.pop(session, None)
-        self._held.add((session.client_id, session.owner.epoch))
+        self._consumable.add((session.client_id, session.owner.epoch))
         if fingerprints := decode_fingerprints(given_back):
             session.expect(fingerprints)
             self._expecting[session] = Monotonic(clock.now() + GIVEN_BACK_SECS)
@@ -709,7 +719,7 @@ class SharedSessions:
             is_here = session is not None and session.owner.epoch == epoch
             if is_here or self.clients.is_expected(key.client):
                 self._look(key)
-            elif (key.client, epoch) not in self._held:
+            elif (key.client, epoch) not in self._consumable:
                 self._release(key, epoch)
 
     def _ask_for_owners(self, overdue: list[ClientSession]) -> None:
@@ -726,7 +736,7 @@ class SharedSessions:
             waiting = self._waiting.get(session)
             if waiting is None:
                 continue
-            if waiting.before.replica not in alive or clock.now() - waiting.since >= RELEASE_SECS_MAX:
+            if waiting.before.replica not in alive or clock.now() - waiting.started_at >= RELEASE_SECS_MAX:
                 self._release(SessionKey(DOMAIN, session.client_id), waiting.before.epoch)
                 self._consume(session, b"")
 
@@ -796,25 +806,25 @@ class SharedSessions:
         elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
-    def due(self, due: ClaimedWork, since: Monotonic) -> None:
-        """Publish a due will, or end a due session, which was claimed at `since`.
+    def due(self, work: ClaimedWork, requested_at: Monotonic) -> None:
+        """Publish a due will, or end a due session, which was claimed at `requested_at`.
 
         If the cluster is away other replicas do it later.
         """
         if not self._queues.is_up:
             return
-        if due.key is None:
-            self._delete(due.queue)
-        elif due.will is not None:
-            self.clients.publish_left(ClaimedWill(due.key, due.epoch, since), due.will)
-        elif due.queue:
-            self._queues.delete(due.queue, partial(self._end, due))
+        if work.key is None:
+            self._delete(work.queue)
+        elif work.will is not None:
+            self.clients.publish_left(ClaimedWill(work.key, work.epoch, requested_at), work.will)
+        elif work.queue:
+            self._queues.delete(work.queue, partial(self._end, work))
         else:
-            self._end(due)
+            self._end(work)
 
-    def _end(self, due: ClaimedWork) -> None:
-        assert due.key is not None
-        self._repeats.submit(EndSession(due.key, due.epoch), lambda reply: None)
+    def _end(self, work: ClaimedWork) -> None:
+        assert work.key is not None
+        self._repeats.submit(EndSession(work.key, work.epoch), lambda reply: None)
 
     def _delete(self, queue: str) -> None:
         """Delete the queue of a session that has ended; if that fails another replica does it later."""
@@ -835,7 +845,7 @@ class SharedSessions:
             if now >= end:
                 del self._expecting[session]
                 session.expect_no_longer()
-        overdue = [one for one, waiting in self._waiting.items() if now - waiting.since >= RELEASE_SECS]
+        overdue = [one for one, waiting in self._waiting.items() if now - waiting.started_at >= RELEASE_SECS]
         if overdue and not self._is_asking:
             self._ask_for_owners(overdue)
         if not self._is_looking and now >= self._look_at:

@@ -26,20 +26,20 @@ class HolderRate:
 
     def __init__(self, most: float) -> None:
         self._most = most
-        self._left: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
+        self._tokens: dict[str, tuple[float, float]] = {}  # tokens left, and at what time
 
     def take(self, holder: str, now: float) -> bool:
         """Consume one token of the holder. Return False if none is left. `now` is in loop-clock seconds."""
         if not self._most:
             return True
         full = max(self._most, 1.0)
-        left, since = self._left.pop(holder, (full, now))
-        left = min(full, left + (now - since) * self._most)
-        taken = left >= 1.0
-        self._left[holder] = (left - 1.0 if taken else left, now)
-        if len(self._left) > RATES_MAX:
-            del self._left[next(iter(self._left))]
-        return taken
+        tokens, filled_at = self._tokens.pop(holder, (full, now))
+        tokens = min(full, tokens + (now - filled_at) * self._most)
+        has_token = tokens >= 1.0
+        self._tokens[holder] = (tokens - 1.0 if has_token else tokens, now)
+        if len(self._tokens) > RATES_MAX:
+            del self._tokens[next(iter(self._tokens))]
+        return has_token
 
 
 class ListenerConnections(Generic[Holder]):
@@ -84,8 +84,8 @@ class ListenerConnections(Generic[Holder]):
         place = self._strange.largest
         if len(self.guests) < self._most or place is None:
             return None
-        guest, since = next(iter(self._strangers[place].items()))
-        return guest if now - since >= STRANGE_SECS else None
+        guest, connected_at = next(iter(self._strangers[place].items()))
+        return guest if now - connected_at >= STRANGE_SECS else None
 
     def enter(self, guest: Holder, place: str, now: float) -> None:
         """Add a connection that is not authenticated yet."""
@@ -104,8 +104,8 @@ class ListenerConnections(Generic[Holder]):
 
         Repeated calls and removed connections are ignored.
         """
-        place, known = self.guests.get(guest, ("", user))
-        if known is not None:
+        place, known_user = self.guests.get(guest, ("", user))
+        if known_user is not None:
             return  # removed, or named before
         self._forget_stranger(guest, place)
         self._sit(guest, (place, user))

@@ -32,7 +32,7 @@ log = structlog.get_logger(limited=True)
 class Entrance(NamedTuple):
     """Time of a client's admission, in loop-clock seconds, and its protocol version."""
 
-    since: float
+    admitted_at: float
     version: str
 
 
@@ -129,14 +129,14 @@ class IngressClients:
 
     # Receive rates and ticks.
 
-    def rate(self, *given: Rights | User | None) -> ConnectionRate | None:
+    def rate(self, *owners: Rights | User | None) -> ConnectionRate | None:
         """Return the receive rate of a connection, or None for no limit.
 
         Each value is that of the last argument that sets it, or of the listener's limits.
         """
         byte_count = self.limits.receive_bytes_per_sec_max
         messages = self.limits.receive_messages_per_sec_max
-        for one in given:
+        for one in owners:
             if one is not None and one.receive_bytes_per_sec_max is not None:
                 byte_count = one.receive_bytes_per_sec_max
             if one is not None and one.receive_messages_per_sec_max is not None:
@@ -158,7 +158,7 @@ class IngressClients:
             guest = self._by_sender.get(sender.connection)
             if guest is not None and (release := guest.hold_publishes(sender.channel)) is not None:
                 releases.append(release)
-        self.stats.held += len(releases)
+        self.stats.pause_count += len(releases)
         return releases
 
     def flush(self) -> None:

@@ -226,10 +226,10 @@ class Listener:
         limits = self._protocol.limits
         return limits.output_bytes_max + 2 * limits.message_bytes_max
 
-    def begin(self, stream: Stream, since: float, data: bytes, now: float) -> None:
+    def begin(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
         """Begin the listener's layers on `stream`, whose client a balancer has announced.
 
-        `since` is the time of accepting, `data` the first bytes. The connection is closed if a limit is
+        `accepted_at` is the time of accepting, `data` the first bytes. The connection is closed if a limit is
         reached.
         """
         word = self.guests.refusal(place_of(stream.remote))
@@ -237,17 +237,17 @@ class Listener:
             self.guests.refused(word, stream.remote)
             stream.abort(word)
             return
-        self._begin(stream, since)
+        self._begin(stream, accepted_at)
         if data:
             stream.feed(data, now, stream.layer)
 
-    def _begin(self, stream: Stream, since: float) -> None:
+    def _begin(self, stream: Stream, accepted_at: float) -> None:
         """Begin TLS, if configured, and then the protocol, behind a check of the client's first bytes."""
         stream.layer = self.front.secured()
-        self._connect(stream, since)
+        self._connect(stream, accepted_at)
         stream.layer = self.front.checked(stream)
 
-    def adopt(self, stream: Stream, since: float, data: bytes, now: float) -> None:
+    def adopt(self, stream: Stream, accepted_at: float, data: bytes, now: float) -> None:
         """Adopt a connection from a shared port, which has received `data`, after TLS if it is used."""
         stream.move(
             self._poller,
@@ -256,13 +256,13 @@ class Listener:
             backlog_max=self._backlog_max,
         )
         self.stats.accepted += 1
-        stream.feed(data, now, self._connect(stream, since))
+        stream.feed(data, now, self._connect(stream, accepted_at))
 
-    def _connect(self, stream: Stream, since: float) -> Filter | None:
+    def _connect(self, stream: Stream, accepted_at: float) -> Filter | None:
         """Begin the protocol, inside WebSocket if configured. Return the WebSocket layer, or None."""
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
-        connection = self._protocol.connect(stream, since)
+        connection = self._protocol.connect(stream, accepted_at)
         if not isinstance(connection, PendingConnection):
             stream.count_with(self.stats)
         self.guests.enter(connection, stream)

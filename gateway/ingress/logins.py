@@ -46,15 +46,15 @@ class Login:
         self.stream = stream
         self.scope = trio.CancelScope()
         self._owner: StreamOwner = stream.owner
-        self._given = b""
-        self._held = False
+        self._buffer = b""
+        self._paused = False
         stream.owner = self
         if behind:
             self._hold()
 
     def _hold(self) -> None:
-        if not self._held:
-            self._held = True
+        if not self._paused:
+            self._paused = True
             self.stream.hold()
 
     def look(self) -> None:
@@ -62,24 +62,24 @@ class Login:
 
         The check is made before the login takes a place in a queue.
         """
-        if self._held or self.over:
+        if self._paused or self.over:
             return
         try:
-            gone = not self.stream.sock.recv(1, socket.MSG_PEEK)
+            is_disconnected = not self.stream.sock.recv(1, socket.MSG_PEEK)
         except OSError:
             return  # no data, or an error that reading will report
-        if gone:
+        if is_disconnected:
             self.stream.abort("closed by the peer")
 
     def go_on(self, then: Callable[[], None]) -> None:
         """Restore the owner, call `then`, and pass on the data received since."""
         stream, owner = self.stream, self._owner
         stream.owner = owner
-        if self._held:
+        if self._paused:
             stream.release()
         then()
-        if self._given and stream.owner is owner:
-            owner.receive(self._given, clock.now())
+        if self._buffer and stream.owner is owner:
+            owner.receive(self._buffer, clock.now())
         stream.mark()
 
     @property
@@ -92,7 +92,7 @@ class Login:
     def receive(self, data: bytes, now: float) -> None:
         """Store data that the client sends before the login's response, and stop reading."""
         if data:
-            self._given += data
+            self._buffer += data
             self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:

@@ -269,7 +269,7 @@ class ListenerSource:
                 client=connection.sender.client,
                 remote=connection.stream.remote,
                 reason=reason,
-                secs=round(self.now() - entered.since, 3),
+                secs=round(self.now() - entered.admitted_at, 3),
             )
 
     def entrance(self, connection: IngressClient) -> Entrance | None:
@@ -346,14 +346,14 @@ class ListenerSource:
         The log names the requester but not the return address, since anyone who has it may respond.
         """
         self.stats.answers_lost.add(entry.lost)
-        asked = entry.requester
+        requester = entry.requester
         log.warning(
             "response undeliverable",
             listener=self.name,
             client=message.sender.client,
             remote=message.sender.address,
-            requester=None if asked is None else asked.endpoint,
-            reply_to=None if asked is None else asked.text,
+            requester=None if requester is None else requester.endpoint,
+            reply_to=None if requester is None else requester.text,
             reason=entry.lost,
         )
 

@@ -65,8 +65,8 @@ def run_cases(
     mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
 ) -> list[CaseResult]:
     """Run the tests of `mapping` against its own routes. Raises MappingError if these do not compile."""
-    known = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
-    router = Router([mapping], known, hops_max=hops_max)
+    protocols = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
+    router = Router([mapping], protocols, hops_max=hops_max)
     return [
         CaseResult(case.name, mapping.file, *mapping.position(("tests", at)), tuple(_run(router, case)))
         for at, case in enumerate(mapping.document.tests)
@@ -101,12 +101,12 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
         raise ValueError(f"unknown endpoint {words.endpoint!r}")
-    given = words.given()
-    if not given or any(DIALECT_OF_WORD[word].name != protocol for word in given):
+    address_words = words.given()
+    if not address_words or any(DIALECT_OF_WORD[word].name != protocol for word in address_words):
         raise ValueError(
-            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(given) or 'missing'}"
+            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(address_words) or 'missing'}"
         )
-    address, queue = DIALECTS[protocol].published(given)
+    address, queue = DIALECTS[protocol].published(address_words)
     durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
     assurance = words.qos if words.qos is not None else QOS_OF_DURABLE[durable]
     properties = Properties(
@@ -144,8 +144,8 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
 def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
     """Compare an arrival with the words given in `expect`. Return texts `word: expected X, got Y`."""
     got = words_of(arrival.endpoint, arrival.message)
-    wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
-    pairs = [(word, value, got.get(word, _ABSENT)) for word, value in wanted.items()]
+    fields: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
+    pairs = [(word, value, got.get(word, _ABSENT)) for word, value in fields.items()]
     headers = plain_headers(arrival.message.properties.headers)
     pairs += [
         (f"headers.{name}", value, headers.get(name, _ABSENT)) for name, value in expected.headers.items()

@@ -61,7 +61,7 @@ class ConditionCounters(Protocol):
 
 
 class Condition:
-    """A compiled expression over `known` names.
+    """A compiled expression over `known_names`.
 
     Raises MappingError if the text is not CEL, has an unknown name, or could take too long.
     """
@@ -78,12 +78,12 @@ class Condition:
         "text",
     )
 
-    def __init__(self, text: str, known: Iterable[str], steps_max: int = STEPS_MAX) -> None:
+    def __init__(self, text: str, known_names: Iterable[str], steps_max: int = STEPS_MAX) -> None:
         """Compile `text`. `steps_max`: limit of one evaluation, in steps (see expressions.py)."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
-        options = {*known, *PER_MESSAGE}
+        options = {*known_names, *PER_MESSAGE}
         self.names = frozenset(used["variables"]) & self._cost.names
         for name in sorted(self.names - options):
             raise MappingError(unknown_name(name, options))
@@ -106,12 +106,12 @@ class Condition:
             own = _KINDS.get(name, "text")
             if own in (kind, "any") or literal == "null":
                 continue
-            meant = f"{name} == {'1' if own == 'number' else 'true'}, without quotes"
+            correction = f"{name} == {'1' if own == 'number' else 'true'}, without quotes"
             if own == "text":
-                meant = f'{name} == "{literal}"'
-                meant += f", or int({name}) == {literal}" if kind == "number" else ""
+                correction = f'{name} == "{literal}"'
+                correction += f", or int({name}) == {literal}" if kind == "number" else ""
             kinds = f"{name} is a {_SHOWN[own]}, and {literal} a {_SHOWN[kind]}"
-            return f"{kinds}, which never compare: write {meant}"
+            return f"{kinds}, which never compare: write {correction}"
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
@@ -122,10 +122,10 @@ class Condition:
         """Return the value of an expression without names, or None if the expression has names."""
         return None if self.names else bool(self._evaluated({}))
 
-    def _evaluated(self, known: dict[str, Any]) -> bool | None:
+    def _evaluated(self, variables: dict[str, Any]) -> bool | None:
         """Evaluate the expression. Return None if it has no value."""
         try:
-            return self._program.execute(known) is True
+            return self._program.execute(variables) is True
         except Exception:  # a dozen builtin types, and each means that the expression has no value
             return None
         except BaseException as error:
@@ -138,24 +138,24 @@ class Condition:
 
         `fixed` holds the values from the message's address. An evaluation without a value counts in `counts`.
         """
-        known = dict(fixed)
+        variables = dict(fixed)
         unparsable = False
         for word in self._words:
             with suppress(RemoteProtocolError):
-                known[word] = _WORDS[word](message)
-        size = sum([len(text) for text in known.values() if type(text) is str]) // TEXT_PIECE + 1
+                variables[word] = _WORDS[word](message)
+        size = sum([len(text) for text in variables.values() if type(text) is str]) // TEXT_PIECE + 1
         if self._headers:
             with suppress(RemoteProtocolError, ValueError):
                 headers = message.properties.headers
                 size += _size_of_headers(headers)
-                known["headers"] = plain_headers(headers)
+                variables["headers"] = plain_headers(headers)
         if self._body:
             try:
-                known["body"], more = _read_body(message.body)
+                variables["body"], more = _read_body(message.body)
                 size += more
             except ValueError:
                 unparsable = True
-        found = self._evaluated(known) if self._cost.steps(size) <= self._steps_max else None
+        found = self._evaluated(variables) if self._cost.steps(size) <= self._steps_max else None
         if found is None and unparsable:
             counts.unparsable += 1
         elif found is None:
@@ -186,11 +186,11 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
     return program, cost
 
 
-def _misread(told: str) -> MappingError:
-    """Return the error for the first fault in the library's report `told`."""
-    found = FAULT.search(told)
+def _misread(report: str) -> MappingError:
+    """Return the error for the first fault in the CEL library's `report`."""
+    found = FAULT.search(report)
     if found is None:
-        return MappingError(f"not a CEL expression: {told.splitlines()[0]}")
+        return MappingError(f"not a CEL expression: {report.splitlines()[0]}")
     line, column, reason = found.groups()
     reason = reason.replace("'<EOF>'", "the end")
     for pattern, meant in _MEANT:
@@ -232,9 +232,9 @@ def _read_body(body: bytes) -> tuple[Any, int]:
 def _count_values(body: Any) -> int:
     """Count the values in a parsed body. Raises ValueError if there are more than CONDITION_VALUES_MAX."""
     count = 1
-    left = [body]
-    while left:
-        one = left.pop()
+    stack = [body]
+    while stack:
+        one = stack.pop()
         if isinstance(one, dict):
             inner = list(one.values())
         elif isinstance(one, list):
@@ -244,23 +244,23 @@ def _count_values(body: Any) -> int:
         count += len(inner)
         if count > CONDITION_VALUES_MAX:
             raise ValueError
-        left += inner
+        stack += inner
     return count
 
 
 def _size_of_headers(headers: Headers) -> int:
     """Return the size of headers for Expression.steps. Raises ValueError if they are too many or too deep."""
     count = byte_count = 0
-    left = [(value, 1) for _, value in headers]
-    while left:
-        (kind, content), depth = left.pop()
+    stack = [(value, 1) for _, value in headers]
+    while stack:
+        (kind, content), depth = stack.pop()
         count += 1
-        if count + len(left) > CONDITION_VALUES_MAX or depth > HEADERS_DEPTH_MAX:
+        if count + len(stack) > CONDITION_VALUES_MAX or depth > HEADERS_DEPTH_MAX:
             raise ValueError
         if kind is ValueType.TABLE:
-            left += [(value, depth + 1) for _, value in content]
+            stack += [(value, depth + 1) for _, value in content]
         elif kind is ValueType.ARRAY:
-            left += [(value, depth + 1) for value in content]
+            stack += [(value, depth + 1) for value in content]
         elif isinstance(content, str | bytes):
             byte_count += len(content)
     return count + byte_count // TEXT_PIECE

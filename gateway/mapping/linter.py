@@ -89,14 +89,14 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
     A listener with its protocol's name may exist only because nothing else was configured: that is a note.
     """
     sources = {route.source for route in routes}
-    taken = {worlds[source] for source in sources if source in worlds}
+    source_domains = {worlds[source] for source in sources if source in worlds}
     reached = {worlds.get(route.target_endpoint, "") for route in routes}
     for name, world in worlds.items():
-        if name in sources or (world in reached and world not in taken):
+        if name in sources or (world in reached and world not in source_domains):
             continue
         severity = Severity.NOTE if name == endpoints[name] else Severity.WARNING
         why = "nothing crosses from it or to it"
-        if world in taken:
+        if world in source_domains:
             why = "what its clients publish does not cross, as that of other listeners does"
         yield Finding(severity, "unnamed", f"listeners.{name}: no route names it, so {why}", "", 0)
 
@@ -308,13 +308,13 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
         for route in routes
     }
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for route in routes:
         circle = _shortest_circle(route, leads)
         if circle:
             names = frozenset(one.name for one in circle)
-            if names not in told:
-                told.add(names)
+            if names not in reported:
+                reported.add(names)
                 path = " -> ".join(repr(one.name) for one in (*circle, circle[0]))
                 text = (
                     f"messages can go round: {path}; only the hop count stops them. Let one of them take "
@@ -350,11 +350,11 @@ def _leads(route: Route, other: Route) -> bool:
     """Return True if `other` can match a message that `route` delivered."""
     if other.source != route.target_endpoint:
         return False
-    made, taken = _made(route, other.pattern.scope), other.pattern
-    if taken.queue is not None:
-        levels = taken.dialect.levels(taken.queue)
-        taken = Pattern(taken.dialect, tuple(PatternToken(TokenKind.LITERAL, level) for level in levels))
-    return witness(made, taken) is not None
+    made, pattern = _made(route, other.pattern.scope), other.pattern
+    if pattern.queue is not None:
+        levels = pattern.dialect.levels(pattern.queue)
+        pattern = Pattern(pattern.dialect, tuple(PatternToken(TokenKind.LITERAL, level) for level in levels))
+    return witness(made, pattern) is not None
 
 
 def _made(route: Route, unknown: str) -> Pattern:
@@ -421,8 +421,8 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
             why = "deduplicates, and does not know what came in at other workers"
         else:
             continue
-        told = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
-        found.append(MappingError(told, file=route.file, line=route.line, column=route.column))
+        text = f"route {route.name!r} {why}: there is no place for it with workers of the embedded broker"
+        found.append(MappingError(text, file=route.file, line=route.line, column=route.column))
     return found
 
 
@@ -437,21 +437,21 @@ def unstorable_routes(
     for route in routes:
         if route.settle != "stored":
             continue
-        told = f"route {route.name!r}: settle: stored"
+        text = f"route {route.name!r}: settle: stored"
         if route.target_endpoint not in links:
-            told += (
+            text += (
                 f" is for links; {route.target_endpoint!r} is served here, where durable queues and"
                 " persistent sessions accept a message when it is on disk anyway: leave it out"
             )
         elif route.target_endpoint in shared:
             if route.rule.outbox is None:
                 continue
-            told += f" has an outbox on the cluster; its limits are those of link {route.target_endpoint!r}"
+            text += f" has an outbox on the cluster; its limits are those of link {route.target_endpoint!r}"
         elif not store:
-            told += " needs the store, and store.enabled is false; use settle: confirmed"
+            text += " needs the store, and store.enabled is false; use settle: confirmed"
         else:
             continue
-        found.append(MappingError(told, file=route.file, line=route.line, column=route.column))
+        found.append(MappingError(text, file=route.file, line=route.line, column=route.column))
     return found
 
 

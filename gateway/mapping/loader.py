@@ -42,11 +42,11 @@ class Mapping:
 
     def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
         """Build the MappingError with `reason` at `place`; `inner`: line and column in the text there."""
-        told = f"{dotted(place)}: {reason}"
+        text = f"{dotted(place)}: {reason}"
         at = None if inner is None else self._source.inside(place, *inner)
         if at is None:
-            return _error(self._source, place, told)
-        return MappingError(told, file=self.file, line=at.line, column=at.column)
+            return _error(self._source, place, text)
+        return MappingError(text, file=self.file, line=at.line, column=at.column)
 
 
 def load(paths: Iterable[str | Path]) -> list[Mapping]:
@@ -72,9 +72,9 @@ def parse(text: str, file: str = "<text>") -> Mapping:
     return _checked(lambda: documents.parse(text, file))
 
 
-def _checked(given: Callable[[], Document]) -> Mapping:
+def _checked(read: Callable[[], Document]) -> Mapping:
     try:
-        source = given()
+        source = read()
     except ConfigurationError as error:
         raise MappingError(error.reason, file=error.file, line=error.line, column=error.column) from error
     if not isinstance(source.content, dict):
@@ -98,7 +98,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 def _worded(complaint: Complaint) -> Complaint:
     """Replace the reason by words where the model's own reason is a regular expression."""
-    if complaint.place[-1:] == ("window",) and complaint.given is not None:
+    if complaint.place[-1:] == ("window",) and complaint.value is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint
 

@@ -312,7 +312,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
     if _first_hidden(one, other) or _first_hidden(other, one):
         return None
     end = (len(one.tokens), len(other.tokens))
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     stack: list[tuple[tuple[int, int], _LevelPath | None]] = [((0, 0), None)]
     while stack:
         place, way = stack.pop()
@@ -323,9 +323,9 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
                     levels.append(way.level)
                 way = way.before
             return tuple(reversed(levels))
-        if place in seen:
+        if place in visited:
             continue
-        seen.add(place)
+        visited.add(place)
         for following, level in reversed(_steps(one.tokens, other.tokens, place)):
             stack.append((following, _LevelPath(level, way)))
     return None

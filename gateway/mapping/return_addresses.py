@@ -69,13 +69,13 @@ class ReturnAddresses:
         dialect, endpoint = target
         there = Return(source[1], text, False)
         if source[0].return_prefix and text.startswith(source[0].return_prefix):
-            known = self.read(text.removeprefix(source[0].return_prefix))
-            if known is None:
+            parsed = self.read(text.removeprefix(source[0].return_prefix))
+            if parsed is None:
                 raise NameRefused(f"{short(text)} looks like a return address, and is none")
-            correlation = restored(correlation) if known.coded else correlation
-            if self._worlds[endpoint] == self._worlds.get(known.endpoint):
-                return known.text, correlation
-            there = known
+            correlation = restored(correlation) if parsed.coded else correlation
+            if self._worlds[endpoint] == self._worlds.get(parsed.endpoint):
+                return parsed.text, correlation
+            there = parsed
         coded = dialect.correlation_is_text and correlation is not None and not _is_text(correlation)
         return self._name(dialect, there._replace(coded=coded)), correlation
 
@@ -106,8 +106,8 @@ class ReturnAddresses:
         return name
 
     def _code(self, there: Return) -> str:
-        said = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
-        data = said.encode(errors="surrogatepass")
+        tail = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
+        data = tail.encode(errors="surrogatepass")
         return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
 
 

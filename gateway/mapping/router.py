@@ -296,7 +296,7 @@ def _widest(patterns: list[Pattern]) -> list[Pattern]:
     A pattern can cover another one only if the other one has all its leading literals at the same levels. So
     each is compared only with those that share its literals.
     """
-    kept: dict[Pattern, None] = {}
+    widest: dict[Pattern, None] = {}
     by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by the first literal, or by None
     by_any: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by each literal, and by None
     for pattern in patterns:
@@ -308,15 +308,15 @@ def _widest(patterns: list[Pattern]) -> list[Pattern]:
             continue
         first = literals[0] if literals else everywhere
         for other in [other for other in by_any.get(first, ()) if covers(pattern, other)]:
-            del kept[other]
+            del widest[other]
             for index in (by_first, by_any):
                 for group in index.values():
                     group.pop(other, None)
-        kept[pattern] = None
+        widest[pattern] = None
         by_first.setdefault(first, {})[pattern] = None
         for key in (*literals, everywhere):
             by_any.setdefault(key, {})[pattern] = None
-    return list(kept)
+    return list(widest)
 
 
 def _once(items: Iterable[Built]) -> tuple[Built, ...]:
@@ -368,15 +368,15 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
     Of several target listeners in one domain, only the first is used. The first pair keeps the rule's name,
     and most configurations have no other pair.
     """
-    known = worlds or {}
+    domains = worlds or {}
     targets: dict[str, str] = {}  # by domain
     for target in _listeners(rule.to, endpoints, worlds):
-        targets.setdefault(known.get(target, target), target)
+        targets.setdefault(domains.get(target, target), target)
     pairs = [
         (source, target)
         for source in _listeners(rule.source, endpoints, worlds)
         for world, target in targets.items()
-        if rule.to.group is None or known.get(source, source) != world  # one domain needs no route
+        if rule.to.group is None or domains.get(source, source) != world  # one domain needs no route
     ]
     for at, (source, target) in enumerate(pairs):
         if not at and (source, target) == (rule.source.endpoint, rule.to.endpoint):
@@ -422,7 +422,7 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     condition = None
     if rule.when is not None:
         when = rule.when
-        condition = located(("when",), lambda: Condition(when, words.known))
+        condition = located(("when",), lambda: Condition(when, words.names))
     at = mapping.position((*place, "name"))
     return Route(rule, pattern, target, headers, condition, mapping.file, at.line, at.column)
 
@@ -433,17 +433,17 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 def _name_word(words: Words) -> str:
     """Return the word whose line an error about the name points to."""
-    given, dialect = words.given(), words.dialect
+    address_words, dialect = words.given(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
-    return next(word for word in order if word in given and word is not None)
+    return next(word for word in order if word in address_words and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
     protocol = endpoints.get(words.name)
     if protocol is None:
         near = get_close_matches(words.name, sorted(endpoints), 1)
-        known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
-        raise MappingError(f"unknown endpoint {words.name!r}; {known}")
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
+        raise MappingError(f"unknown endpoint {words.name!r}; {hint}")
     if protocol != words.dialect.name:
         own = DIALECTS[protocol]
         name = (own.pattern_word if isinstance(words, From) else None) or own.name_word

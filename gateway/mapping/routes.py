@@ -343,12 +343,12 @@ class Route:
         """
         source = self.pattern
         back = translation(self.target.dialect, source.dialect, self.escape)
-        known = {name: tuple(map(back, levels)) for name, levels in captures.items()}
-        levels = known.get(source.dialect.name_word)
+        source_captures = {name: tuple(map(back, levels)) for name, levels in captures.items()}
+        levels = source_captures.get(source.dialect.name_word)
         if levels is None and source.queue is not None:
             levels = tuple(source.queue.split(source.dialect.separator))
         elif levels is None:
-            levels = source.render(known)
+            levels = source.render(source_captures)
         if levels is None:
             return None
         name = source.dialect.separator.join(levels)
@@ -370,8 +370,8 @@ class Route:
         made = meaning
         if extra:
             names = {name for name, _ in extra}
-            kept = tuple(header for header in meaning.headers if header[0] not in names)
-            made = replace(made, headers=kept + extra)
+            headers = tuple(header for header in meaning.headers if header[0] not in names)
+            made = replace(made, headers=headers + extra)
         if meaning.reply_to and self.translates_replies:
             made = self._with_reply(made, meaning.reply_to)
         derived = properties if made is meaning else property_set(made)
@@ -386,17 +386,17 @@ class Route:
 
         Return the names of the properties that the target's protocol cannot express.
         """
-        known = self.examined
+        last = self.examined
         if (
-            message.property_set is not known.property_set
-            or message.hops != known.hops
-            or message.retain != known.retain
+            message.property_set is not last.property_set
+            or message.hops != last.hops
+            or message.retain != last.retain
         ):
-            known.losses = self.target.dialect.losses(message)
-            known.property_set, known.hops, known.retain = message.property_set, message.hops, message.retain
-        for name in known.losses:
+            last.losses = self.target.dialect.losses(message)
+            last.property_set, last.hops, last.retain = message.property_set, message.hops, message.retain
+        for name in last.losses:
             self.lost[name] = self.lost.get(name, 0) + count
-        return known.losses
+        return last.losses
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
         if self.returns is None:
@@ -427,8 +427,8 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
     for assurance in range(3):
         for durable in (False, True):
             mode, level = modes[assurance], levels[durable] if qos is None else qos
-            kept = durable if mode is None else mode == "persistent"
-            made.append((assurance if level is None else level, kept))
+            is_durable = durable if mode is None else mode == "persistent"
+            made.append((assurance if level is None else level, is_durable))
     return tuple(made)
 
 
@@ -552,13 +552,13 @@ class ShapedRoute(ResolvedRoute):
             if form is not None and form[0] is route:
                 properties = form[1]
             else:
-                kept = route.reply_kept
+                kept_before = route.reply_kept
                 try:
                     properties = route.derive(properties, shape.key, shape.extra)
                 except RemoteProtocolError as error:
                     route.failed += 1
                     return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-                if route.reply_kept != kept:
+                if route.reply_kept != kept_before:
                     route.tell_kept(route, message)
         assurance, durable = message.assurance, message.durable
         if route.guarantee is not None:
@@ -662,7 +662,7 @@ class ConditionalRoute(ResolvedRoute):
 class SenderRoute(ResolvedRoute):
     """A resolved route for templates that name the client or user: one resolved route for each sender."""
 
-    __slots__ = ("_address", "_captures", "_hops_max", "_known", "_queue")
+    __slots__ = ("_address", "_cache", "_captures", "_hops_max", "_queue")
 
     def __init__(self, route: Route, address: Address, captures: Captures, queue: str, hops_max: int) -> None:
         super().__init__(route, None)
@@ -670,17 +670,17 @@ class SenderRoute(ResolvedRoute):
         self._captures = captures
         self._queue = queue
         self._hops_max = hops_max
-        self._known: dict[tuple[str, str], ResolvedRoute] = {}
+        self._cache: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
         """Return the resolved route of this sender's messages; up to SENDERS_MAX are cached."""
         key = (sender.client, sender.user)
-        found = self._known.get(key)
+        found = self._cache.get(key)
         if found is None:
-            if len(self._known) >= SENDERS_MAX:
-                self._known.clear()
+            if len(self._cache) >= SENDERS_MAX:
+                self._cache.clear()
             found = self.route.resolve_for(self._address, self._captures, self._queue, self._hops_max, sender)
-            self._known[key] = found
+            self._cache[key] = found
         return found
 
     def cross(self, message: Message) -> Message | Outcome | None:

@@ -72,16 +72,16 @@ class Words(Addressed):
 
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:
-        given = self.given()
-        if not given:
+        address_words = self.given()
+        if not address_words:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
             empty = [word for word in DIALECT_OF_WORD if word in self.model_fields_set]
             if empty:
                 raise ValueError(f"{empty[0]} is empty{COMMENT}")
             raise ValueError(f"no address: give {either(dict.fromkeys((*filter(None, words), *QUEUES)))}")
-        if len({DIALECT_OF_WORD[word].name for word in given}) > 1:
-            raise ValueError(f"words of different protocols: {', '.join(given)}")
-        if fault := self.dialect.fault_of(given):
+        if len({DIALECT_OF_WORD[word].name for word in address_words}) > 1:
+            raise ValueError(f"words of different protocols: {', '.join(address_words)}")
+        if fault := self.dialect.fault_of(address_words):
             raise ValueError(fault)
         return self
 

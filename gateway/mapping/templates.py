@@ -29,10 +29,10 @@ class Name(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """Names that a route's templates may use: those of several levels (`several`), and all (`known`)."""
+    """Names that a route's templates may use: those of several levels (`several`), and all (`names`)."""
 
     several: frozenset[str]
-    known: frozenset[str]
+    names: frozenset[str]
 
 
 def vocabulary(pattern: Pattern) -> Vocabulary:
@@ -48,9 +48,9 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
     )
 
 
-def unknown_name(name: str, known: Iterable[str]) -> str:
+def unknown_name(name: str, known_names: Iterable[str]) -> str:
     """Return the text of an error about `name`, with a similar known name, or else all known names."""
-    options = sorted(known)
+    options = sorted(known_names)
     near = get_close_matches(name, options, 1)
     return f"unknown name {name!r}; " + (
         f"did you mean {near[0]!r}?" if near else f"known: {', '.join(options)}"
@@ -61,8 +61,8 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
     found: list[str | Name] = []
     for piece in _PIECE.finditer(text):
         if piece[1]:
-            if piece[1] not in words.known:
-                raise MappingError(f"{text!r}: {unknown_name(piece[1], words.known)}")
+            if piece[1] not in words.names:
+                raise MappingError(f"{text!r}: {unknown_name(piece[1], words.names)}")
             if piece[2] and piece[1] not in words.several:
                 raise MappingError(f"{text!r}: {{{piece[1]}}} is one level; write it without the dots")
             found.append(Name(piece[1]))

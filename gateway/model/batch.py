@@ -218,14 +218,14 @@ class Batch:
         The source is notified of those that all recipients have settled. Raises AssertionError if a message
         is settled more often than it has recipients.
         """
-        left = self._open
+        open_counts = self._open
         if outcome is not ACCEPTED:
             worst = self._worst
             for slot in slots:
                 worst[slot] = worse(worst.get(slot, ACCEPTED), outcome)
         done = []
         for slot in slots:
-            count = left[slot] = left[slot] - 1
+            count = open_counts[slot] = open_counts[slot] - 1
             if not count:
                 done.append(slot)
             elif count < 0:

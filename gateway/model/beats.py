@@ -34,10 +34,10 @@ class Beats:
 
         `now` is in loop-clock seconds.
         """
-        since, self._looked = self._looked, now
+        previous, self._looked = self._looked, now
         if self.spoke:
             self.spoke = False
-            self.at = since + self._interval / 2
+            self.at = previous + self._interval / 2
         if not self._interval or now < self.at:
             return False
         self.at = now + self._interval / 2

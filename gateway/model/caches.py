@@ -33,26 +33,26 @@ def make_room(cache: dict[K, V], most: int) -> None:
 class Recurring(Generic[V]):
     """Cache of results computed from bytes, for keys of which only some recur.
 
-    Each KEPT_OF-th new result enters `known`, which holds at most `most` entries and evicts the oldest. The
-    others are dropped after at most 2 NEW_MAX newer ones. A key that recurs is soon in `known`,
+    Each KEPT_OF-th new result enters `cached`, which holds at most `most` entries and evicts the oldest. The
+    others are dropped after at most 2 NEW_MAX newer ones. A key that recurs is soon in `cached`,
     which callers on the message path read directly.
     """
 
-    __slots__ = ("_before", "_count", "_most", "_new", "known")
+    __slots__ = ("_before", "_count", "_most", "_new", "cached")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.known: dict[bytes, V] = {}
+        self.cached: dict[bytes, V] = {}
         self._new: dict[bytes, V] = {}
         self._before: dict[bytes, V] = {}  # previous generation of new results
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self.known) + len(self._new) + len(self._before)
+        return len(self.cached) + len(self._new) + len(self._before)
 
     def get(self, data: bytes) -> V | None:
         """Return the result for these bytes, or None if it has to be computed."""
-        found = self.known.get(data)
+        found = self.cached.get(data)
         if found is None:
             found = self._new.get(data)
             if found is None:
@@ -63,9 +63,9 @@ class Recurring(Generic[V]):
         """Store a computed result: one of KEPT_OF for long, the others until NEW_MAX newer ones have come."""
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
-            if len(self.known) >= self._most:
-                make_room(self.known, self._most)
-            self.known[data] = found
+            if len(self.cached) >= self._most:
+                make_room(self.cached, self._most)
+            self.cached[data] = found
             return
         if len(self._new) >= NEW_MAX:
             self._before = self._new
@@ -74,6 +74,6 @@ class Recurring(Generic[V]):
 
     def clear(self) -> None:
         """Remove all results."""
-        self.known.clear()
+        self.cached.clear()
         self._new.clear()
         self._before.clear()

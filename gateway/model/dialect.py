@@ -206,7 +206,7 @@ class Dialect:
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
-    def fault_of(self, given: Mapping[str, str]) -> str:
+    def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why these words and values of a mapping file do not form an address, or "" if they do."""
         return ""
 

@@ -186,7 +186,7 @@ class PropertySet:
 
     `forms` is for translators: the forms that they derived from this set, each under a key of its own; `form`
     is the last of them with its key in front, because most sets that occur once are translated in one way
-    only. `known` is for the protocol that encoded the set: its findings when the bytes arrived, None if it
+    only. `parsed` is for the protocol that encoded the set: its findings when the bytes arrived, None if it
     has none. `asks` is False if the set is known to have no reply address, so that it need not be decoded to
     find out. `read_texts` extracts everything in `raw`, if that consists of headers with ASCII texts as
     values; see ReadTexts. None means that there may be more.
@@ -199,7 +199,7 @@ class PropertySet:
         "asks",
         "byte_count",
         "form",
-        "known",
+        "parsed",
         "protocol",
         "raw",
         "read_texts",
@@ -216,7 +216,7 @@ class PropertySet:
         self.raw = raw
         self.byte_count = len(raw)
         self.asks = properties is None or bool(properties.reply_to)
-        self.known: Any = None
+        self.parsed: Any = None
         self.form: Any = None
         self.read_texts: ReadTexts | None = None
         self._forms: dict[object, Any] | None = None  # created on demand: most sets that occur once need none

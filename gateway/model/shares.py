@@ -34,7 +34,7 @@ class UserShares:
 
     def __init__(
         self,
-        what: str,
+        resource: str,
         *,
         count_max: int = NO_LIMIT,
         bytes_max: int = NO_LIMIT,
@@ -48,7 +48,7 @@ class UserShares:
 
         `user_share` is the fraction of both limits that one user may have while `applies` returns True.
         """
-        self.what = what
+        self.resource = resource
         self._user_share = user_share
         self.set_limits(count_max, bytes_max)
         self.count = 0
@@ -100,9 +100,9 @@ class UserShares:
         if not self._applies():
             return ""
         if self.of(user) + byte_count > self.user_bytes_max:
-            return f"{self._share_option} ({self.user_bytes_max} bytes of {self.what})"
+            return f"{self._share_option} ({self.user_bytes_max} bytes of {self.resource})"
         if self.count_of(user) + count > self.user_count_max:
-            return f"{self._share_option} ({self.user_count_max} {self.what})"
+            return f"{self._share_option} ({self.user_count_max} {self.resource})"
         return ""
 
     def limit_of_all(self, byte_count: int, count: int = 1) -> str:
@@ -201,11 +201,11 @@ class UserShares:
         most.
         """
         by_bytes = self.total > self.bytes_max
-        held = self._byte_count if by_bytes else self._counts
+        usage = self._byte_count if by_bytes else self._counts
         most = self.bytes_max if by_bytes else self.count_max
-        if self.count_of(user) > 1 and held[user] * len(held) > most:
+        if self.count_of(user) > 1 and usage[user] * len(usage) > most:
             return user
-        return max(held, key=held.__getitem__)
+        return max(usage, key=usage.__getitem__)
 
 
 class Holding:

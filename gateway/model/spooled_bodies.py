@@ -167,10 +167,10 @@ class SpooledPiece:
         Return the number of bytes that the socket accepted. Raises OSError, also if the file is shorter than
         it was.
         """
-        taken = self._opened.send(descriptor, self._at + skip, self._count - skip)
-        if not taken:
+        sent_count = self._opened.send(descriptor, self._at + skip, self._count - skip)
+        if not sent_count:
             raise OSError(f"{self._file.name} is shorter than it was")
-        return taken
+        return sent_count
 
     def data(self) -> bytes:
         """Read the piece into memory and return it.

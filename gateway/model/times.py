@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         """Time of the event loop's clock, in seconds."""
 
         def __add__(self, seconds: float) -> Monotonic: ...
-        def __sub__(self, since: Monotonic) -> float: ...  # type: ignore[override]
+        def __sub__(self, start: Monotonic) -> float: ...  # type: ignore[override]
         def __rsub__(self, other: Never) -> Never: ...  # type: ignore[override]
         def __radd__(self, other: Never) -> Never: ...  # type: ignore[override]
         def __lt__(self, other: Monotonic) -> bool: ...  # type: ignore[override]
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         """Time of the wall clock, in seconds since 1970, UTC."""
 
         def __add__(self, seconds: float) -> WallTime: ...
-        def __sub__(self, since: WallTime) -> float: ...  # type: ignore[override]
+        def __sub__(self, start: WallTime) -> float: ...  # type: ignore[override]
         def __rsub__(self, other: Never) -> Never: ...  # type: ignore[override]
         def __radd__(self, other: Never) -> Never: ...  # type: ignore[override]
         def __lt__(self, other: WallTime) -> bool: ...  # type: ignore[override]

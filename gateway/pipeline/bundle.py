@@ -138,11 +138,11 @@ def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
     """
     for text in of.requires or ():
         stated = _NAME.match(text)
-        asked = _MARKER.search(text)
-        if stated is None or (asked is not None and asked[1] != extra):
+        marker = _MARKER.search(text)
+        if stated is None or (marker is not None and marker[1] != extra):
             continue
         name = re.sub(r"[-_.]+", "-", stated[1]).lower()
-        if ";" in text and asked is None and not _is_installed(name):
+        if ";" in text and marker is None and not _is_installed(name):
             continue
         yield name
 

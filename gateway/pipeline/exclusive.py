@@ -122,7 +122,7 @@ class FolderLease:
     def __init__(self, places: Iterable[StoreFolder]) -> None:
         """Take the leases. Raises InUseError if another run has one; then none is taken."""
         self._run = uuid4().hex[:12]
-        self._held: list[_LeaseFile] = []
+        self._lease_files: list[_LeaseFile] = []
         self._done = threading.Event()
         _running[self._run] = lambda: True
         try:
@@ -138,7 +138,7 @@ class FolderLease:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        places = [place for place, _ in self._held]
+        places = [place for place, _ in self._lease_files]
         self._release()
         for place in places:
             if place.is_local:
@@ -159,7 +159,7 @@ class FolderLease:
 
     def check(self) -> None:
         """Raise InUseError if another run counts this one as killed and has taken a lease."""
-        for place, name in self._held:
+        for place, name in self._lease_files:
             if _names(place)[-1:] != [name]:
                 raise _in_use(place)
 
@@ -172,7 +172,7 @@ class FolderLease:
             create(place, LEASES, name, self._content, self._run)
         except (FileExistsError, FileNotFoundError) as error:  # The other one may be removing its folder.
             raise _in_use(place) from error
-        self._held.append(_LeaseFile(place, name))
+        self._lease_files.append(_LeaseFile(place, name))
         self.check()
         for old in names:
             _delete(place.arrow().system, _path(place, old))
@@ -187,9 +187,9 @@ class FolderLease:
     def _renew(self, ended: Callable[[float], bool]) -> None:
         with suppress(Exception):  # The stream has failed, which is reported to those who wait for it.
             while not ended(RENEW_SECS):
-                for held in self._held:
+                for lease_file in self._lease_files:
                     with suppress(OSError):  # A full disk, or a store out of reach: the run goes on.
-                        self._renew_one(*held)
+                        self._renew_one(*lease_file)
         self._release()
 
     def _renew_one(self, place: StoreFolder, name: str) -> None:
@@ -198,8 +198,8 @@ class FolderLease:
                 stream.write(self._content)
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for place, name in held:
+        lease_files, self._lease_files = self._lease_files, []
+        for place, name in lease_files:
             with suppress(OSError):  # The store is unreachable: the lease ends by time.
                 _delete(place.arrow().system, _path(place, name))
         _running.pop(self._run, None)

@@ -66,7 +66,7 @@ class RunSummary:
         if self._path is None:
             return
         now = time.time()
-        told = {
+        fields = {
             "ok": float(ok),
             "running": float(running),
             "finished_seconds": now,
@@ -74,18 +74,20 @@ class RunSummary:
         }
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            draft.write_bytes(self._data(told | self.figures))
+            draft.write_bytes(self._data(fields | self.figures))
             draft.replace(self._path)
         except OSError as error:
             raise PipelineError(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def _data(self, told: Mapping[str, float]) -> bytes:
+    def _data(self, fields: Mapping[str, float]) -> bytes:
         assert self._path is not None
         if self._path.suffix != ".prom":
-            whole = {"command": self._command, **told} | {one: bool(told[one]) for one in ("ok", "running")}
+            whole = {"command": self._command, **fields} | {
+                one: bool(fields[one]) for one in ("ok", "running")
+            }
             return json.dumps(whole).encode() + b"\n"
         registry = CollectorRegistry()
-        for name, value in told.items():
+        for name, value in fields.items():
             gauge = Gauge(f"{PREFIX}{name}", FIGURES[name], ["command"], registry=registry)
             gauge.labels(self._command).set(value)
         return generate_latest(registry)
@@ -116,9 +118,9 @@ def rows_behind(progress: Mapping[str, Any]) -> int:
     )
 
 
-def _position(given: str | None) -> dict[str, int]:
+def _position(text: str | None) -> dict[str, int]:
     """Return the offsets that Spark wrote as JSON, or nothing for None."""
-    return {} if given is None else dict(json.loads(given))
+    return {} if text is None else dict(json.loads(text))
 
 
 def watch(query: StreamingQuery, summary: RunSummary, *, follow: bool) -> None:
@@ -126,13 +128,13 @@ def watch(query: StreamingQuery, summary: RunSummary, *, follow: bool) -> None:
 
     While it runs, `ok` is `follow`: a following stream is well, one that is to end is not yet.
     """
-    seen: object = None
+    last_timestamp: object = None
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(WATCH_SECS))
         progress = query.lastProgress
-        if progress is not None and progress["timestamp"] != seen:
-            seen = progress["timestamp"]
+        if progress is not None and progress["timestamp"] != last_timestamp:
+            last_timestamp = progress["timestamp"]
             summary.figures["rows_behind"] = rows_behind(progress)
             if not ended:
                 summary.write(ok=follow, running=True)

@@ -94,13 +94,13 @@ def session(
     """
     chosen = OPTIONS | OURS
     builder = SparkSession.builder.appName(name)
-    given = dict(options or {})
-    wanted = {one for one in formats if one in TABLES}
+    user_options = dict(options or {})
+    table_formats = {one for one in formats if one in TABLES}
     fresh = not submitted() and SparkContext._active_spark_context is None
     if archive is not None and fresh and not is_table_name(archive):
-        found = format_at(place_of(archive, hadoop_in(given)))
-        wanted |= set() if found is None else {found.name}
-    chosen |= table_options(wanted, pyspark.__version__, given, fetch=fresh)
+        found = format_at(place_of(archive, hadoop_in(user_options)))
+        table_formats |= set() if found is None else {found.name}
+    chosen |= table_options(table_formats, pyspark.__version__, user_options, fetch=fresh)
     here = not submitted() and is_local(master)
     if not submitted():
         java()
@@ -111,9 +111,9 @@ def session(
             chosen |= ALONE
     elif master is not None:
         builder = builder.master(master)
-    for key, value in (chosen | given).items():
+    for key, value in (chosen | user_options).items():
         builder = builder.config(key, value)
-    spark = _started(builder, fetched=(chosen | given).get("spark.jars.packages"))
+    spark = _started(builder, fetched=(chosen | user_options).get("spark.jars.packages"))
     spark.sparkContext.setLogLevel("ERROR")
     if not submitted() and not here:
         _hand_over_code(spark)
@@ -170,16 +170,16 @@ def _active(spark: SparkSession) -> Iterator[None]:
     if jvm is None:  # Spark Connect: each client has a session of its own at the server.
         yield
         return
-    known = SparkSession._get_j_spark_session_class(jvm)
-    before = known.getActiveSession()
-    known.setActiveSession(spark._jsparkSession)
+    session_class = SparkSession._get_j_spark_session_class(jvm)
+    before = session_class.getActiveSession()
+    session_class.setActiveSession(spark._jsparkSession)
     try:
         yield
     finally:
         if before.isDefined():
-            known.setActiveSession(before.get())
+            session_class.setActiveSession(before.get())
         else:
-            known.clearActiveSession()
+            session_class.clearActiveSession()
 
 
 def _hand_over_code(spark: SparkSession) -> None:
@@ -240,8 +240,8 @@ def _why_not(found: str | None, program: str) -> str | None:
         return f"{found} does not run: {error}"
     if not done.returncode:
         return None
-    said = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
-    return f"{found} has not what it needs ({said})"
+    last_line = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
+    return f"{found} has not what it needs ({last_line})"
 
 
 def java() -> str:
@@ -251,16 +251,16 @@ def java() -> str:
     """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    wanted = f"Spark needs Java {JAVA_MIN} or newer"
+    requirement = f"Spark needs Java {JAVA_MIN} or newer"
     advice = "install it (Debian: apt-get install default-jre-headless) or set JAVA_HOME"
     if found is None or not os.access(found, os.X_OK):
         where = f"{found} is no program" if found else "there is no java in PATH"
-        raise PipelineError(f"{wanted}, and {where}; {advice}")
+        raise PipelineError(f"{requirement}, and {where}; {advice}")
     done = subprocess.run((found, "-version"), capture_output=True, text=True, check=False)
     version = done.stderr.partition('"')[2].partition('"')[0]
     major = version.partition(".")[0]
     if not major.isdecimal() or int(major) < JAVA_MIN:
-        raise PipelineError(f"{wanted}, and {found} is of version {version or 'unknown'}; {advice}")
+        raise PipelineError(f"{requirement}, and {found} is of version {version or 'unknown'}; {advice}")
     return found
 
 

@@ -131,8 +131,8 @@ class _Run:
             byte_count = _copy(segment.path, self._system, f"{self._root}/{name}")
             self._there[name] = byte_count
             self.files, self.byte_count = self.files + 1, self.byte_count + byte_count
-        kept = {one.path.relative_to(self._journal).as_posix() for one in segments}
-        for name in [name for name in self._there if _shard_of(name) == shard and name not in kept]:
+        paths = {one.path.relative_to(self._journal).as_posix() for one in segments}
+        for name in [name for name in self._there if _shard_of(name) == shard and name not in paths]:
             if any(_first_of(name) in rows for rows in covered):
                 self.delete(name)
 

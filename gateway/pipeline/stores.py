@@ -155,15 +155,15 @@ def hadoop_of(spark: SparkSession) -> Hadoop:
 
     A session of Spark Connect does not provide them; its workers' own options then apply.
     """
-    known = _configuration(spark)
-    if known is None:
+    configuration = _configuration(spark)
+    if configuration is None:
         return {}
     found: dict[str, str] = {}
     for prefix in PREFIXES:
-        for name, value in dict(known.getPropsWithPrefix(prefix)).items():
+        for name, value in dict(configuration.getPropsWithPrefix(prefix)).items():
             found[f"{prefix}{name}"] = value
     for name in SECRETS:
-        secret = known.getPassword(name)
+        secret = configuration.getPassword(name)
         if secret is not None:
             found[name] = "".join(secret)
     return found
@@ -266,7 +266,7 @@ def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
         found = hadoop.get(f"fs.s3a.bucket.{bucket}.{name}") or hadoop.get(f"fs.s3a.{name}")
         return found or None
 
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "access_key": option("access.key"),
         "secret_key": option("secret.key"),
         "session_token": option("session.token"),
@@ -277,15 +277,15 @@ def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
         "request_timeout": REQUEST_SECS,
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     }
-    if given["role_arn"] is not None:
-        given["access_key"] = given["secret_key"] = given["session_token"] = None
+    if arguments["role_arn"] is not None:
+        arguments["access_key"] = arguments["secret_key"] = arguments["session_token"] = None
     endpoint = option("endpoint")
     if endpoint is not None:
         scheme, _, host = endpoint.rpartition("://")
-        given["endpoint_override"] = host.rstrip("/")
-        given["scheme"] = scheme or ("https" if option("connection.ssl.enabled") != "false" else "http")
-        given["force_virtual_addressing"] = option("path.style.access") == "false"
-    return fs.S3FileSystem(**given)
+        arguments["endpoint_override"] = host.rstrip("/")
+        arguments["scheme"] = scheme or ("https" if option("connection.ssl.enabled") != "false" else "http")
+        arguments["force_virtual_addressing"] = option("path.style.access") == "false"
+    return fs.S3FileSystem(**arguments)
 
 
 def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
@@ -352,8 +352,8 @@ _SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _ab
 def _short(error: BaseException) -> str:
     """Return the store's error message in one line; Google's library lists all its attempts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
-    return said if len(said) <= SAID_MAX else f"{said[:SAID_MAX]} …"
+    summary = lines[0] if lines else type(error).__name__
+    return summary if len(summary) <= SAID_MAX else f"{summary[:SAID_MAX]} …"
 
 
 class StoredPath:

@@ -40,9 +40,9 @@ def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
             raise ConfigurationError(f"{place}: it cannot be loaded: {error!r}") from error
         mine = _claims(dialect)
         for other in found.values():
-            if taken := sorted(mine & _claims(other)):
+            if shared := sorted(mine & _claims(other)):
                 raise ConfigurationError(
-                    f"{place}: {', '.join(taken)}: protocol {other.name} has that already"
+                    f"{place}: {', '.join(shared)}: protocol {other.name} has that already"
                 )
         found[dialect.name] = dialect
     return found

@@ -23,32 +23,32 @@ PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 EVERY_HOST: Final = "*"
 
 
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
-def _a_filter(given: str) -> str:
-    if given.startswith("$share/"):
+def _a_filter(text: str) -> str:
+    if text.startswith("$share/"):
         raise ValueError(
             "write the filter without $share/GROUP/; the key `shared` permits shared subscriptions"
         )
-    if not is_filter(PLACEHOLDER.sub("x", given)):
+    if not is_filter(PLACEHOLDER.sub("x", text)):
         raise ValueError("not a topic filter: + must fill a whole level, # must be the last level")
-    return given
+    return text
 
 
-def _an_expression(given: str) -> str:
+def _an_expression(text: str) -> str:
     try:
-        Regex(PLACEHOLDER.sub("x", given))
+        Regex(PLACEHOLDER.sub("x", text))
     except RegexError as error:
         raise ValueError(f"not a regular expression: {error}") from None
-    return given
+    return text
 
 
-def _a_beginning(given: str) -> str:
-    if "*" in given[:-1]:
+def _a_beginning(text: str) -> str:
+    if "*" in text[:-1]:
         raise ValueError("write a destination, or its beginning with a * at the end")
-    return given
+    return text
 
 
 Names = Annotated[

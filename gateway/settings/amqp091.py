@@ -14,16 +14,16 @@ from pydantic import BeforeValidator, Field, Strict
 from gateway.settings.endpoints import LinkSettings, ListenerSettings
 
 
-def _names(given: Any) -> Any:
+def _names(value: Any) -> Any:
     """Return as a tuple the names in a table of virtual hosts, which is how AMQP/Fast lists them.
 
     Other values are returned unchanged. Raises ValueError if a virtual host has options.
     """
-    if not isinstance(given, dict):
-        return given
-    if any(given.values()):
+    if not isinstance(value, dict):
+        return value
+    if any(value.values()):
         raise ValueError("virtual hosts of AMQP 0-9-1 have no options: write a list of names")
-    return tuple(given)
+    return tuple(value)
 
 
 RABBITMQ_VERSION: Final = "3.10.8"

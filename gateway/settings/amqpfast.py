@@ -81,9 +81,9 @@ class FastVirtualHost(Section):
         return not (self.destinations.queues or self.destinations.topics)
 
 
-def _by_name(given: Any) -> Any:
+def _by_name(value: Any) -> Any:
     """Return a table with empty options for a list of virtual host names; return other values unchanged."""
-    return {name: {} for name in given} if isinstance(given, list | tuple) else given
+    return {name: {} for name in value} if isinstance(value, list | tuple) else value
 
 
 class FastListener(AnonymousListener):

@@ -39,9 +39,9 @@ def _name(text: str) -> str:
     return _short(text)
 
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    headers(given)
-    return given
+def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    headers(arguments)
+    return arguments
 
 
 def headers(arguments: dict[str, Any]) -> Headers:
@@ -56,27 +56,27 @@ def headers(arguments: dict[str, Any]) -> Headers:
     return tuple(typed.value)
 
 
-def _typed(given: Any, depth: int = 0) -> Value:
+def _typed(value: Any, depth: int = 0) -> Value:
     """Return a value with its AMQP type, `depth` levels below the arguments. Raises ValueError."""
     if depth > NESTING_MAX:
         raise ValueError("arguments: tables are nested too deeply")
-    if isinstance(given, bool):
-        return Value(ValueType.BOOL, given)
-    if isinstance(given, int):
-        return Value(ValueType.INT64, given)
-    if isinstance(given, float):
-        return Value(ValueType.DOUBLE, given)
-    if isinstance(given, str):
-        return string(given)
-    if given is None:
+    if isinstance(value, bool):
+        return Value(ValueType.BOOL, value)
+    if isinstance(value, int):
+        return Value(ValueType.INT64, value)
+    if isinstance(value, float):
+        return Value(ValueType.DOUBLE, value)
+    if isinstance(value, str):
+        return string(value)
+    if value is None:
         return Value(ValueType.VOID, None)
-    if isinstance(given, list | tuple):
-        return Value(ValueType.ARRAY, tuple(_typed(one, depth + 1) for one in given))
-    if isinstance(given, dict):
+    if isinstance(value, list | tuple):
+        return Value(ValueType.ARRAY, tuple(_typed(one, depth + 1) for one in value))
+    if isinstance(value, dict):
         return Value(
-            ValueType.TABLE, tuple((_short(str(name)), _typed(one, depth + 1)) for name, one in given.items())
+            ValueType.TABLE, tuple((_short(str(name)), _typed(one, depth + 1)) for name, one in value.items())
         )
-    raise ValueError(f"{given!r} is not a valid argument value; put it in quotes to make it a text")
+    raise ValueError(f"{value!r} is not a valid argument value; put it in quotes to make it a text")
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_name)]
@@ -140,8 +140,8 @@ class DeclaredBinding(Section):
     """Arguments. For a headers exchange: the headers to match, and `x-match`."""
 
 
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 class Declare(Section):

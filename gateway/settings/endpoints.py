@@ -127,13 +127,13 @@ class ListenerSettings(FrontOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_port(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("port") is not None:
-            return given
-        way = "+".join(word for word in ("websocket", "tls") if given.get(_SAYS[word])) or "plain"
-        dialect = DIALECTS.get(given.get("protocol", ""))
+    def _own_port(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("port") is not None:
+            return value
+        way = "+".join(word for word in ("websocket", "tls") if value.get(_SAYS[word])) or "plain"
+        dialect = DIALECTS.get(value.get("protocol", ""))
         port = None if dialect is None else dialect.port(way)
-        return given if port is None else given | {"port": port}
+        return value if port is None else value | {"port": port}
 
     @field_serializer("limits")
     def _only_overrides(self, limits: Limits | None) -> dict[str, Any] | None:
@@ -183,10 +183,10 @@ class SharedListener(ListenerSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _says_a_port(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("port") is None:
+    def _says_a_port(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("port") is None:
             raise ValueError(f"protocol {SHARED} has no standard port: set port")
-        return given
+        return value
 
 
 def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
@@ -195,7 +195,7 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
     Raises ValueError, with the configuration key, if not.
     """
     for name, port in listeners.items():
-        taken: dict[str, str] = {}
+        by_protocol: dict[str, str] = {}
         for other in port.shares if isinstance(port, SharedListener) else ():
             at = f"listeners.{name}.shares"
             one = listeners.get(other)
@@ -203,7 +203,7 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
                 raise ValueError(f"{at}: {_not_shareable(other, listeners)}")
             path = websocket_path(one)
             spoken = one.protocol if path is None else f"WebSocket at {path}"
-            if (first := taken.setdefault(spoken, other)) != other:
+            if (first := by_protocol.setdefault(spoken, other)) != other:
                 raise ValueError(f"{at}: {first} and {other} both use {spoken}; name one of them")
             if one.tls is not None and (port.tls is None or port.tls.asked != one.tls.asked):
                 raise ValueError(

@@ -88,8 +88,8 @@ class RabbitEngine(Remote):
         return self
 
 
-def _tag(given: Any) -> str:
-    name = given.get("engine", EMBEDDED) if isinstance(given, dict) else getattr(given, "engine", EMBEDDED)
+def _tag(value: Any) -> str:
+    name = value.get("engine", EMBEDDED) if isinstance(value, dict) else getattr(value, "engine", EMBEDDED)
     return RABBITMQ if name == RABBITMQ else EMBEDDED
 
 

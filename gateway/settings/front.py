@@ -14,20 +14,20 @@ from pydantic import AfterValidator, BeforeValidator, Strict
 from gateway.settings.limits import Section
 
 
-def _network(given: str) -> str:
+def _network(text: str) -> str:
     try:
-        return str(ipaddress.ip_network(given))
+        return str(ipaddress.ip_network(text))
     except ValueError as error:
         raise ValueError(f"{error}; write a network as 10.0.0.0/8, one address as 10.1.2.3") from error
 
 
-def _origin(given: str) -> str:
-    scheme, found, place = given.partition("://")
-    if given != "null" and (not (scheme and found and place) or "/" in place):
+def _origin(origin: str) -> str:
+    scheme, found, place = origin.partition("://")
+    if origin != "null" and (not (scheme and found and place) or "/" in place):
         raise ValueError(
             "write an origin as scheme and host, such as https://app.example.com, without a path"
         )
-    return given
+    return origin
 
 
 Network = Annotated[str, AfterValidator(_network)]
@@ -36,7 +36,7 @@ Origin = Annotated[str, AfterValidator(_origin)]
 ProxyProtocol = Annotated[
     Literal["off", "required"],
     BeforeValidator(
-        lambda given: "off" if given is False else given,
+        lambda value: "off" if value is False else value,
         json_schema_input_type=Literal["off", "required"],
     ),
 ]

@@ -33,9 +33,9 @@ Algorithm = Literal[
 ]
 
 
-def _http_url(given: str) -> str:
+def _http_url(url: str) -> str:
     try:
-        parts = urlsplit(given)
+        parts = urlsplit(url)
     except ValueError:  # The text of this error may contain a password.
         raise ValueError(f"not a URL; {QUOTED}") from None
     port_of(parts)
@@ -43,7 +43,7 @@ def _http_url(given: str) -> str:
         raise ValueError("the URL must begin with https:// or http:// and have a host")
     if parts.fragment:
         raise ValueError("the URL must not have a fragment")
-    return given
+    return url
 
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

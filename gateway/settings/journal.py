@@ -61,7 +61,7 @@ class Journal(Section):
 
     @field_validator("hash_key")
     @classmethod
-    def _long_enough(cls, given: SecretStr | None) -> SecretStr | None:
-        if given is not None and len(given.get_secret_value()) < HASH_KEY_CHARACTERS_MIN:
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < HASH_KEY_CHARACTERS_MIN:
             raise ValueError(f"must have at least {HASH_KEY_CHARACTERS_MIN} characters")
-        return given
+        return value

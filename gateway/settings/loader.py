@@ -50,8 +50,8 @@ def _told(
 ) -> Iterator[ConfigurationError]:
     """Yield one ConfigurationError for each fault, in the order of the settings tree."""
     for complaint in complaints(error, Settings):
-        shown = complaint._replace(given=None) if _is_secret(complaint.place) else complaint
-        yield _where(complaint.place, environment, document, shown.text)
+        redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
+        yield _where(complaint.place, environment, document, redacted.text)
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
@@ -59,13 +59,15 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
     A key of a variable replaces the file's value as a whole: lists are never merged.
     """
-    said = {place: Origin(environment.origin(place)) for place in environment.variables}
+    from_environment = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
         place: Origin(document.file, line, column)
         for place, (line, column) in document.positions.items()
-        if not any(place[:end] in said for end in range(1, len(place) + 1) if _is_list(place, end))
+        if not any(
+            place[:end] in from_environment for end in range(1, len(place) + 1) if _is_list(place, end)
+        )
     }
-    return found | said
+    return found | from_environment
 
 
 def _is_list(place: Place, end: int) -> bool:

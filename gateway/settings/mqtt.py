@@ -16,7 +16,7 @@ from gateway.settings.endpoints import AnonymousListener, LinkSettings, WebListe
 MqttVersion = Annotated[
     Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"],
     BeforeValidator(
-        lambda given: f"{float(given)}" if isinstance(given, int | float) else given,
+        lambda value: f"{float(value)}" if isinstance(value, int | float) else value,
         json_schema_input_type=Literal["auto", "5.0", "3.1.1", "3.1", "mqipdp"] | float,
     ),
 ]
@@ -55,10 +55,10 @@ class MqttListener(WebListener, AnonymousListener):
 
     @field_validator("response_information")
     @classmethod
-    def _a_topic(cls, given: str | None) -> str | None:
-        if given is not None and (not given or set(given) & set("+#\0")):
+    def _a_topic(cls, topic: str | None) -> str | None:
+        if topic is not None and (not topic or set(topic) & set("+#\0")):
             raise ValueError("must be a topic without wildcards, such as reply/{client_id}")
-        return given
+        return topic
 
 
 class MqttLink(LinkSettings):
@@ -104,8 +104,10 @@ class MqttLink(LinkSettings):
 
     def _check_oldest(self) -> None:
         """Raise ValueError for options that MQTT before 3.1 cannot state."""
-        named = [self.username, self.password, self.password_file]
-        if any(one is not None for one in named) or any(parse_url(url).username for url in self.all_urls):
+        credentials = [self.username, self.password, self.password_file]
+        if any(one is not None for one in credentials) or any(
+            parse_url(url).username for url in self.all_urls
+        ):
             raise ValueError("version mqipdp has no user name and no password")
         if self.bridge:
             raise ValueError("bridge is for MQTT 3.1 and 3.1.1")

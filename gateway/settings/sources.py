@@ -77,10 +77,10 @@ class EnvironmentSource(EnvSettingsSource):
             name = variable.removeprefix(PREFIX)
             if name == variable or variable in NOT_KEYS or SERVICE_LINK.fullmatch(name):
                 continue
-            place, wanted = _key(variable, name.split(DELIMITER), file.init_kwargs)
+            place, value_type = _key(variable, name.split(DELIMITER), file.init_kwargs)
             if (other := self.variables.setdefault(place, variable)) != variable:
                 raise ConfigurationError(f"{other} sets the same key", file=_called(variable))
-            values[place] = parse(text, _called(variable)).content if _parts(wanted) else text
+            values[place] = parse(text, _called(variable)).content if _parts(value_type) else text
         for place, variable in self.variables.items():
             for end in range(1, len(place)):
                 if not isinstance(values.get(place[:end], {}), dict):
@@ -110,19 +110,19 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
     matches `-`. Raises ConfigurationError for an unknown key.
     """
     place: Place = ()
-    wanted: Any = Settings
+    value_type: Any = Settings
     inner: Any = tree
     for word in words:
-        known = keys_of(wanted) or [str(key) for key in (inner if isinstance(inner, dict) else ())]
-        spelt = {key.lower().replace("-", "_"): key for key in known}
+        known_keys = keys_of(value_type) or [str(key) for key in (inner if isinstance(inner, dict) else ())]
+        spelt = {key.lower().replace("-", "_"): key for key in known_keys}
         key = spelt.get(word.lower(), word.lower())
-        found = below(wanted, key)
+        found = below(value_type, key)
         if found is None:
-            reason = f"unknown key {dotted((*place, key))}{_meant(variable) or suggestion(key, known)}"
+            reason = f"unknown key {dotted((*place, key))}{_meant(variable) or suggestion(key, known_keys)}"
             raise ConfigurationError(reason, file=_called(variable))
-        place, wanted = (*place, key), found
+        place, value_type = (*place, key), found
         inner = inner.get(key) if isinstance(inner, dict) else None
-    return place, wanted
+    return place, value_type
 
 
 def _meant(variable: str) -> str:
@@ -136,17 +136,17 @@ def _meant(variable: str) -> str:
     words = variable.removeprefix(PREFIX).lower().split("_")
     for end in range(1, len(words)):
         section, key = "_".join(words[:end]), "_".join(words[end:])
-        wanted = below(Settings, section)
-        if wanted is not None and below(wanted, key) is not None:
-            meant = f"{section}{DELIMITER}{key}".upper()
-            return f"; below a section write two underscores: {PREFIX}{meant}"
+        section_type = below(Settings, section)
+        if section_type is not None and below(section_type, key) is not None:
+            variable_name = f"{section}{DELIMITER}{key}".upper()
+            return f"; below a section write two underscores: {PREFIX}{variable_name}"
     return ""
 
 
-def _parts(wanted: Any) -> bool:
+def _parts(value_type: Any) -> bool:
     """Return True if the type has parts: a table or a list."""
     return any(
         get_origin(option) in (dict, list, tuple)
         or (isinstance(option, type) and issubclass(option, BaseModel))
-        for option in options(wanted)
+        for option in options(value_type)
     )

@@ -236,9 +236,9 @@ class User(Section):
         return _secret(self.scram, self.scram_file)
 
 
-def _secret(given: SecretStr | None, file: Path | None) -> str:
-    if given is not None:
-        return given.get_secret_value()
+def _secret(value: SecretStr | None, file: Path | None) -> str:
+    if value is not None:
+        return value.get_secret_value()
     return "" if file is None else secret_from(file).strip()
 
 
@@ -412,14 +412,16 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _roles(self) -> Self:
-        given = [(f"users.{name}.roles", user.roles) for name, user in self.users.items()]
+        role_lists = [(f"users.{name}.roles", user.roles) for name, user in self.users.items()]
         default = self.default_roles
-        given += [(f"default_roles.{word}", getattr(default, word)) for word in type(default).model_fields]
-        for place, names in given:
+        role_lists += [
+            (f"default_roles.{word}", getattr(default, word)) for word in type(default).model_fields
+        ]
+        for place, names in role_lists:
             for name in names:
                 if name not in self.roles:
-                    known = suggestion(name, list(self.roles))
-                    raise ValueError(f"{place}: there is no role {name!r}{known}")
+                    hint = suggestion(name, list(self.roles))
+                    raise ValueError(f"{place}: there is no role {name!r}{hint}")
         return self
 
     @model_validator(mode="after")
@@ -448,13 +450,15 @@ class Settings(Documented, BaseSettings):
     def _forward(self) -> Self:
         forward = self.dead_letters.forward
         if forward is not None:
-            known = self.endpoints()
+            endpoints = self.endpoints()
             at = "dead_letters.forward"
-            if forward.endpoint not in known:
-                raise ValueError(f"{at}: unknown endpoint {forward.endpoint!r}; known: {', '.join(known)}")
-            if known[forward.endpoint] != forward.dialect.name:
+            if forward.endpoint not in endpoints:
                 raise ValueError(
-                    f"{at}: {forward.endpoint!r} uses {known[forward.endpoint]}, but the address is"
+                    f"{at}: unknown endpoint {forward.endpoint!r}; known: {', '.join(endpoints)}"
+                )
+            if endpoints[forward.endpoint] != forward.dialect.name:
+                raise ValueError(
+                    f"{at}: {forward.endpoint!r} uses {endpoints[forward.endpoint]}, but the address is"
                     f" {forward.dialect.name}'s"
                 )
             forward.address()
@@ -464,12 +468,12 @@ class Settings(Documented, BaseSettings):
     def _virtual_hosts(self) -> Self:
         stated: dict[str, tuple[str, FastVirtualHost]] = {}
         for name, one in self.listeners.items():
-            for host, given in one.virtual_hosts.items() if isinstance(one, FastListener) else ():
-                other, same = stated.setdefault(host, (name, given))
-                if same != given:
+            for host, options in one.virtual_hosts.items() if isinstance(one, FastListener) else ():
+                other, same = stated.setdefault(host, (name, options))
+                if same != options:
                     raise ValueError(f"{other} and {name} configure virtual host {host!r} differently")
                 for words, most in (("queues", self.limits.queues_max), ("topics", self.limits.topics_max)):
-                    if (count := len(set(getattr(given.destinations, words)))) > most:
+                    if (count := len(set(getattr(options.destinations, words)))) > most:
                         at = f"listeners.{name}.virtual_hosts.{host}.destinations.{words}"
                         raise ValueError(f"{at}: {count} names, but limits.{words}_max is {most}")
         return self
@@ -490,7 +494,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _ports(self) -> Self:
-        taken: dict[tuple[str, int], str] = {}
+        by_port: dict[tuple[str, int], str] = {}
         places = [(f"listeners.{name}", one.host, one.port) for name, one in self.listeners.items()]
         if self.http.enabled:
             places.append(("http", self.http.host, self.http.port))
@@ -504,7 +508,7 @@ class Settings(Documented, BaseSettings):
                 places.append((f"the console of worker {number}, behind http.port,", self.http.host, port))
         for name, host, port in places:
             place = "" if host in EVERYWHERE else host
-            if port and (other := taken.setdefault((place, port), name)) != name:
+            if port and (other := by_port.setdefault((place, port), name)) != name:
                 raise ValueError(f"{other} and {name} both use port {port} of {host}; change one")
         return self
 
@@ -572,11 +576,11 @@ class Settings(Documented, BaseSettings):
         next replica continues the broker's session, and a broker that permits one connection per identifier
         closes the previous one.
         """
-        given = self.links[link]
-        if not given.elected:
+        options = self.links[link]
+        if not options.elected:
             return self.client_id_of(link)
         assert isinstance(self.broker, RabbitEngine)
-        return given.client_id.replace(REPLICA, self.broker.namespace)
+        return options.client_id.replace(REPLICA, self.broker.namespace)
 
     def shared_outboxes(self) -> list[str]:
         """Return the names of links whose outboxes are on the cluster."""
@@ -658,26 +662,26 @@ class Settings(Documented, BaseSettings):
 
     def files(self) -> list[tuple[Place, Path]]:
         """Return every file that the configuration names and that must be readable, with its key."""
-        named: list[tuple[Place, Path | None]] = []
+        paths: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:
                 at: Place = ("listeners", name, "tls")
-                named += [((*at, "cert_file"), tls.cert_file), ((*at, "key_file"), tls.key_file)]
-                named += [((*at, "client_ca_file"), tls.client_ca_file), ((*at, "crl_file"), tls.crl_file)]
+                paths += [((*at, "cert_file"), tls.cert_file), ((*at, "key_file"), tls.key_file)]
+                paths += [((*at, "client_ca_file"), tls.client_ca_file), ((*at, "crl_file"), tls.crl_file)]
         for name, link in self.links.items():
             own, at = link.tls, ("links", name, "tls")
-            named += [(("links", name, "password_file"), link.password_file)]
-            named += [((*at, "ca_file"), own.ca_file), ((*at, "cert_file"), own.cert_file)]
-            named += [((*at, "key_file"), own.key_file)]
+            paths += [(("links", name, "password_file"), link.password_file)]
+            paths += [((*at, "ca_file"), own.ca_file), ((*at, "cert_file"), own.cert_file)]
+            paths += [((*at, "key_file"), own.key_file)]
         if isinstance(broker := self.broker, RabbitEngine):
-            named += [(("broker", "password_file"), broker.password_file)]
-            named += [(("broker", "postgresql", "password_file"), broker.postgresql.password_file)]
-            named += [
+            paths += [(("broker", "password_file"), broker.password_file)]
+            paths += [(("broker", "postgresql", "password_file"), broker.postgresql.password_file)]
+            paths += [
                 (("broker", "tls", key), getattr(broker.tls, key))
                 for key in ("ca_file", "cert_file", "key_file")
             ]
-        named += [(("http", "token_file"), self.http.token_file)]
-        named += [(("http", "scrape_token_file"), self.http.scrape_token_file)]
+        paths += [(("http", "token_file"), self.http.token_file)]
+        paths += [(("http", "scrape_token_file"), self.http.scrape_token_file)]
         health = self.http.health
         secured: dict[Place, HttpTls | None] = {
             ("http", "tls"): self.http.tls,
@@ -685,17 +689,17 @@ class Settings(Documented, BaseSettings):
         }
         for at, own_tls in secured.items():
             if own_tls is not None:
-                named += [((*at, "cert_file"), own_tls.cert_file), ((*at, "key_file"), own_tls.key_file)]
-        named += [
+                paths += [((*at, "cert_file"), own_tls.cert_file), ((*at, "key_file"), own_tls.key_file)]
+        paths += [
             (("authentication", number, key), getattr(one, key))
             for number, one in enumerate(self.authentication)
             for key in ("file", "keys_file", "keys_ca_file", "ca_file")
             if hasattr(one, key)
         ]
         for name, user in self.users.items():
-            named += [(("users", name, "password_hash_file"), user.password_hash_file)]
-            named += [(("users", name, "scram_file"), user.scram_file)]
-        return [(place, path) for place, path in named if path is not None]
+            paths += [(("users", name, "password_hash_file"), user.password_hash_file)]
+            paths += [(("users", name, "scram_file"), user.scram_file)]
+        return [(place, path) for place, path in paths if path is not None]
 
 
 def _glob(pattern: str) -> list[Path]:

@@ -34,18 +34,18 @@ class UnknownLink(LinkSettings):
     model_config = ConfigDict(extra="ignore")
 
 
-def _listener_tag(given: Any) -> str:
-    name = given.get("protocol") if isinstance(given, dict) else getattr(given, "protocol", None)
+def _listener_tag(value: Any) -> str:
+    name = value.get("protocol") if isinstance(value, dict) else getattr(value, "protocol", None)
     return name if isinstance(name, str) and (name in DIALECTS or name == SHARED) else NONE
 
 
-def _link_tag(given: Any) -> str:
-    if isinstance(given, LinkSettings):
-        return given.protocol
-    urls = [given.get("url"), *(given.get("urls") or ())] if isinstance(given, dict) else []
+def _link_tag(value: Any) -> str:
+    if isinstance(value, LinkSettings):
+        return value.protocol
+    urls = [value.get("url"), *(value.get("urls") or ())] if isinstance(value, dict) else []
     first = next((url for url in urls if url is not None), None)
-    known = SCHEMES.get(first.partition("://")[0].lower()) if isinstance(first, str) else None
-    return NONE if known is None or not known[0].link else known[0].name
+    protocol = SCHEMES.get(first.partition("://")[0].lower()) if isinstance(first, str) else None
+    return NONE if protocol is None or not protocol[0].link else protocol[0].name
 
 
 def _parts(settings: dict[str, str]) -> list[Any]:

@@ -47,13 +47,13 @@ def read_users(path: Path, before: str = "") -> UsersFile:
         found = _Whole.model_validate(whole).users
         check_users(found, elsewhere=True)
     except ValidationError as error:
-        told = []
+        errors = []
         for complaint in complaints(error, _Whole):
             line, column = document.position(complaint.place[1:])
             # The faulty value of a hash may be a password: it is not shown.
-            shown = complaint._replace(place=complaint.place[1:], given=None).text
-            told.append(str(ConfigurationError(shown, file=document.file, line=line, column=column)))
-        raise ConfigurationError("\n".join(told)) from error
+            redacted = complaint._replace(place=complaint.place[1:], value=None).text
+            errors.append(str(ConfigurationError(redacted, file=document.file, line=line, column=column)))
+        raise ConfigurationError("\n".join(errors)) from error
     except ValueError as error:
         raise ConfigurationError(str(error), file=document.file) from error
     return UsersFile(found, document.text)

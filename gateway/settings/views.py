@@ -38,8 +38,8 @@ def masked(settings: Settings) -> str:
 def _stated(part: Any) -> Any:
     """Return a copy without absent and empty values, recursively."""
     if isinstance(part, dict):
-        kept = {name: _stated(value) for name, value in part.items()}
-        return {name: value for name, value in kept.items() if value not in (None, {}, [])}
+        stated = {name: _stated(value) for name, value in part.items()}
+        return {name: value for name, value in stated.items() if value not in (None, {}, [])}
     return [_stated(one) for one in part] if isinstance(part, list) else part
 
 
@@ -48,8 +48,8 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     for name in UNKNOWN:
         del schema["$defs"][name]
-    known: dict[str, Any] = _without(schema, {f"#/$defs/{name}" for name in UNKNOWN})
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **known}
+    public_schema: dict[str, Any] = _without(schema, {f"#/$defs/{name}" for name in UNKNOWN})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **public_schema}
 
 
 def _without(part: Any, references: set[str]) -> Any:

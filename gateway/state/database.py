@@ -84,8 +84,8 @@ class Database(ABC):
         """Roll the transaction back."""
 
     @abstractmethod
-    def match(self, wanted: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `wanted`.
+    def match(self, query: MatchRetained) -> Rows:
+        """Return rows of the retained messages that match the MQTT filter in `query`.
 
         A row has topic, message, expiry (in seconds from now) and user.
         """
@@ -133,11 +133,11 @@ def demand_of(topic_filter: str) -> Demand:
     is_open = levels[-1] == "#"
     if is_open:
         levels.pop()
-    wanted = [f"{at}:{level}" for at, level in enumerate(levels, start=1) if level != "+"]
+    conditions = [f"{at}:{level}" for at, level in enumerate(levels, start=1) if level != "+"]
     if not is_open:
-        wanted.append(f"#{len(levels)}")
+        conditions.append(f"#{len(levels)}")
     prefix = levels[: levels.index("+")] if "+" in levels else levels
-    return Demand(wanted, len(levels), "/".join(prefix), not_system)
+    return Demand(conditions, len(levels), "/".join(prefix), not_system)
 
 
 def levels_of(topic: str) -> list[str]:

@@ -75,15 +75,15 @@ class NoticeReceiver(Protocol):
 class Item:
     """Waiting operation or query.
 
-    `since` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
+    `submitted_at` is in monotonic seconds. `is_given_up` is True once UNAVAILABLE was replied.
     """
 
-    __slots__ = ("done", "is_given_up", "since", "work")
+    __slots__ = ("done", "is_given_up", "submitted_at", "work")
 
     def __init__(self, work: object, done: Callable[[Reply[Any]], None]) -> None:
         self.work = work
         self.done = done
-        self.since = clock.monotonic()
+        self.submitted_at = clock.monotonic()
         self.is_given_up = False
 
 
@@ -124,8 +124,8 @@ class Committer:
 
     def busy_secs(self) -> float:
         """Return how many seconds the current use of the database has lasted, 0.0 if it is idle."""
-        since = self.busy_since
-        return 0.0 if since is None else clock.monotonic() - since
+        busy_at = self.busy_since
+        return 0.0 if busy_at is None else clock.monotonic() - busy_at
 
     def interrupt(self) -> None:
         """End the connection; the lane reconnects. Called by other threads."""
@@ -275,9 +275,9 @@ class Committer:
         self._number = None
         self._database.close()
         if self._is_ending:
-            left = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
+            unanswered = [*(self._doubt.items if self._doubt is not None else ()), *self._pending]
             self._doubt, self._pending = None, []
-            self._answer(left, [UNAVAILABLE] * len(left))
+            self._answer(unanswered, [UNAVAILABLE] * len(unanswered))
 
     def _answer(self, items: Sequence[Item], replies: Sequence[Reply[Any]]) -> None:
         if items:
@@ -338,9 +338,9 @@ class LanedStore(StateStore):
 
     def _join(self, secs: float) -> bool:
         """Wait for the end of the threads. Return False if some still run after `secs` seconds."""
-        until = clock.monotonic() + secs
+        deadline = clock.monotonic() + secs
         for thread in self._threads:
-            thread.join(max(until - clock.monotonic(), 0.0))
+            thread.join(max(deadline - clock.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, operation: Operation[T], done: Callable[[Reply[T]], None]) -> None:
@@ -387,15 +387,15 @@ class LanedStore(StateStore):
     def _give_up(self, oldest: Callable[[Committer], float]) -> None:
         """Reply UNAVAILABLE to items that were submitted at `oldest(lane)` (monotonic seconds) or before."""
         for lane in self._all:
-            since = oldest(lane)
-            late: list[Answer] = []
+            cutoff = oldest(lane)
+            expired: list[Answer] = []
             for item in list(lane.waiting):
-                if item.since > since:
+                if item.submitted_at > cutoff:
                     break
                 item.is_given_up = True
-                late.append((item, UNAVAILABLE))
-            if late:
-                self._answered(lane, late)
+                expired.append((item, UNAVAILABLE))
+            if expired:
+                self._answered(lane, expired)
 
     def _interrupt(self, lanes: Sequence[Committer]) -> None:
         for lane in lanes:

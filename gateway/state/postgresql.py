@@ -215,43 +215,43 @@ class PostgreSQLDatabase(Database):
         with _translated(None):
             self._open.execute("ROLLBACK")
 
-    def match(self, wanted: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `wanted`.
+    def match(self, query: MatchRetained) -> Rows:
+        """Return rows of the retained messages that match the MQTT filter in `query`.
 
         A row has topic, message, expiry (in seconds from now) and user. A filter without `+` is a range of
         topics. Otherwise the index on levels finds few matching topics fast; of many, the next ones in order
         are found fast by the range.
         """
-        topic_filter, after = wanted.topic_filter, wanted.after
+        topic_filter, after = query.topic_filter, query.after
         demand = demand_of(topic_filter)
         rest = (NOT_SYSTEM if demand.not_system else "") + UNEXPIRED
         below = BELOW if demand.prefix else ""
-        given = (after, demand.prefix) if demand.prefix else (after,)
+        parameters = (after, demand.prefix) if demand.prefix else (after,)
         levels = literal(demand.levels, "text")
         if "+" not in topic_filter.split("/"):
             if not topic_filter.endswith("#"):
-                return self._select(wanted, EXACT + rest, (after, topic_filter))
+                return self._select(query, EXACT + rest, (after, topic_filter))
             if demand.levels and not below:  # the first level is empty
-                return self._select(wanted, LEVELS.format(2) + rest, (after, levels))
-            return self._select(wanted, below + (below and ONLY_BELOW) + rest, given)
+                return self._select(query, LEVELS.format(2) + rest, (after, levels))
+            return self._select(query, below + (below and ONLY_BELOW) + rest, parameters)
         if topic_filter.endswith("#"):
             rest += LEAST.format(demand.least)
-        most = max(wanted.limit, PROBE_MIN)
+        most = max(query.limit, PROBE_MIN)
         probe = LEVELS.format(2) + rest
         ((count,),) = self._fetch(COUNTED.format(probe, most + 1), (after, levels))
         if count <= most:
-            few = FEW.format(probe, wanted.limit)
-            return self._fetch(SIZED.format(wanted.byte_count).format(few), (after, levels))
-        return self._select(wanted, below + LEVELS.format(len(given) + 1) + rest, (*given, levels))
+            few = FEW.format(probe, query.limit)
+            return self._fetch(SIZED.format(query.byte_count).format(few), (after, levels))
+        return self._select(query, below + LEVELS.format(len(parameters) + 1) + rest, (*parameters, levels))
 
-    def _select(self, wanted: MatchRetained, condition: str, given: tuple[str, ...]) -> Rows:
-        page = f"{SELECTED}{condition} ORDER BY topic LIMIT {wanted.limit}"
-        return self._fetch(SIZED.format(wanted.byte_count).format(page), given)
+    def _select(self, query: MatchRetained, condition: str, parameters: tuple[str, ...]) -> Rows:
+        page = f"{SELECTED}{condition} ORDER BY topic LIMIT {query.limit}"
+        return self._fetch(SIZED.format(query.byte_count).format(page), parameters)
 
-    def _fetch(self, query: str, given: tuple[str, ...]) -> Rows:
+    def _fetch(self, query: str, parameters: tuple[str, ...]) -> Rows:
         connection = self._open
         with _translated(connection):
-            return connection.execute(query, given, prepare=True).fetchall()
+            return connection.execute(query, parameters, prepare=True).fetchall()
 
     def notify(self, notices: Sequence[Noted]) -> None:
         """Send notices in a transaction of its own.
@@ -316,8 +316,8 @@ class Server:
             "tcp_user_timeout": 1_000 * CONNECT_SECS,
             "target_session_attrs": "read-write",
         }
-        given = conninfo_to_dict(self._url)
-        options = {key: value for key, value in own.items() if key not in given}
+        parameters = conninfo_to_dict(self._url)
+        options = {key: value for key, value in own.items() if key not in parameters}
         if self._password is not None:
             try:
                 options["password"] = self._password()
@@ -366,8 +366,8 @@ class Server:
         for step in missing_steps(applied, self._migrations, postgresql=True):
             for statement in step.statements:
                 connection.execute(statement.encode())
-            given = (step.version, step.works_with)
-            connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", given)
+            parameters = (step.version, step.works_with)
+            connection.execute("INSERT INTO schema_version (version, works_with) VALUES ($1, $2)", parameters)
 
 
 def _execute(connection: Connection, call: OperationStatement) -> Cursor:
@@ -416,12 +416,12 @@ def _translated(connection: Connection | None) -> Iterator[None]:
             raise LostError(f"PostgreSQL: {_said(error)}") from error
         raise RefusedError(f"PostgreSQL: {_said(error)}") from error
     except psycopg.Error as error:
-        said, state = f"PostgreSQL: {_said(error)}", error.sqlstate or ""
+        text, state = f"PostgreSQL: {_said(error)}", error.sqlstate or ""
         if connection is None or connection.broken or not state or state.startswith(AWAY):
-            raise LostError(said) from error
+            raise LostError(text) from error
         if state.startswith(ABORTED):
-            raise AbortedError(said) from error
-        raise RefusedError(said) from error  # for example too large for an index: it would fail again
+            raise AbortedError(text) from error
+        raise RefusedError(text) from error  # for example too large for an index: it would fail again
 
 
 def _said(error: Exception) -> str:

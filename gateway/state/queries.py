@@ -86,8 +86,10 @@ def run_query(database: Database, query: object) -> Any:
         )[0]
         return [(SessionKey(domain, client), epoch) for domain, client, epoch in rows]
     if isinstance(query, FindOwned):
-        given = [(query.replica, *query.after)]
-        call = OperationStatement(f"{OWNED}{query.limit}", "replica text, domain text, client text", given)
+        parameters = [(query.replica, *query.after)]
+        call = OperationStatement(
+            f"{OWNED}{query.limit}", "replica text, domain text, client text", parameters
+        )
         return [Owned(SessionKey(*row[:2]), *row[2:]) for row in database.run([call])[0]]
     if isinstance(query, FindAbsent):
         return _absent(database, query)
@@ -130,16 +132,16 @@ def _listing(query: ListLetters) -> OperationStatement:
     It has subqueries instead of a join, so that an index provides the order.
     """
     columns, row = "at double precision, id text", query.after or (NEWEST if query.newest_first else OLDEST)
-    given: tuple[float | str, ...] = row
+    parameters: tuple[float | str, ...] = row
     than, order = ("<", " DESC") if query.newest_first else (">", "")
     sql = f"{LETTER}dead_letter AS t WHERE (t.at, t.id) {than} ((SELECT at FROM op), (SELECT id FROM op))"
     for name, value in (("route", query.route), ("login", query.user)):
         if value is not None:
             columns += f", {name} text"
-            given += (value,)
+            parameters += (value,)
             sql += f" AND t.{name} = (SELECT {name} FROM op)"
     return OperationStatement(
-        f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [given]
+        f"{sql} ORDER BY t.at{order}, t.id{order} LIMIT {query.limit}", columns, [parameters]
     )
 
 

@@ -54,10 +54,10 @@ def missing_steps(applied: Applied, migrations: Migrations, *, postgresql: bool)
 
     Raises StoreError if the schema is newer than the last known one, and does not work with this program.
     """
-    known = len(migrations)
-    if any(version > known and (works or version) > known for version, works in applied):
+    newest_version = len(migrations)
+    if any(version > newest_version and (works or version) > newest_version for version, works in applied):
         raise StoreError(
-            f"the schema of the state is version {applied[-1][0]}, this gateway knows {known}:"
+            f"the schema of the state is version {applied[-1][0]}, this gateway knows {newest_version}:"
             " a newer gateway has changed it. Start that one"
         )
     begin = max((version for version, _ in applied), default=0)

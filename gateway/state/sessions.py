@@ -176,7 +176,7 @@ class Sessions:
         self._wiped: set[SessionKey] = set()
         self._orphans: list[SessionKey] = []
         self._expired: list[SessionKey] = []
-        self._due: list[WillRow] = []
+        self._due_wills: list[WillRow] = []
         self._left_queues: list[EndedQueueRow] = []
 
     def load(self, database: Database, operations: Sequence[SessionOperation]) -> None:
@@ -218,19 +218,19 @@ class Sessions:
         """Lock due wills and expired sessions that no other transaction has locked."""
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
-            given = [(reap.replica, reap.silent_secs)]
-            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", given)])
+            parameters = [(reap.replica, reap.silent_secs)]
+            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", parameters)])
         calls = [
             OperationStatement(ORPHANS.format(names=names, limit=limit)),
             OperationStatement(EXPIRED.format(names=names, limit=limit)),
             OperationStatement(DUE.format(names=self._wills.names, limit=limit)),
             OperationStatement(LEFT.format(names=self._queues.names, limit=limit)),
         ]
-        orphans, expired, due, left = database.run(calls)
+        orphans, expired, due_wills, left = database.run(calls)
         self._left_queues = [EndedQueueRow(*values) for values in left]
         self._orphans = [StoredSessionRow(*values).key for values in orphans]
         self._expired = [StoredSessionRow(*values).key for values in expired]
-        self._due = [WillRow(*values) for values in due]
+        self._due_wills = [WillRow(*values) for values in due_wills]
         self._take_wills(database, self._orphans)
         self._sessions.add(orphans + expired)
 
@@ -382,9 +382,9 @@ class Sessions:
             self._delete(row)
             self._end_queue(row.queue, now)
             return LeftSession(True, publish)
-        until = now + expiry
-        left = row._replace(connected=0, expiry=expiry, expires_at=until, reap_at=until)
-        self._sessions.put(left)
+        expires_at = now + expiry
+        disconnected = row._replace(connected=0, expiry=expiry, expires_at=expires_at, reap_at=expires_at)
+        self._sessions.put(disconnected)
         return LeftSession(False, publish)
 
     def _release(self, operation: ReleaseSession, row: StoredSessionRow | None) -> None:
@@ -411,7 +411,7 @@ class Sessions:
             if row is not None and row.connected:
                 self._orphan(row, now)
         found = []
-        for will in self._due:
+        for will in self._due_wills:
             self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
             found.append(ClaimedWork(SessionKey(will.domain, will.client), will.epoch, "", will.message))
         for key in self._expired:
@@ -419,9 +419,9 @@ class Sessions:
             if row is not None and row.reap_at is not None and row.reap_at <= now:
                 self._sessions.put(row._replace(reap_at=now + CLAIM_SECS))
                 found.append(ClaimedWork(key, row.epoch, row.queue, None))
-        for left in self._left_queues:
-            self._queues.put(left._replace(reap_at=now + CLAIM_SECS))
-            found.append(ClaimedWork(None, 0, left.queue, None))
+        for queue in self._left_queues:
+            self._queues.put(queue._replace(reap_at=now + CLAIM_SECS))
+            found.append(ClaimedWork(None, 0, queue.queue, None))
         return found
 
     def _end_queue(self, queue: str, now: float) -> None:
@@ -441,13 +441,13 @@ class Sessions:
             self._delete(row)
             self._end_queue(row.queue, now - CLAIM_SECS)
             return
-        until = now + row.expiry
+        expires_at = now + row.expiry
         self._sessions.put(
             row._replace(
                 epoch=row.epoch + 1,
                 connected=0,
-                expires_at=until,
-                reap_at=until,
+                expires_at=expires_at,
+                reap_at=expires_at,
                 holder=NOBODY,
                 holder_epoch=0,
             )

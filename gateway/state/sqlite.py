@@ -111,14 +111,14 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
-    def match(self, wanted: MatchRetained) -> Rows:
-        """Return rows of the retained messages that match the MQTT filter in `wanted`."""
-        demand = demand_of(wanted.topic_filter)
+    def match(self, query: MatchRetained) -> Rows:
+        """Return rows of the retained messages that match the MQTT filter in `query`."""
+        demand = demand_of(query.topic_filter)
         levels = json.dumps([demand.levels, demand.least])
         try:
             prefix = demand.prefix
-            given = (wanted.after, prefix, prefix, prefix, demand.not_system, levels, wanted.limit)
-            return self._open.execute(SIZED.format(wanted.byte_count).format(MATCH), given).fetchall()
+            parameters = (query.after, prefix, prefix, prefix, demand.not_system, levels, query.limit)
+            return self._open.execute(SIZED.format(query.byte_count).format(MATCH), parameters).fetchall()
         except sqlite3.Error as error:
             raise LostError(str(error)) from error
 
@@ -141,8 +141,8 @@ class SQLiteDatabase(Database):
             connection.close()
 
 
-def _matches(topic: str, wanted: str) -> bool:
-    levels, least = json.loads(wanted)
+def _matches(topic: str, demand: str) -> bool:
+    levels, least = json.loads(demand)
     return topic.count("/") + 1 >= least and set(levels) <= set(levels_of(topic))
 
 

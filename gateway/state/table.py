@@ -58,9 +58,9 @@ class Table(Generic[R]):
             self._created.update(missing)
             rows = [(*key, *self._blank) for key in missing]
             calls.append(OperationStatement(self._insert("DO NOTHING"), self._columns, rows))
-        if wanted := sorted(set(keys)):
+        if unique_keys := sorted(set(keys)):
             order = ", ".join(f"t.{name}" for name in key_names)
-            calls.append(self._select(self._keys, f"ORDER BY {order} {{lock}}", wanted))
+            calls.append(self._select(self._keys, f"ORDER BY {order} {{lock}}", unique_keys))
         return calls
 
     def select(self, prefixes: Sequence[Key], *, locking: bool = False) -> OperationStatement:

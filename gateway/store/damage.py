@@ -300,9 +300,9 @@ class _Examination:
         query = f"SELECT {key} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
         found: list[int] = []
         failed: list[tuple[int, int]] = []
-        left = [(0, KEY_MAX)]
-        while left:
-            low, high = left.pop()
+        stack = [(0, KEY_MAX)]
+        while stack:
+            low, high = stack.pop()
             try:
                 found += [id for (id,) in self._connection.execute(query, (low, high))]
                 continue
@@ -315,7 +315,7 @@ class _Examination:
                     failed.append((low, high))
                 continue
             middle = (low + high) // 2
-            left += [(middle + 1, high), (low, middle)]
+            stack += [(middle + 1, high), (low, middle)]
         if failed:
             self._findings.hidden[table] = len(failed)
         self._ranges += failed

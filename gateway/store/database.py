@@ -268,14 +268,14 @@ class StoreDatabase:
 
     def _write_logs(self, group: Group) -> None:
         delete(self.connection, "logs", "id", group.dropped)
-        named = (*group.created.values(), *group.renamed.values())
-        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in named])
+        logs = (*group.created.values(), *group.renamed.values())
+        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in logs])
 
     def _write_settled(self, group: Group, runs: list[tuple[int, MessageRun]]) -> None:
-        known = self.index.settled
+        settled_rows = self.index.settled
         whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
         self._delete_rows(whole)
-        delete(self.connection, "settled", "row", [id for id in whole if id in known])
+        delete(self.connection, "settled", "row", [id for id in whole if id in settled_rows])
         parts = [
             (id, bytes_of(change.bits, change.count))
             for id, change in group.changes.items()
@@ -298,15 +298,15 @@ class StoreDatabase:
                 (kind, *bounds, "text" if isinstance(prefix, str) else "blob"),
             )
         lines: list[tuple[str, Key, int, bytes]] = []
-        gone: dict[str, list[Key]] = {}
+        deleted_keys: dict[str, list[Key]] = {}
         for (kind, key), value in group.things.items():
             if value is None:
-                gone.setdefault(kind, []).append(key)
+                deleted_keys.setdefault(kind, []).append(key)
             elif isinstance(value, Message):
                 lines.append((kind, key, 1, encode_sound(value, self.timeline.ahead_secs)))
             else:
                 lines.append((kind, key, 0, value))
-        for kind, keys in gone.items():
+        for kind, keys in deleted_keys.items():
             delete(connection, "things", "key", keys, kind=kind)
         insert(connection, "things", 4, lines)
 
@@ -458,10 +458,10 @@ class StoreDatabase:
 
     # Housekeeping.
 
-    def tidy(self, pages: int = VACUUM_PAGES, *, kept: int = KEPT_BYTES) -> bool:
+    def tidy(self, pages: int = VACUUM_PAGES, *, reserve_bytes: int = KEPT_BYTES) -> bool:
         """Return free space to the disk and shorten the log. Return True if there is more to do.
 
-        Returns at most `pages` of the database, and the free end of the heap except `kept` bytes. On an
+        Returns at most `pages` of the database, and the free end of the heap except `reserve_bytes`. On an
         almost full disk some space remains for necessary writes, because settled messages cannot be deleted
         if the log cannot grow. Raises one of DISK_ERRORS.
         """
@@ -470,7 +470,7 @@ class StoreDatabase:
                 collected = self._delete_garbage()
             self._forget_garbage(collected)
         moved = self.heap.sparse and self._move()
-        self.heap.shorten(kept)
+        self.heap.shorten(reserve_bytes)
         free = self._number("PRAGMA freelist_count")
         possible = min(pages, self._room() // VACUUM_PAGE_BYTES)
         if free and possible:
@@ -555,8 +555,8 @@ def gaps_of(run: MessageRun) -> int:
 def after(prefix: Key) -> Key | None:
     """Return the least key beyond all that begin with `prefix`, in SQLite's order; None if there is none."""
     if isinstance(prefix, bytes):
-        kept = prefix.rstrip(b"\xff")
-        return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
+        trimmed = prefix.rstrip(b"\xff")
+        return trimmed[:-1] + bytes((trimmed[-1] + 1,)) if trimmed else None
     text = prefix.rstrip("\U0010ffff")
     if not text:
         return None

@@ -75,7 +75,7 @@ class Group:
         self.beside: list[tuple[str, Key]] = []
         # Messages that are settled only if the messages are written.
         self.moved: list[tuple[Log, Sequence[int] | range]] = []
-        self.told: list[Done] = []
+        self.callbacks: list[Done] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
         self.appended_bytes = 0
@@ -100,7 +100,7 @@ class Group:
         self, log: Log, first: int, messages: list[Message], byte_count: int, tag: bytes, done: Done
     ) -> None:
         """Add messages for the positions from `first` on; `done` receives their outcome."""
-        self.told.append(done)
+        self.callbacks.append(done)
         self.appended += len(messages)
         self.appended_bytes += byte_count
         if log.dropped or not messages:
@@ -132,9 +132,9 @@ class Group:
                 _settle_pieces(pieces, start, stop)
             if rows is not None:
                 for id, first, count, _ in rows.overlapping(start, stop):
-                    known = self.bits(id)
-                    bits = merged(known, stretch(first, count, start, stop), count)
-                    if bits != known:
+                    known_bits = self.bits(id)
+                    bits = merged(known_bits, stretch(first, count, start, stop), count)
+                    if bits != known_bits:
                         self.changes[id] = RowSettlement(log.id, first, count, bits)
 
     def settle_beside(self, log: Log, positions: Sequence[int] | range) -> None:
@@ -196,7 +196,7 @@ class Group:
 
     def barrier(self, done: Done) -> None:
         """Call `done` with the outcome of everything handed in before."""
-        self.told.append(done)
+        self.callbacks.append(done)
 
     def fence(self, reached: Callable[[], None]) -> None:
         """Call `reached` at once, because everything handed in before is in the group."""
@@ -225,10 +225,10 @@ class Group:
 
     def take_told(self) -> tuple[list[Done], int, int]:
         """Return and clear the waiting callbacks, in order, with the numbers of messages and bytes."""
-        told, self.told = self.told, []
+        callbacks, self.callbacks = self.callbacks, []
         appended, self.appended = self.appended, 0
         byte_count, self.appended_bytes = self.appended_bytes, 0
-        return told, appended, byte_count
+        return callbacks, appended, byte_count
 
     def take_reads(self) -> list[Callable[[], Callable[[], None]]]:
         """Return and clear the read jobs, in order."""

@@ -61,9 +61,9 @@ class Heap:
         new = not (folder / HEAP).exists()
         self._descriptor = os.open(folder / HEAP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if new:
-            named = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            os.fsync(named)
-            os.close(named)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            os.fsync(descriptor)
+            os.close(descriptor)
         self.places = dict(places)
         self._holes: list[tuple[int, int]] = []  # start and end, in order; no hole touches another
         self._dropped: list[tuple[int, int]] = []  # to become holes when nothing copies the file
@@ -100,13 +100,13 @@ class Heap:
 
     def _write(self, at: int, parts: Sequence[bytes]) -> int:
         """Write the parts at `at` and return the position behind them."""
-        wanted = sum(map(len, parts))
+        byte_count = sum(map(len, parts))
         done = os.pwritev(self._descriptor, parts, at)
-        if done < wanted:  # the disk is full, or a signal came: the next write shows which
+        if done < byte_count:  # the disk is full, or a signal came: the next write shows which
             rest = memoryview(b"".join(parts))
-            while done < wanted:
+            while done < byte_count:
                 done += os.pwrite(self._descriptor, rest[done:], at + done)
-        return at + wanted
+        return at + byte_count
 
     def sync(self) -> None:
         """Flush what was written to the disk. Raises OSError."""
@@ -229,17 +229,17 @@ class Heap:
     def moved(self, former: Mapping[int, RowPlace], *, committed: bool) -> None:
         """Free the former places of moved rows after the commit, or the new places if the commit failed."""
         for row, place in former.items():
-            gone = place if committed else self.places[row]
+            freed = place if committed else self.places[row]
             if not committed:
                 self.places[row] = place
-            del self._last[gone.end]
-            self._drop(gone.at, gone.end)
+            del self._last[freed.end]
+            self._drop(freed.at, freed.end)
 
-    def shorten(self, kept: int = KEPT_BYTES) -> None:
-        """Return the free space behind the last row, except `kept` bytes, to the disk. Raises OSError."""
+    def shorten(self, reserve_bytes: int = KEPT_BYTES) -> None:
+        """Return the free space behind the last row, except `reserve_bytes`, to the disk. Raises OSError."""
         self._release_dropped()
-        if os.fstat(self._descriptor).st_size > self._end + kept:
-            os.ftruncate(self._descriptor, self._end + kept)
+        if os.fstat(self._descriptor).st_size > self._end + reserve_bytes:
+            os.ftruncate(self._descriptor, self._end + reserve_bytes)
 
     def close(self) -> None:
         """Close the file."""

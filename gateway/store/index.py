@@ -116,11 +116,11 @@ class LogRows:
         holes, places = self._holes, len(self._ids)
         if holes != places and (holes < _HOLES_MIN or holes * 2 < places):
             return
-        kept = [at for at, count in enumerate(self._counts) if count]
-        self._firsts = array("q", map(self._firsts.__getitem__, kept))
-        self._ids = array("q", map(self._ids.__getitem__, kept))
-        self._byte_count = array("q", map(self._byte_count.__getitem__, kept))
-        self._counts = array("I", map(self._counts.__getitem__, kept))
+        filled = [at for at, count in enumerate(self._counts) if count]
+        self._firsts = array("q", map(self._firsts.__getitem__, filled))
+        self._ids = array("q", map(self._ids.__getitem__, filled))
+        self._byte_count = array("q", map(self._byte_count.__getitem__, filled))
+        self._counts = array("I", map(self._counts.__getitem__, filled))
         self._holes = 0
 
     def from_position(

@@ -84,8 +84,8 @@ class StoredLetters:
             self._entries.add(self._last, user, byte_count)
             self.added += 1
             self.added_bytes += byte_count
-            given = encode_sound(message, self._ahead_secs)
-            line = (self._last, byte_count, utc, route, int(verdict), reason.value, text, given, user)
+            record = encode_sound(message, self._ahead_secs)
+            line = (self._last, byte_count, utc, route, int(verdict), reason.value, text, record, user)
             self._added[self._last] = line
             while (id := self._entries.crowded_out(user)) is not None:
                 self.delete((id,))

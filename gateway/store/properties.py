@@ -61,20 +61,20 @@ def encode_properties(properties: Properties) -> bytes:
     """Encode `properties` as JSON in ASCII; b"" if none is set."""
     if properties == NOTHING:
         return b""
-    given: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name in TEXTS:
         value = getattr(properties, name)
         if value is not None:
-            given[name] = value
+            document[name] = value
     if properties.correlation is not None:
-        given["correlation"] = b64encode(properties.correlation).decode()
+        document["correlation"] = b64encode(properties.correlation).decode()
     if properties.headers:
-        given["headers"] = _written(properties.headers)
+        document["headers"] = _written(properties.headers)
     try:
-        written = orjson.dumps(given)
+        written = orjson.dumps(document)
     except TypeError:  # a whole number of more than 64 bits, or half a character
-        return json.dumps(given, separators=(",", ":")).encode()
-    return written if written.isascii() else json.dumps(given, separators=(",", ":")).encode()
+        return json.dumps(document, separators=(",", ":")).encode()
+    return written if written.isascii() else json.dumps(document, separators=(",", ":")).encode()
 
 
 def encode_texts(read: ReadTexts, raw: bytes) -> bytes | None:
@@ -97,11 +97,11 @@ def decode_properties(data: bytes) -> Properties:
     """Decode what `encode_properties` wrote. Raises ValueError, KeyError or TypeError for other bytes."""
     if not data:
         return NOTHING
-    given = json.loads(data)
-    headers = _read(given.pop("headers", ()))
-    correlation = given.pop("correlation", None)
+    document = json.loads(data)
+    headers = _read(document.pop("headers", ()))
+    correlation = document.pop("correlation", None)
     return Properties(
-        **given, correlation=None if correlation is None else b64decode(correlation), headers=headers
+        **document, correlation=None if correlation is None else b64decode(correlation), headers=headers
     )
 
 

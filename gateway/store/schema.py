@@ -93,8 +93,8 @@ def refuse_others(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS)
 
 def migrate(connection: sqlite3.Connection, version: int, steps: Sequence[Step] = STEPS) -> None:
     """Migrate a database of the layout `version` (0: empty) to the newest one. Raises sqlite3.Error."""
-    taken = version - BASE + 1 if version else 0
-    for number, step in enumerate(steps[taken:], start=BASE + taken):
+    step_count = version - BASE + 1 if version else 0
+    for number, step in enumerate(steps[step_count:], start=BASE + step_count):
         with transaction(connection):
             step(connection)
             connection.execute(f"PRAGMA user_version = {number}")

@@ -74,7 +74,7 @@ class Store:
         self._on_damage = on_damage
         self._calls: Calls = []
         # Callbacks of paused sources, called when the store is no longer congested.
-        self._held: list[Callable[[], None]] = []
+        self._releases: list[Callable[[], None]] = []
         # Callbacks that get their refusal at the end of the wake-up, after the thread's refusals.
         self._refused: list[Done] = []
         self._letters_added = self._letters_bytes_added = 0  # handed to the thread since the start
@@ -283,12 +283,12 @@ class Store:
 
     def hold(self, releases: list[Callable[[], None]]) -> None:
         """Call these functions, which resume sources, as soon as the store is no longer congested."""
-        self._held += releases
+        self._releases += releases
 
     def _release_held(self) -> None:
-        if self._held and not self.congested:
-            held, self._held = self._held, []
-            for release in held:
+        if self._releases and not self.congested:
+            releases, self._releases = self._releases, []
+            for release in releases:
                 release()
 
     def settle(self, log: Log, positions: Sequence[int] | range) -> None:
@@ -397,10 +397,10 @@ class Store:
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
         """Store dead letters; the oldest ones are deleted to make room."""
-        given = list(messages)
-        self._letters_added += len(given)
-        self._letters_bytes_added += weight_of(given)
-        self._calls.append((Group.add_letters, given, route, outcome, clock.utc()))
+        message_list = list(messages)
+        self._letters_added += len(message_list)
+        self._letters_bytes_added += weight_of(message_list)
+        self._calls.append((Group.add_letters, message_list, route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
         """Delete the dead letters with these ids; None for all."""
@@ -418,8 +418,8 @@ class Store:
 
     def find_letters(self, ids: Iterable[int], then: Callable[[list[StoredDeadLetter]], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order; before `start` at once."""
-        letters, wanted = self._database.letters, list(ids)
-        self._letters(lambda: letters.find(wanted), then)
+        letters, letter_ids = self._database.letters, list(ids)
+        self._letters(lambda: letters.find(letter_ids), then)
 
     def _letters(
         self,

@@ -82,7 +82,7 @@ class Writer:
         figures.healthy = not failure
         figures.file_bytes = database.size()
         self.broken = False  # by a bug: `calls` is no longer read
-        self._heard = True  # the loop knows of the failure, if there is one
+        self._failure_reported = True  # the loop knows of the failure, if there is one
         self.group = Group(database.index, database.letters)
         self._database = database
         self._reserve = reserve
@@ -144,7 +144,7 @@ class Writer:
 
     def heard(self) -> None:
         """Note that the loop knows of the failure, and that what it handed in before has been refused."""
-        self._heard = True
+        self._failure_reported = True
         self._probe_at = clock.monotonic()
 
     @property
@@ -259,18 +259,18 @@ class Writer:
         self._tell(ACCEPTED if nothing else self.refusal)
 
     def _tell(self, outcome: Outcome) -> None:
-        told, messages, byte_count = self.group.take_told()
-        if told:
-            self.call_soon(partial(self._tell_all, told, outcome, messages, byte_count))
+        callbacks, messages, byte_count = self.group.take_told()
+        if callbacks:
+            self.call_soon(partial(self._tell_all, callbacks, outcome, messages, byte_count))
 
-    def _tell_all(self, told: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
+    def _tell_all(self, callbacks: list[Done], outcome: Outcome, messages: int, byte_count: int) -> None:
         """Call the waiting callbacks with the outcome, in the event loop."""
         figures = self._figures
         figures.pending -= messages
         figures.pending_bytes -= byte_count
         if outcome is not ACCEPTED:
             figures.refused += messages
-        for done in told:
+        for done in callbacks:
             try:
                 done(outcome)
             except Exception as error:  # a failure of one callback must not affect the others
@@ -281,13 +281,13 @@ class Writer:
 
     def _sicken(self, text: str) -> None:
         self._figures.failures += 1
-        told, self.failure = bool(self.failure), text
+        was_failing, self.failure = bool(self.failure), text
         self._figures.healthy = False
         self._probe_at = clock.monotonic()
         self._reserve.give_up()
         self._database.checkpoints(0)  # `tidy` makes checkpoints while there is space
-        if not told:
-            self._heard = False
+        if not was_failing:
+            self._failure_reported = False
             self.call_soon(partial(self._on_health, False))
 
     def _probe(self) -> None:
@@ -299,15 +299,15 @@ class Writer:
         try:
             self._write(PROBE_CHANGES_MAX)
             self._database.mark(clean=False)
-            more = self._database.tidy(PROBE_PAGES, kept=0)
+            more = self._database.tidy(PROBE_PAGES, reserve_bytes=0)
             while self.group.changes or (more and self.calls.empty()):
                 self._write(PROBE_CHANGES_MAX)
-                more = self._database.tidy(PROBE_PAGES, kept=0)
+                more = self._database.tidy(PROBE_PAGES, reserve_bytes=0)
             shortened = self._database.shorten()
         except DISK_ERRORS as error:
             self._sicken(said(error))
         else:
-            if shortened and self._heard and self._reserve.take():
+            if shortened and self._failure_reported and self._reserve.take():
                 self.failure = ""
                 self._figures.healthy = True
                 self._database.checkpoints(self._reserve.pages)

@@ -44,7 +44,7 @@ class Alarms:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._known: dict[tuple[str, str], Alarm] = {}
+        self._alarms: dict[tuple[str, str], Alarm] = {}
 
     async def run(self) -> None:
         """Read the conditions every TICK_SECS until cancelled."""
@@ -54,16 +54,16 @@ class Alarms:
 
     def tick(self, utc: float) -> None:
         """Read the conditions. `utc` is in wall-clock seconds."""
-        known = self._known
-        self._known = {}
+        previous = self._alarms
+        self._alarms = {}
         for name, of, text in self._conditions(utc):
-            before = known.get((name, of))
-            since = utc if before is None else before.since
-            self._known[name, of] = Alarm(name, of, text, ACTS[name], since)
+            before = previous.get((name, of))
+            began_at = utc if before is None else before.since
+            self._alarms[name, of] = Alarm(name, of, text, ACTS[name], began_at)
 
     def present(self) -> list[Alarm]:
         """Return the alarms, the oldest first."""
-        return sorted(self._known.values(), key=lambda one: (one.since, one.name, one.of))
+        return sorted(self._alarms.values(), key=lambda one: (one.since, one.name, one.of))
 
     def _conditions(self, utc: float) -> Iterator[tuple[str, str, str]]:
         yield from self._of_links()
@@ -97,8 +97,8 @@ class Alarms:
 
     def _of_work(self) -> Iterator[tuple[str, str, str]]:
         sources, gauges = self._metrics.sources, self._metrics.sources.gauges
-        for route, held in sources.paused_routes().items():
-            yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {held}"
+        for route, count in sources.paused_routes().items():
+            yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {count}"
         for outbox in sources.outboxes():
             if outbox.messages and (outbox.oldest_secs or 0.0) > OUTBOX_OLD_SECS:
                 text = f"messages waiting: {outbox.messages}, the oldest for {outbox.oldest_secs:.0f} s"

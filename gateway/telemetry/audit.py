@@ -116,15 +116,15 @@ class Trail:
         Raises ValueError for an event that is not in `EVENTS`, or for a fact that the event does not have
         there.
         """
-        known = KNOWN.get(event)
-        if known is None or not facts.keys() <= known:
+        fields = KNOWN.get(event)
+        if fields is None or not facts.keys() <= fields:
             raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
         self.counts[event] += 1
         if self._per_second_max:
             second = int(self._clock())
-            since, lines = self._seconds.get(event, (second, 0))
+            second_at, lines = self._seconds.get(event, (second, 0))
             of_holders = self._lines.setdefault(event, {})
-            if since != second:
+            if second_at != second:
                 self._tell(event)
                 lines = 0
                 of_holders.clear()
@@ -232,7 +232,7 @@ class AuditFile:
         self._file = _OwnFile(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
         self._byte_count = path.stat().st_size
         self._bytes_max = bytes_max
-        self._told = False
+        self._failure_logged = False
         self.holder = ""  # user or address of the next line
         self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
@@ -260,13 +260,13 @@ class AuditFile:
             self._file.stream.write(line)
             self._file.stream.flush()
         except (OSError, ValueError) as error:
-            if not self._told:
-                self._told = True
+            if not self._failure_logged:
+                self._failure_logged = True
                 log.error("audit log not writable", error=str(error))
         else:
             self._byte_count += len(line)
             self._count(len(line))
-            self._told = False
+            self._failure_logged = False
 
     def close(self) -> None:
         """Close the file; nothing may be written afterwards."""

@@ -53,12 +53,12 @@ class Series(NamedTuple):
 class History:
     """Recorder of the counters of `metrics`.
 
-    `until` is the wall time (seconds) at which the last whole step ended. `left_out` is the number of
+    `end` is the wall time (seconds) at which the last whole step ended. `left_out` is the number of
     counters that exceed SERIES_MAX.
     """
 
     def __init__(self, metrics: Metrics) -> None:
-        self.until = 0.0
+        self.end = 0.0
         self.left_out = 0
         self._metrics = metrics
         self._rings: dict[CounterKey, array[int]] = {}
@@ -74,7 +74,7 @@ class History:
 
     def tick(self, now: Monotonic, utc: float) -> None:
         """Read the counters. `now` is in loop-clock seconds, `utc` in wall-clock seconds."""
-        seen: dict[CounterKey, int] = {}
+        counts: dict[CounterKey, int] = {}
         rings = self._rings
         self.left_out = 0
         for key, count in self._counted():
@@ -83,35 +83,35 @@ class History:
                     self.left_out += 1
                     continue
                 rings[key] = array("I", [0] * STEPS)
-            seen[key] = count
-        self._go_to(int(now // STEP_SECS), utc - now % STEP_SECS, seen)
+            counts[key] = count
+        self._go_to(int(now // STEP_SECS), utc - now % STEP_SECS, counts)
         if self._recent:
             before = self._recent[-1][1]
             place = self._step % STEPS
-            for key, count in seen.items():
-                known = before.get(key, 0)
-                if count != known:
+            for key, count in counts.items():
+                count_before = before.get(key, 0)
+                if count != count_before:
                     ring = rings[key]
-                    ring[place] = min(ring[place] + _more(known, count), COUNT_MAX)
-        self._recent.append((now, seen))
+                    ring[place] = min(ring[place] + _more(count_before, count), COUNT_MAX)
+        self._recent.append((now, counts))
 
-    def _go_to(self, step: int, began: float, seen: dict[CounterKey, int]) -> None:
+    def _go_to(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
         """Advance to `step` and clear the rings of the steps passed.
 
         `began` is the wall time (seconds) at which the step began.
         """
         if not self._recent:
             self._step = step
-            self.until = began
+            self.end = began
         passed = step - self._step
         if passed <= 0:
             return
-        self._step, self.until = step, began
+        self._step, self.end = step, began
         self._whole = min(self._whole + passed, STEPS - 1)
         for key, ring in list(self._rings.items()):
-            for gone in range(max(step - STEPS, step - passed) + 1, step + 1):
-                ring[gone % STEPS] = 0
-            if key not in seen and not any(ring):
+            for step_passed in range(max(step - STEPS, step - passed) + 1, step + 1):
+                ring[step_passed % STEPS] = 0
+            if key not in counts and not any(ring):
                 del self._rings[key]
 
     def counters(self) -> list[CounterKey]:
@@ -152,11 +152,11 @@ class History:
                 settled += count
                 refused += count if outcome != "accepted" else 0
             counts = (stats.messages_in, stats.messages_out, settled, refused)
-            for what, count in zip(totals, counts, strict=True):
-                totals[what] += count
-                rows.append((CounterKey(kind, stats.name, what), count))
-        for what, count in totals.items():
-            yield CounterKey("process", "", what), count
+            for field, count in zip(totals, counts, strict=True):
+                totals[field] += count
+                rows.append((CounterKey(kind, stats.name, field), count))
+        for field, count in totals.items():
+            yield CounterKey("process", "", field), count
         for (protocol, direction), count in frames.items():
             yield CounterKey("protocol", protocol, f"frames_{direction}"), count
         yield CounterKey("process", "", "dead_letters"), sum(letters.values())

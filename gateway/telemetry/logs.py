@@ -67,7 +67,7 @@ class Limiter:
         over = {
             text: kind
             for text, kind in self._kinds.items()
-            if everything or now - kind.since >= INTERVAL_SECS
+            if everything or now - kind.started_at >= INTERVAL_SECS
         }
         for text in over:
             del self._kinds[text]
@@ -97,11 +97,11 @@ def _explained(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 class _Kind:
     """Counts of one kind of event in one minute."""
 
-    __slots__ = ("method", "more", "passed", "since")
+    __slots__ = ("method", "more", "passed", "started_at")
 
-    def __init__(self, method: str, since: float) -> None:
+    def __init__(self, method: str, started_at: float) -> None:
         self.method = method
-        self.since = since
+        self.started_at = started_at
         self.passed = 0
         self.more = 0
 

@@ -439,12 +439,12 @@ class Metrics(Collector):
             yield "gateway_dead_lettered", (name, reason), count
         for outbox in self.sources.outboxes():
             at = (outbox.link, outbox.route)
-            known = (
+            named_values = (
                 ("gateway_outbox_messages", outbox.messages),
                 ("gateway_outbox_bytes", outbox.messages_bytes),
                 ("gateway_outbox_oldest_seconds", outbox.oldest_secs),
             )
-            for name, value in known:
+            for name, value in named_values:
                 if value is not None:
                     yield name, at, value
         yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
@@ -475,9 +475,9 @@ class Metrics(Collector):
                 yield name, (label,), count
 
     def _paused(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        for name, held in self.sources.paused_routes().items():
+        for name, count in self.sources.paused_routes().items():
             yield "gateway_route_paused", (name,), 1
-            yield "gateway_route_held", (name,), held
+            yield "gateway_route_held", (name,), count
         for name in self.sources.paused_links():
             yield "gateway_link_paused", (name,), 1
 
@@ -495,10 +495,10 @@ class Metrics(Collector):
             yield "gateway_authentications", (backend, outcome), count
         for backend, count in self.sources.authentication_failures().items():
             yield "gateway_authentication_failures", (backend,), count
-        kept = trail()
-        for event, count in kept.counts.items():
-            yield "gateway_audit_events", (event, "written"), count - kept.dropped[event]
-            yield "gateway_audit_events", (event, "dropped"), kept.dropped[event]
+        audit = trail()
+        for event, count in audit.counts.items():
+            yield "gateway_audit_events", (event, "written"), count - audit.dropped[event]
+            yield "gateway_audit_events", (event, "dropped"), audit.dropped[event]
 
     def _route_samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for route in self.sources.routes():
@@ -584,12 +584,12 @@ def detailed(
             families[name] = made(name, text, labels=labels)
     for name, values, number in rows:
         families[name].add_metric(values, number)
-    told = [family for family in families.values() if family.samples]
+    nonempty = [family for family in families.values() if family.samples]
     beyond = GaugeMetricFamily(LEFT_OUT, LEFT_OUT_TEXT, labels=("series",))
     for kind, count in left_out.items():
         beyond.add_metric((kind,), count)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(CollectedFamilies([*told, beyond]))
+    registry.register(CollectedFamilies([*nonempty, beyond]))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
@@ -642,7 +642,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
 def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_connections_accepted", labels, stats.accepted
-    yield "gateway_connections_held", labels, stats.held
+    yield "gateway_connections_held", labels, stats.pause_count
     yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count

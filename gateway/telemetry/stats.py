@@ -186,13 +186,13 @@ class Latency:
         Return None if nothing has been observed. Values beyond the last bucket are reported as the last
         bound.
         """
-        wanted = share * sum(self.counts)
-        if not wanted:
+        target = share * sum(self.counts)
+        if not target:
             return None
         passed = 0
         for count, bound in zip(self.counts, LATENCY_BUCKETS_SECS, strict=False):
             passed += count
-            if passed >= wanted:
+            if passed >= target:
                 return bound
         return LATENCY_BUCKETS_SECS[-1]
 
@@ -277,11 +277,11 @@ class EndpointStats:
             self._join(frames, UNKNOWN_VERSION)
 
     def _join(self, frames: FrameCounts, version: str) -> None:
-        known = self._frames.get(version)
-        if known is None:
+        existing = self._frames.get(version)
+        if existing is None:
             self._frames[version] = _FrameCounts(frames)
         else:
-            known.join(frames)
+            existing.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
         """Count `count` messages from this endpoint whose outcome is not ACCEPTED."""
@@ -355,12 +355,12 @@ class EndpointStats:
 
     def _add_frames(self, sums: dict[FrameKey, int], version: str, frames: FrameCounts) -> None:
         for direction, counts in (("in", frames.received), ("out", frames.sent)):
-            named = (
+            named_counts = (
                 counts.items()
                 if isinstance(counts, Mapping)
                 else zip(self._frame_names, counts, strict=False)
             )
-            for frame, count in named:
+            for frame, count in named_counts:
                 if count and frame:
                     key = (version, direction, frame)
                     sums[key] = sums.get(key, 0) + count
@@ -378,7 +378,7 @@ class ListenerStats(EndpointStats):
         self.accepted = 0
         self.refused = Reasons()
         self.logins = Reasons()
-        self.held = 0  # times that reading from a connection stopped for lack of capacity
+        self.pause_count = 0  # times that reading from a connection stopped for lack of capacity
         self.answers_lost = Reasons()
         self.denied = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client resent, accepted only once

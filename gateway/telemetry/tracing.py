@@ -59,7 +59,7 @@ LatencyOf = Callable[[str], Latency | None]
 class Tracing:
     """Selection of the messages to trace, and their exporter; one per process.
 
-    `counts` counts messages by the outcome of the selection. `until` is the number of messages without a
+    `counts` counts messages by the outcome of the selection. `countdown` is the number of messages without a
     context until the next one is traced.
     """
 
@@ -108,9 +108,9 @@ class Tracing:
         self._share = share
         self._per_second = messages_per_second_max
         self._allowed = max(1.0, self._per_second)
-        self._since = 0.0
+        self._refilled_at = 0.0
         self._open: dict[MessageTrace, None] = {}
-        self.until = self._drawn()
+        self.countdown = self._drawn()
 
     def _drawn(self) -> int:
         if self._share <= 0:
@@ -141,14 +141,14 @@ class Tracing:
             if parent is not None and not get_current_span(parent).get_span_context().trace_flags.sampled:
                 return None
         if parent is None:
-            if self.until > 0:
+            if self.countdown > 0:
                 return None
-            self.until = self._drawn()
+            self.countdown = self._drawn()
         now = clock.now()
         self._allowed = min(
-            max(1.0, self._per_second), self._allowed + (now - self._since) * self._per_second
+            max(1.0, self._per_second), self._allowed + (now - self._refilled_at) * self._per_second
         )
-        self._since = now
+        self._refilled_at = now
         if self._allowed < 1.0:
             self.counts["limited"] += 1
             return None
@@ -222,9 +222,9 @@ class MessageTrace:
         A resulting message gets the context to carry on.
         """
         now = self.now_ns()
-        named = {"gateway.route": route}
+        attributes = {"gateway.route": route}
         span = self._tracing.tracer.start_span(
-            f"route {route}", self._context, SpanKind.INTERNAL, named, start_time=begun_ns
+            f"route {route}", self._context, SpanKind.INTERNAL, attributes, start_time=begun_ns
         )
         if isinstance(crossed, Outcome):
             _end(span, crossed, now)
@@ -236,7 +236,7 @@ class MessageTrace:
             SpanKind.PRODUCER,
             {
                 **_of(crossed),
-                **named,
+                **attributes,
                 "messaging.operation.type": "send",
                 "gateway.endpoint": target_endpoint,
             },
@@ -344,9 +344,9 @@ def _carry(message: Message, span: Span) -> None:
     if not carrier:  # the SDK is disabled: the received context remains
         return
     stated: Properties = message.property_set.properties
-    kept = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
+    headers = tuple(header for header in stated.headers if header[0] not in (TRACEPARENT, TRACESTATE))
     added = tuple((name, string(text)) for name, text in carrier.items())
-    made = property_set(replace(stated, headers=kept + added))
+    made = property_set(replace(stated, headers=headers + added))
     message.byte_count += made.byte_count - message.property_set.byte_count
     message.property_set = made
 

@@ -21,13 +21,13 @@ MORE: Final = getattr(socket, "MSG_MORE", 0)  # send flag: bytes of a file follo
 
 
 class Backlog:
-    """Queue of pieces that wait for a socket: `byte_count` bytes are unwritten, `held` of them in memory."""
+    """Queue of pieces that wait for a socket: `byte_count` bytes, of which `memory_bytes` are in memory."""
 
-    __slots__ = ("_pieces", "_skip", "byte_count", "held")
+    __slots__ = ("_pieces", "_skip", "byte_count", "memory_bytes")
 
     def __init__(self) -> None:
         self.byte_count = 0
-        self.held = 0
+        self.memory_bytes = 0
         self._pieces: deque[Piece | bytearray] = deque()
         self._skip = 0  # bytes of the first piece that are written
 
@@ -37,7 +37,7 @@ class Backlog:
         for piece in pieces:
             self.byte_count += len(piece)
             if not isinstance(piece, SpooledPiece):
-                self.held += len(piece)
+                self.memory_bytes += len(piece)
             if not isinstance(piece, bytes) or len(piece) >= SMALL_BYTES:
                 waiting.append(piece)
             elif waiting and isinstance(waiting[-1], bytearray) and len(waiting[-1]) < JOINED_BYTES:
@@ -55,13 +55,13 @@ class Backlog:
             first = self._pieces[0]
             try:
                 if isinstance(first, SpooledPiece):
-                    wanted, taken = len(first) - self._skip, first.send(sock.fileno(), self._skip)
+                    offered, written = len(first) - self._skip, first.send(sock.fileno(), self._skip)
                 else:
-                    wanted, taken = self._write_memory(sock)
+                    offered, written = self._write_memory(sock)
             except BlockingIOError:
                 break
-            self._step(taken)
-            if taken < wanted:
+            self._step(written)
+            if written < offered:
                 break
         return before - self.byte_count
 
@@ -77,21 +77,21 @@ class Backlog:
             gathered.append(piece)
         if self._skip:
             gathered[0] = memoryview(gathered[0])[self._skip :]
-        wanted = sum(map(len, gathered))
+        byte_count = sum(map(len, gathered))
         if len(gathered) == 1:
-            return wanted, sock.send(gathered[0], flags)
-        return wanted, sock.sendmsg(gathered, (), flags)
+            return byte_count, sock.send(gathered[0], flags)
+        return byte_count, sock.sendmsg(gathered, (), flags)
 
-    def _step(self, taken: int) -> None:
-        self.byte_count -= taken
+    def _step(self, count: int) -> None:
+        self.byte_count -= count
         pieces, skip = self._pieces, self._skip
         while pieces:
             piece = pieces[0]
-            step = min(taken, len(piece) - skip)
-            taken -= step
+            step = min(count, len(piece) - skip)
+            count -= step
             skip += step
             if not isinstance(piece, SpooledPiece):
-                self.held -= step
+                self.memory_bytes -= step
             if skip < len(piece):
                 break
             pieces.popleft()
@@ -100,12 +100,12 @@ class Backlog:
 
     def take(self, byte_count: int) -> list[Piece]:
         """Remove and return about `byte_count` bytes, at least one piece. No piece may be partly written."""
-        taken: list[Piece] = []
+        pieces: list[Piece] = []
         while self._pieces and byte_count > 0:
             piece = self._pieces.popleft()
             byte_count -= len(piece)
             self.byte_count -= len(piece)
             if not isinstance(piece, SpooledPiece):
-                self.held -= len(piece)
-            taken.append(bytes(piece) if isinstance(piece, bytearray) else piece)
-        return taken
+                self.memory_bytes -= len(piece)
+            pieces.append(bytes(piece) if isinstance(piece, bytearray) else piece)
+        return pieces

@@ -109,7 +109,7 @@ def server_context(
 
     files = [file for file in (cert_file, key_file, client_ca_file, crl_file) if file is not None]
     try:
-        contexts = ReloadedValue(files, build, taken=report_taken, refused=report_refused)
+        contexts = ReloadedValue(files, build, report_loaded=report_taken, refused=report_refused)
     except OSError as error:
         raise ConfigurationError(f"listeners.{name}.tls: the files cannot be used: {error}") from error
 

@@ -34,11 +34,11 @@ def recognise(data: bytes) -> str:
 
     The result is a protocol of DIALECTS, `tls`, `http` or `unknown`; or "" if more bytes are needed.
     """
-    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_bytes]
-    for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
+    beginnings = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_bytes]
+    for begin, name in (*beginnings, (TLS_HANDSHAKE, "tls")):
         if data.startswith(begin):
             return name
-    if any(begin.startswith(data) for begin, _ in known):
+    if any(begin.startswith(data) for begin, _ in beginnings):
         return ""
     return "http" if ord("A") <= data[0] <= ord("Z") else "unknown"
 

@@ -104,7 +104,7 @@ class Poller:
         self._watched: dict[Stream, int] = {}
         self._ended: dict[Stream, int] = {}  # number of sweeps until it is aborted
         self._slow: dict[Stream, None] = {}  # slow streams whose turn is due, in their order
-        self._left: list[tuple[int, int]] = []  # ready descriptors that are not served yet
+        self._unserved: list[tuple[int, int]] = []  # ready descriptors that are not served yet
         self._paused: list[tuple[float, int, Stream]] = []  # a heap, by the time at which each pause ends
         self._numbers = count()
         self._pausing = trio.Event()
@@ -185,7 +185,7 @@ class Poller:
     @property
     def has_work(self) -> bool:
         """True if slow streams or the rest of a long turn are due, although no socket may be ready."""
-        return bool(self._slow or self._left)
+        return bool(self._slow or self._unserved)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -255,7 +255,7 @@ class Poller:
 
     def poll(self, now: float) -> None:
         """Serve the streams that are ready; `now` is in loop-clock seconds."""
-        self.turn(now, self._left or self._ready.poll(0))
+        self.turn(now, self._unserved or self._ready.poll(0))
 
     def turn(self, now: float, ready: Ready) -> None:
         """Serve each stream of the `ready` descriptors once, for about TURN_SECS.
@@ -267,10 +267,10 @@ class Poller:
         last: Stream | None = None
         streams = self._streams
         stopwatch = self._stopwatch
-        ready = self._left or ready
-        self._left = []
+        ready = self._unserved or ready
+        self._unserved = []
         began = stopwatch()  # polling thousands takes a while and counts against no stream
-        until = began + TURN_SECS
+        deadline = began + TURN_SECS
         self._work_began, self._work_at = self._worked(), began
         for number, (descriptor, events) in enumerate(ready, 1):
             stream = streams[descriptor]
@@ -299,19 +299,19 @@ class Poller:
                 self._end_turn(began, last if served == 1 else None)
                 byte_count = served = 0
                 began = stopwatch()
-            if began >= until:
-                self._left = ready[number:]
+            if began >= deadline:
+                self._unserved = ready[number:]
                 break
         if self._slow:
             if served:
                 self._end_turn(began, last if served == 1 else None)
                 began = stopwatch()
-            self._serve_slow(now, began, until)
+            self._serve_slow(now, began, deadline)
         else:
             self._end_turn(began, last if served == 1 else None)
 
-    def _serve_slow(self, now: float, began: float, until: float) -> None:
-        """Serve the slow streams that have waited longest, until the time `until`, but at least one."""
+    def _serve_slow(self, now: float, began: float, deadline: float) -> None:
+        """Serve the slow streams that have waited longest, until the time `deadline`, but at least one."""
         byte_count = served = 0
         last: Stream | None = None
         for stream in list(self._slow):
@@ -339,7 +339,7 @@ class Poller:
                 self._end_turn(began, last if served == 1 else None)
                 byte_count = served = 0
                 began = self._stopwatch()
-            if began >= until:
+            if began >= deadline:
                 break
         self._end_turn(began, last if served == 1 else None)
 

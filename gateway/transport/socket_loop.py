@@ -101,7 +101,7 @@ class SocketLoop:
         self.epoll.register(self._wake_up, READ)
         self.owners: dict[int, SocketPoller] = {}
         self._working: dict[SocketPoller, Ready] = {}  # those that have work although no socket is ready
-        self._due: dict[SocketPoller, Ready] = {}  # those to be served in this pass
+        self._ready_pollers: dict[SocketPoller, Ready] = {}  # those to be served in this pass
         self._calls: deque[Callable[[], None]] = deque()
         self._signalled = False
         self._closed = False
@@ -111,7 +111,7 @@ class SocketLoop:
     def forget(self, poller: SocketPoller) -> None:
         """Do not serve `poller` any longer; its sockets are not registered any more."""
         self._working.pop(poller, None)
-        self._due.pop(poller, None)
+        self._ready_pollers.pop(poller, None)
         self.owners = {descriptor: owner for descriptor, owner in self.owners.items() if owner is not poller}
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -142,13 +142,13 @@ class SocketLoop:
             self._token.run_sync_soon(_raise, fault)
 
     def _serve(self, timeout: float) -> None:
-        until = clock.now() + timeout
+        deadline = clock.now() + timeout
         wait = timeout
         while True:
-            due = self._due  # not empty after an error
-            due.update(self._working)
+            ready_pollers = self._ready_pollers  # not empty after an error
+            ready_pollers.update(self._working)
             self._working.clear()
-            ready = self.epoll.poll(0.0 if due else wait)
+            ready = self.epoll.poll(0.0 if ready_pollers else wait)
             is_trio_ready = False
             for event in ready:
                 descriptor = event[0]
@@ -157,15 +157,15 @@ class SocketLoop:
                 elif descriptor == self._wake_up:
                     self.run_calls()
                 elif (owner := self.owners.get(descriptor)) is not None:
-                    due.setdefault(owner, []).append(event)
+                    ready_pollers.setdefault(owner, []).append(event)
                 else:
                     with suppress(OSError):  # closed by one of the calls
                         self.epoll.unregister(descriptor)
-            for poller in list(due):
-                self._turn(poller, due.pop(poller))
+            for poller in list(ready_pollers):
+                self._turn(poller, ready_pollers.pop(poller))
             if timeout <= 0:
                 return  # Trio does not wait now
-            wait = 0.0 if self._runnable else min(until, self._next_deadline()) - clock.now()
+            wait = 0.0 if self._runnable else min(deadline, self._next_deadline()) - clock.now()
             if wait <= 0:  # even if Trio's descriptor was ready: what has run may have cancelled who waited
                 self._return_at_once()
                 return

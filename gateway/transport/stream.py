@@ -541,11 +541,11 @@ class Stream:
         if self._backlog is not None:
             if data:
                 self._backlog.add([data] if isinstance(data, bytes) else data)
-            held = self._held()
-            if held > self.backlog_max:
+            backlog_bytes = self._held()
+            if backlog_bytes > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
-            if not self._full and held > self.backlog_max // 2:
+            if not self._full and backlog_bytes > self.backlog_max // 2:
                 self._full = True
                 self.hold()
         elif data and not (self._write(data) if isinstance(data, bytes) else self._write_pieces(data)):
@@ -565,7 +565,7 @@ class Stream:
 
     def _held(self) -> int:
         """Return the unwritten bytes that are in memory."""
-        return sum(one.held for one in (self._backlog, self._before_layer) if one is not None)
+        return sum(one.memory_bytes for one in (self._backlog, self._before_layer) if one is not None)
 
     def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
         """Pass `data` through the layer and return the bytes for the socket.

@@ -247,4 +247,4 @@ async def test_of_many_with_one_password_the_one_that_is_hashed_may_leave(
     assert len(said) >= 15
     assert all(isinstance(one, Principal) for one in said)
     assert hashing.asked == [b"right"]
-    assert access.users._asked == {}
+    assert access.users._in_flight == {}

@@ -65,7 +65,7 @@ def gateway_at(
 
 
 def shares(gateway: Running, what: str) -> UserShares:
-    return next(one for one in gateway.gateway.quotas.all() if one.what == what)
+    return next(one for one in gateway.gateway.quotas.all() if one.resource == what)
 
 
 def metric(gateway: Running, name: str, what: str) -> float:

@@ -142,7 +142,7 @@ async def test_pages_follow_one_another() -> None:
     while after is not None:
         page = await page_of(things, lambda one: one != "0007", str, str, 1_000, after)
         assert page.matching == 2_344
-        found += page.shown
+        found += page.rows
         after = page.next
     assert found == sorted(set(things) - {"0007"})
     assert await page_of(things, lambda one: False, str, str, 10, "") == (0, [], None)

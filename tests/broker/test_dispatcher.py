@@ -211,7 +211,7 @@ def test_a_retained_message_is_retained_across() -> None:
     bench.publish("amqp", Message(plain.address, b"kept", retain=True))
     session = bench.space.session("later")
     bench.space.subscribe(session, "a/b", SubscriptionOptions())
-    assert [one.body for one in session.owed["a/b"].next()] == [b"kept"]
+    assert [one.body for one in session.walks["a/b"].next()] == [b"kept"]
 
 
 def test_new_mappings_and_changed_bindings_make_entries_stale() -> None:

@@ -64,7 +64,7 @@ def test_what_stays_in_its_own_world_is_heard_of_once() -> None:
 def test_names_choose() -> None:
     bench = Bench()
     connected(bench.space.session("c", "#"))
-    tap = Tap(named=lambda name: name.startswith("a/"))
+    tap = Tap(name_matches=lambda name: name.startswith("a/"))
     bench.dispatcher.taps.add(tap)
     bench.publish("mqtt", mqtt("b/a", b"1", qos=0), mqtt("a/b", b"2", qos=0))
     assert bodies(tap) == ([b"2"], 0)
@@ -107,7 +107,7 @@ def test_a_tap_that_fails_costs_nobody_anything() -> None:
     def fails(name: str) -> bool:
         raise RuntimeError("not foreseen")
 
-    bench.dispatcher.taps.add(Tap(named=fails))
+    bench.dispatcher.taps.add(Tap(name_matches=fails))
     source, _ = bench.publish("mqtt", mqtt("out/x"))
     bench.link.parts[0].accept()
     assert source.outcomes == [ACCEPTED]

@@ -302,7 +302,7 @@ def test_messages_that_go_together_go_one_by_one_when_one_of_them_is_traced(
     assert not bench.dispatcher.publish_burst(batch, entry, [shared, shared], [0, 1])
     plain = [mqtt("out/x"), mqtt("out/x")]
     assert bench.dispatcher.publish_burst(batch, entry, plain, [0, 1])
-    bench.tracing.until = 2
+    bench.tracing.countdown = 2
     assert not bench.dispatcher.publish_burst(batch, entry, plain, [0, 1])
 
 

@@ -470,7 +470,7 @@ async def test_nothing_is_pulled_while_a_page_is_read(local: LocalDatabase) -> N
     local.settle()
     walker = Walker(one, "t")
     session = walker.walk.grant.session
-    session.owed["t"] = walker.walk
+    session.walks["t"] = walker.walk
     session.outlet = Outlet()  # type: ignore[assignment]
     assert session.pulls
     assert session.pull()
@@ -479,7 +479,7 @@ async def test_nothing_is_pulled_while_a_page_is_read(local: LocalDatabase) -> N
     local.settle()
     assert walker.pulls == 1
     assert session.pull()
-    assert not session.owed
+    assert not session.walks
 
 
 async def test_a_walk_waits_for_the_database_unless_it_is_given_up(local: LocalDatabase) -> None:

@@ -60,7 +60,7 @@ def test_a_late_owner_does_not_declare_it_again(
     with lasting(one.mqtt, "late") as client:
         client.subscribe("queues/late", qos=1)
         queue = queue_of(one, "late")
-        one.until(lambda: any(it.asked for it in one.engine._connection.consumers._consumers.values()))
+        one.until(lambda: any(it.has_channel for it in one.engine._connection.consumers._consumers.values()))
         way.stall("down")
         Client(other.mqtt, "late", clean=True).leave()
         until(lambda: not is_there(rabbitmq, queue))

@@ -707,7 +707,7 @@ def test_a_queue_that_the_database_has_as_held_here_is_released(
     one, other = two
     one.let_in("c")
     one.here.clear()
-    one.sessions._held.clear()
+    one.sessions._consumable.clear()
     after = other.let_in("c")
     passed[0] += 1.0
     one.run()

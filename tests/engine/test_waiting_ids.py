@@ -219,6 +219,6 @@ def test_an_id_that_another_owner_may_have_is_lost() -> None:
 def test_a_refused_message_keeps_its_number_unless_its_client_was_told(told: bool) -> None:
     received = ids()
     received.take(3)
-    received.forget(3, told=told)
+    received.forget(3, refusal_sent=told)
     assert 3 not in received
     assert received.number(3) == (None if told else (b"before", 3))

@@ -42,8 +42,9 @@ NO_CARRIERS: Final = frozenset(
     }
 )
 WAITS: Final = re.compile(
-    "aside|asked|awaited|behind|doubt|flight|flying|held$|holds|later|leftover|moving|owed|owing|pending|postponed"
-    "|put_off|soon|stopped|tried|unbound|unconfirmed|undone|unrecorded|unsaved|unsure|waiting|walks"
+    "aside|asked|awaited|behind|buffer$|callbacks|consumable|doubt|flight|flying|held$|holds|later|leftover|moving"
+    "|owed|owing|pending|postponed|put_off|ready_sizes|releases|reply_keys|soon|stopped|tried|unanswered|unbound"
+    "|unconfirmed|undone|unrecorded|unsaved|unsure|waiting|walks"
 )
 METHODS_MAX: Final = 4  # of a class that is little more than a record
 
@@ -83,7 +84,7 @@ STANDING: Final[dict[str, str]] = {
     "broker.mqtt.namespace.MqttNamespace._set_aside": "sessions that could not be read",
     "broker.mqtt.retained.RetainedTopics._messages": "retained messages",
     "broker.mqtt.session.Session.in_flight": OF_THE_CLIENT,
-    "broker.outbox.outbox.Outbox._left": HOOK,
+    "broker.outbox.outbox.Outbox._on_departure": HOOK,
     "broker.outbox.outbox.Outbox._open": "until the broker confirms it",
     "broker.pressure.Pressure._waiting": "checked with its queue or session",
     "broker.pressure.PressureByUser._users": "checked with its exchange",
@@ -92,10 +93,10 @@ STANDING: Final[dict[str, str]] = {
     "broker.selection_work.SelectionWork._results": "a cache",
     "broker.storage.PagedLog._pieces": "messages of a queue or session",
     "broker.storage.QueueStorage.withdrawn": HOOK,
-    "broker.taps.Tap._kept": "until the operator reads it",
-    "broker.taps.Tap._seen": "until the operator reads it",
+    "broker.taps.Tap._buffer": "until the operator reads it",
+    "broker.taps.Tap._recent": "until the operator reads it",
     "egress.amqp091.topology.Declarer._steps": "suspended until the broker replies; Topology retries",
-    "egress.amqpfast.handles.ClientSender._held": "of a command line",
+    "egress.amqpfast.handles.ClientSender._ready_sizes": "of a command line",
     "egress.amqpfast.handles.OpenHandle._came": "of a command line",
     "egress.held_back.RouteBacklog.waiting": "checked with HeldBack._lines",
     "engine.client_session.ClientSession._flight": OF_THE_CLIENT,
@@ -108,7 +109,7 @@ STANDING: Final[dict[str, str]] = {
     "engine.ids.WaitingClaim.part": "checked with SharedGuard._lines",
     "engine.retain_queue.WaitingMessage.part": "checked with Retaining._queues",
     "engine.session.EngineSession.hear_dropped": HOOK,
-    "engine.sessions.SharedSessions._held": "sessions of this replica",
+    "engine.sessions.SharedSessions._consumable": "sessions of this replica",
     "ingress.amqp091.channel.AmqpChannel._raise": DUE,
     "ingress.amqp091.channel.AmqpChannel.requester": "a consumer of direct replies",
     "ingress.amqp091.channel.AmqpChannel.unacknowledged": OF_THE_CLIENT,
@@ -124,10 +125,10 @@ STANDING: Final[dict[str, str]] = {
     "ingress.amqpfast.large_deliveries.LargeDeliveries.active": "until the client replies",
     "ingress.amqpfast.peers.Tunnel._release": "a hold, which Stream has, too",
     "ingress.amqpfast.publisher.FastPublisher._let_publish": HELD,
-    "ingress.amqpfast.query_scan.QueryScan._left": "a query of the client",
+    "ingress.amqpfast.query_scan.QueryScan._remaining": "a query of the client",
     "ingress.mqtt.connection.MqttConnection._let_ids": HELD,
     "ingress.mqtt.connection.MqttConnection._let_publish": HELD,
-    "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.owed",
+    "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.walks",
     "ingress.source.ListenerSource._unwanted": "the last message that nobody wanted",
     "ingress.waiting_publishes.ChannelBacklog.events": "checked with WaitingPublishes._lines",
     "model.batch.Batch._parts": OF_THE_LOOP,

@@ -99,4 +99,4 @@ def test_invented_addresses_fill_no_table() -> None:
     rate = HolderRate(1.0)
     for number in range(RATES_MAX + 50):
         rate.take(str(number), 0.0)
-    assert len(rate._left) == RATES_MAX
+    assert len(rate._tokens) == RATES_MAX

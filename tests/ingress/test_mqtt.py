@@ -253,7 +253,7 @@ def test_many_retained_messages_come_in_pieces_and_others_are_served_between(
             reader.ping()
     assert found == names
     session = gateway.gateway.mqtt.sessions["reader"]
-    assert gateway.ask(lambda: (len(session.owed), len(session))) == (0, 0)
+    assert gateway.ask(lambda: (len(session.walks), len(session))) == (0, 0)
 
 
 def test_what_is_owed_retained_waits_for_the_client_to_return(gateway: Running) -> None:

@@ -126,7 +126,7 @@ def test_a_publisher_that_is_not_read_is_not_silent(monkeypatch: pytest.MonkeyPa
             client.publish("a", b"held", 1, 9)
             gateway.until(lambda: not connection.stream.reading)
             gateway.until(lambda: connection.machine.last_received > began + 2.0)  # type: ignore[attr-defined]
-            assert stats(gateway).held == 1
+            assert stats(gateway).pause_count == 1
             amqp.call(m.QueuePurge("q"), m.QueuePurgeOk)
             assert client.acked(PacketType.PUBACK) == (9, 0)
 

@@ -79,7 +79,9 @@ def subscribed(gateway: Running, connects: int = 1) -> None:
     """Wait until the link has come up `connects` times and its subscriptions are granted."""
     stats, filters = conversation(gateway).stats, conversation(gateway).filters
     gateway.until(
-        lambda: stats.up and stats.connects >= connects and len(filters.granted) == len(filters.wanted),
+        lambda: (
+            stats.up and stats.connects >= connects and len(filters.granted) == len(filters.topic_filters)
+        ),
         WAIT_SECS,
     )
 

@@ -258,7 +258,7 @@ def test_a_template_that_names_the_client() -> None:
         assert plain_headers(result.properties.headers) == {"by": "ann"}
     for at in range(SENDERS_MAX + 10):
         found.for_sender(Sender("mqtt", f"c{at}"))
-    assert len(found._known) <= SENDERS_MAX
+    assert len(found._cache) <= SENDERS_MAX
     too_long = found.cross(Message(topic_address("a"), b"", sender=Sender("mqtt", "c" * 300)))
     assert not isinstance(too_long, Message)
     assert too_long is not None

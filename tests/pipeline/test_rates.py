@@ -78,7 +78,7 @@ def test_a_batch_an_archive_and_a_stream_say_the_same(spark: SparkSession, tmp_p
     }
 
     archive.run(spark, str(folder), str(tmp_path / "a"))
-    again = rates.run(spark, None, window=SECOND, archive=str(tmp_path / "a"), since="2023-11-14T22:13:21Z")
+    again = rates.run(spark, None, window=SECOND, archive=str(tmp_path / "a"), start="2023-11-14T22:13:21Z")
     assert (again.rows, again.messages) == (4, 1_500)
 
     to = tmp_path / "s"

@@ -84,7 +84,7 @@ def test_a_session_of_somebody_else_stays_as_it_is(elsewhere: SparkSession, tmp_
         assert found.where("received < timestamp'2023-11-14 17:13:21'").count() == 1_000
         first = found.where("sequence = 0").selectExpr("cast(received as string)", "unix_micros(received)")
         assert [tuple(row) for row in first.collect()] == [("2023-11-14 17:13:20", int(START * 1e6))]
-    late = rates.run(elsewhere, str(tmp_path), window="1 second", since="2023-11-14T22:13:21")
+    late = rates.run(elsewhere, str(tmp_path), window="1 second", start="2023-11-14T22:13:21")
     assert late.messages == 1_500
 
 

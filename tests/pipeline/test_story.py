@@ -59,7 +59,7 @@ def rows(journal: str) -> int:
 
 def measured(spark: SparkSession, journal: str, to: Path, then: Callable[[], None]) -> None:
     """`rates` as a stream, until it has seen everything that there is after `then`."""
-    follow = partial(rates.follow, spark, journal, to=str(to), window="1 second", late="0 seconds")
+    follow = partial(rates.follow, spark, journal, to=str(to), window="1 second", lateness="0 seconds")
     query = follow(every="0 seconds")
     then()
     until(lambda: rows(journal) == READINGS, "the journal does not fill")

@@ -142,7 +142,7 @@ def test_what_a_model_finds_wrong(content: object, expected: list[str]) -> None:
 
 def test_a_complaint_without_its_value() -> None:
     assert Complaint(("a", 0), "no", "x", "; yes?").text == "a[0]: no, not 'x'; yes?"
-    assert Complaint(("a", 0), "no", "x")._replace(given=None).text == "a[0]: no"
+    assert Complaint(("a", 0), "no", "x")._replace(value=None).text == "a[0]: no"
 
 
 def test_suggestions() -> None:

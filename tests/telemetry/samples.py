@@ -65,7 +65,7 @@ def metrics_with_traffic(**more: Any) -> Metrics:
     machine = Machine()
     listener.accepted += 1
     listener.opened(machine)
-    listener.held = 3
+    listener.pause_count = 3
     listener.bytes_in, listener.bytes_out = 100, 30
     listener.spoke(machine, "5.0")
     listener.messages_in += 5

@@ -60,7 +60,7 @@ def test_each_step_has_what_was_counted_in_it() -> None:
     assert scene.values(CounterKey("listener", "mqtt", "in")) == [9.0, 10.0, 1.0]
     assert scene.values(CounterKey("link", "erp", "in")) == [0.9, 1.0, 1.0]
     assert scene.history.now(CounterKey("link", "erp", "in")) == 1.0
-    assert scene.history.until == UTC + 1_030.0
+    assert scene.history.end == UTC + 1_030.0
 
 
 def test_an_hour_is_kept_and_no_more() -> None:

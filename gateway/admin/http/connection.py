@@ -89,7 +89,7 @@ class HttpConnection:
         self._start: h11.Response | None = None
         self._is_head = False
         self._refusal: ServerRefusal | None = None
-        self._gone = False
+        self._closed = False
         self._body_bytes = 0
         self._body_deadline = 0.0
 
@@ -199,7 +199,7 @@ class HttpConnection:
 
         After its end, or a refusal, return a disconnect message.
         """
-        if self._gone or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
+        if self._closed or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
             return DISCONNECT
         try:
             if self._h11.they_are_waiting_for_100_continue:
@@ -213,7 +213,7 @@ class HttpConnection:
         except ServerRefusal as refusal:
             self._refusal = refusal
         except Gone:
-            self._gone = True
+            self._closed = True
         return DISCONNECT
 
     def _piece(self, event: object) -> Message:
@@ -238,11 +238,11 @@ class HttpConnection:
         try:
             await self._app(scope, self._receive, self._send)
         except Exception as error:
-            if self._refusal is None and not self._gone:
+            if self._refusal is None and not self._closed:
                 contained("http", error, address=self.address, path=scope["path"][:100])
         if self._refusal is not None:
             raise self._refusal
-        if self._gone:
+        if self._closed:
             raise Gone
 
     def _asgi(self, request: h11.Request) -> Scope:
@@ -270,7 +270,7 @@ class HttpConnection:
 
         Raises BrokenPipeError when the client has disconnected, so that endless responses end.
         """
-        if self._gone:
+        if self._closed:
             raise BrokenPipeError("the client has disconnected")
         if self._refusal is not None:
             return
@@ -292,7 +292,7 @@ class HttpConnection:
         try:
             await self._write(data)
         except Gone:
-            self._gone = True
+            self._closed = True
 
     def _body_is_over(self) -> bool:
         """Return True if the request's body has been read to its end; unused parts are skipped."""
@@ -343,8 +343,8 @@ class HttpConnection:
                 if isinstance(self.stream, trio.SocketStream):
                     await self.stream.send_eof()
                 self.waits_since = clock.now()
-                left = LINGER_BYTES
-                while left > 0 and (data := await self.stream.receive_some(READ_BYTES)):
-                    left -= len(data)
+                remaining = LINGER_BYTES
+                while remaining > 0 and (data := await self.stream.receive_some(READ_BYTES)):
+                    remaining -= len(data)
             except trio.BrokenResourceError:
                 pass

@@ -105,9 +105,9 @@ class HttpServer:
 
     def _evict(self) -> bool:
         """Close a connection that waits for its client. Return False if there is none."""
-        held = Counter(connection.address for connection in self.connections)
+        counts = Counter(connection.address for connection in self.connections)
         waiting = [
-            (-held[connection.address], since, id(connection), connection)
+            (-counts[connection.address], since, id(connection), connection)
             for connection in self.connections
             if (since := connection.waits_since) is not None
         ]

@@ -74,97 +74,99 @@ class QueueArguments(NamedTuple):
     at_least_once: bool = False  # a dead letter that reaches no queue is not dropped
 
 
-def _integer(given: Value) -> Fault:
-    if given.type in INTEGERS:
+def _integer(argument: Value) -> Fault:
+    if argument.type in INTEGERS:
         return None
-    return f'"expected integer, got {TYPE_NAMES[given.type]}"'
+    return f'"expected integer, got {TYPE_NAMES[argument.type]}"'
 
 
-def _natural(given: Value) -> Fault:
-    fault = _integer(given)
-    if fault is None and given.value < 0:
-        return f"{{value_negative,{given.value}}}"
+def _natural(argument: Value) -> Fault:
+    fault = _integer(argument)
+    if fault is None and argument.value < 0:
+        return f"{{value_negative,{argument.value}}}"
     return fault
 
 
-def _span(given: Value) -> Fault:
-    fault = _natural(given)
-    if fault is None and given.value > EXPIRY_MS_MAX:
-        return f"{{value_too_large,{given.value}}}"
+def _span(argument: Value) -> Fault:
+    fault = _natural(argument)
+    if fault is None and argument.value > EXPIRY_MS_MAX:
+        return f"{{value_too_large,{argument.value}}}"
     return fault
 
 
-def _positive_span(given: Value) -> Fault:
-    fault = _span(given)
-    return "{value_zero,0}" if fault is None and given.value == 0 else fault
+def _positive_span(argument: Value) -> Fault:
+    fault = _span(argument)
+    return "{value_zero,0}" if fault is None and argument.value == 0 else fault
 
 
-def _priority(given: Value) -> Fault:
-    fault = _natural(given)
-    if fault is None and given.value > PRIORITY_MAX:
-        return f"{{max_value_exceeded,{given.value}}}"
+def _priority(argument: Value) -> Fault:
+    fault = _natural(argument)
+    if fault is None and argument.value > PRIORITY_MAX:
+        return f"{{max_value_exceeded,{argument.value}}}"
     return fault
 
 
-def _unacceptable(given: Value) -> Fault:
-    return f"{{unacceptable_type,{TYPE_NAMES[given.type]}}}"
+def _unacceptable(argument: Value) -> Fault:
+    return f"{{unacceptable_type,{TYPE_NAMES[argument.type]}}}"
 
 
-def _string(given: Value) -> Fault:
-    return None if isinstance(given.value, str) else _unacceptable(given)
+def _string(argument: Value) -> Fault:
+    return None if isinstance(argument.value, str) else _unacceptable(argument)
 
 
-def _name(given: Value) -> Fault:
+def _name(argument: Value) -> Fault:
     """Return why a value is not a name that fits a short string, or None if it is."""
-    fault = _string(given)
-    return "longer than 255 bytes" if fault is None and len(given.value.encode()) > NAME_BYTES_MAX else fault
+    fault = _string(argument)
+    return (
+        "longer than 255 bytes" if fault is None and len(argument.value.encode()) > NAME_BYTES_MAX else fault
+    )
 
 
-def _flag(given: Value) -> Fault:
-    return None if given.type is ValueType.BOOL else _unacceptable(given)
+def _flag(argument: Value) -> Fault:
+    return None if argument.type is ValueType.BOOL else _unacceptable(argument)
 
 
-def _overflow(given: Value) -> Fault:
-    fault = _string(given)
-    return "invalid_overflow" if fault is None and given.value not in OVERFLOWS else fault
+def _overflow(argument: Value) -> Fault:
+    fault = _string(argument)
+    return "invalid_overflow" if fault is None and argument.value not in OVERFLOWS else fault
 
 
-def _positive(given: Value) -> Fault:
-    fault = _natural(given)
-    return "{value_zero,0}" if fault is None and given.value == 0 else fault
+def _positive(argument: Value) -> Fault:
+    fault = _natural(argument)
+    return "{value_zero,0}" if fault is None and argument.value == 0 else fault
 
 
-def _type(given: Value) -> Fault:
-    fault = _string(given)
-    if fault is None and given.value == "stream":
+def _type(argument: Value) -> Fault:
+    fault = _string(argument)
+    if fault is None and argument.value == "stream":
         return "\"unsupported queue type 'stream'\": no queue here is read again from an offset"
-    return fault if fault or given.value in TYPES else f"\"unsupported queue type '{given.value}'\""
+    return fault if fault or argument.value in TYPES else f"\"unsupported queue type '{argument.value}'\""
 
 
-def _strategy(given: Value) -> Fault:
-    fault = _string(given)
-    return fault if fault or given.value in STRATEGIES else "invalid_dlx_strategy"
+def _strategy(argument: Value) -> Fault:
+    fault = _string(argument)
+    return fault if fault or argument.value in STRATEGIES else "invalid_dlx_strategy"
 
 
-def _leader_locator(given: Value) -> Fault:
-    fault = _string(given)
-    return fault if fault or given.value in LEADER_LOCATORS else "invalid_queue_locator_arg"
+def _leader_locator(argument: Value) -> Fault:
+    fault = _string(argument)
+    return fault if fault or argument.value in LEADER_LOCATORS else "invalid_queue_locator_arg"
 
 
-def _anything(given: Value) -> Fault:
+def _anything(argument: Value) -> Fault:
     return None
 
 
-def _mode(given: Value) -> Fault:
-    return None if given.value in MODES else f"\"unsupported queue mode '{given.value}'\""
+def _mode(argument: Value) -> Fault:
+    return None if argument.value in MODES else f"\"unsupported queue mode '{argument.value}'\""
 
 
-def _version(given: Value) -> Fault:
-    return None if given.value in (1, 2) else f"\"unsupported queue version '{given.value}'\""
+def _version(argument: Value) -> Fault:
+    return None if argument.value in (1, 2) else f"\"unsupported queue version '{argument.value}'\""
 
 
-def _locator(given: Value) -> Fault:
-    return None if given.value in LOCATORS else "invalid_queue_locator_arg"
+def _locator(argument: Value) -> Fault:
+    return None if argument.value in LOCATORS else "invalid_queue_locator_arg"
 
 
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
@@ -207,35 +209,35 @@ ALIEN: Final = {
 }
 
 
-def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
-    """Return the meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'".
+def queue_arguments(arguments: Headers, resource: str) -> QueueArguments:
+    """Return the meaning of a queue's arguments; `resource` is "queue 'q' in vhost '/'".
 
     Raises AmqpRefused (406) for arguments that are invalid.
     """
-    given = dict(arguments)
-    way = given.get(DEAD_LETTER_EXCHANGE)
+    by_name = dict(arguments)
+    way = by_name.get(DEAD_LETTER_EXCHANGE)
     if way is not None and way.type is not ValueType.STRING:
         name = TYPE_NAMES[way.type]
-        raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {what}")
-    kind = given.get("x-queue-type", string("classic"))
+        raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {resource}")
+    kind = by_name.get("x-queue-type", string("classic"))
     if fault := _type(kind):
-        raise invalid("x-queue-type", what, fault)
-    for key in given:
+        raise invalid("x-queue-type", resource, fault)
+    for key in by_name:
         if key in ALIEN[kind.value]:
-            raise failed(f"invalid arg '{key}' for {what} of queue type rabbit_{kind.value}_queue")
+            raise failed(f"invalid arg '{key}' for {resource} of queue type rabbit_{kind.value}_queue")
     for key, value in arguments:
         fault = QUEUE_ARGUMENTS.get(key, _anything)(value)
         if fault is None and key == "x-dead-letter-routing-key" and way is None:
             fault = "routing_key_but_no_dlx_defined"
         if fault is not None:
-            raise invalid(key, what, fault)
+            raise invalid(key, resource, fault)
     stated = {key: value.value for key, value in arguments}
     quorum = kind.value == "quorum"
     overflow = stated.get("x-overflow", "drop-head")
     if quorum and overflow == "reject-publish-dlx":
         overflow = "drop-head"
     limit = stated.get("x-delivery-limit", 0)
-    limited = quorum and given.get("x-delivery-limit", NONE).type in INTEGERS
+    limited = quorum and by_name.get("x-delivery-limit", NONE).type in INTEGERS
     return QueueArguments(
         stated.get("x-message-ttl"),
         stated.get("x-expires"),
@@ -252,7 +254,7 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
     )
 
 
-def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+def check_quorum(resource: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
     """Raise AmqpRefused (406) if a quorum queue is declared non-durable, auto-delete or exclusive."""
     for word, fault in (
         ("non-durable", not durable),
@@ -260,7 +262,7 @@ def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool
         ("exclusive-owner", exclusive),
     ):
         if fault:
-            raise failed(f"invalid property '{word}' for {what}")
+            raise failed(f"invalid property '{word}' for {resource}")
 
 
 def meaningful(arguments: Headers) -> dict[str, Value]:
@@ -272,33 +274,35 @@ def meaningful(arguments: Headers) -> dict[str, Value]:
     }
 
 
-def invalid(key: str, what: str, fault: str) -> AmqpRefused:
+def invalid(key: str, resource: str, fault: str) -> AmqpRefused:
     """Return the refusal of an argument with an invalid value (406)."""
-    return failed(f"invalid arg '{key}' for {what}: {fault}")
+    return failed(f"invalid arg '{key}' for {resource}: {fault}")
 
 
-def exchange_arguments(kind: str, arguments: Headers, what: str) -> Headers:
+def exchange_arguments(kind: str, arguments: Headers, resource: str) -> Headers:
     """Return the arguments of an exchange that have an effect.
 
-    `what` is "exchange 'x' in vhost '/'". Raises AmqpRefused: 406, or 503 for an unknown type.
+    `resource` is "exchange 'x' in vhost '/'". Raises AmqpRefused: 406, or 503 for an unknown type.
     """
     found: dict[str, Value] = {}
     for key, value in arguments:
         if key == ALTERNATE:
             if value.type is not ValueType.STRING:
-                raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {what}")
+                raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {resource}")
             if fault := _name(value):
-                raise invalid(ALTERNATE, what, fault)
+                raise invalid(ALTERNATE, resource, fault)
             found[key] = value
-    given = dict(arguments)
+    by_name = dict(arguments)
     if kind == DELAYED:
-        kind = _delayed_type(given.get(DELAYED_TYPE))
+        kind = _delayed_type(by_name.get(DELAYED_TYPE))
         found[DELAYED_TYPE] = string(kind)
     if kind == HASH:
-        hashed: dict[str, Value] = {key: given[key] for key in (HASH_HEADER, HASH_PROPERTY) if key in given}
+        hashed: dict[str, Value] = {
+            key: by_name[key] for key in (HASH_HEADER, HASH_PROPERTY) if key in by_name
+        }
         for key, value in hashed.items():
             if fault := _string(value):
-                raise invalid(key, what, fault)
+                raise invalid(key, resource, fault)
         if len(hashed) > 1:
             raise failed("hash-header and hash-property are mutually exclusive")
         if HASH_PROPERTY in hashed and hashed[HASH_PROPERTY].value not in HASHED_PROPERTIES:
@@ -307,15 +311,15 @@ def exchange_arguments(kind: str, arguments: Headers, what: str) -> Headers:
     return tuple(found.items())
 
 
-def _delayed_type(given: Value | None) -> str:
+def _delayed_type(argument: Value | None) -> str:
     """Return the type by which an exchange that delays messages routes them."""
-    if given is None or not isinstance(given.value, str):
+    if argument is None or not isinstance(argument.value, str):
         raise failed(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
-    if given.value == DELAYED:
+    if argument.value == DELAYED:
         raise failed(f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'")
-    if given.value not in EXCHANGE_TYPES:
-        raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{given.value}'")
-    return str(given.value)
+    if argument.value not in EXCHANGE_TYPES:
+        raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{argument.value}'")
+    return str(argument.value)
 
 
 def check_match(arguments: Headers) -> None:
@@ -333,8 +337,8 @@ def check_match(arguments: Headers) -> None:
         )
 
 
-def consumer_priority(arguments: Headers, what: str, *, quorum: bool) -> int:
-    """Return the `x-priority` of basic.consume, 0 if absent; `what` is the queue.
+def consumer_priority(arguments: Headers, resource: str, *, quorum: bool) -> int:
+    """Return the `x-priority` of basic.consume, 0 if absent; `resource` is the queue.
 
     Raises AmqpRefused (406) for a value that is not an integer, and for arguments of other types of queue.
     Other arguments are ignored.
@@ -343,13 +347,13 @@ def consumer_priority(arguments: Headers, what: str, *, quorum: bool) -> int:
     for key in CONSUMER_ARGUMENTS_ALIEN[quorum]:
         if key in given_all:
             kind = "quorum" if quorum else "classic"
-            raise failed(f"invalid arg '{key}' for {what} of queue type rabbit_{kind}_queue")
+            raise failed(f"invalid arg '{key}' for {resource} of queue type rabbit_{kind}_queue")
     failover = given_all.get("x-cancel-on-ha-failover")
     if failover is not None and (fault := _flag(failover)):
-        raise invalid("x-cancel-on-ha-failover", what, fault)
-    given = given_all.get("x-priority")
-    if given is None:
+        raise invalid("x-cancel-on-ha-failover", resource, fault)
+    priority = given_all.get("x-priority")
+    if priority is None:
         return 0
-    if fault := _integer(given):
-        raise invalid("x-priority", what, fault)
-    return int(given.value)
+    if fault := _integer(priority):
+        raise invalid("x-priority", resource, fault)
+    return int(priority.value)

@@ -94,9 +94,9 @@ class HashedPart:
     """Part of a message that is hashed: its routing key, a header or a property."""
 
     def __init__(self, arguments: Headers) -> None:
-        given = dict(arguments)
-        self.header: str | None = given[HASH_HEADER].value if HASH_HEADER in given else None
-        self.property: str | None = given[HASH_PROPERTY].value if HASH_PROPERTY in given else None
+        by_name = dict(arguments)
+        self.header: str | None = by_name[HASH_HEADER].value if HASH_HEADER in by_name else None
+        self.property: str | None = by_name[HASH_PROPERTY].value if HASH_PROPERTY in by_name else None
 
     @property
     def is_key(self) -> bool:

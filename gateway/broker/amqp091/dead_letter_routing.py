@@ -173,9 +173,9 @@ class DeadLettering:
             return
         self._burying = True
         try:
-            left = BURIED_MAX
-            while self.noted and left > 0:
-                left -= self._bury(left)
+            remaining = BURIED_MAX
+            while self.noted and remaining > 0:
+                remaining -= self._bury(remaining)
         finally:
             self._burying = False
         if self.noted:
@@ -465,17 +465,17 @@ def _died_again(
 ) -> tuple[Value, ...]:
     """Return the history with one more death: an equal entry is counted, and the latest is first."""
     others = []
-    known: dict[str, Value] | None = None
+    existing: dict[str, Value] | None = None
     for one in _grouped(history):
-        given = _given(one)
-        if known is None and (given.get("queue"), given.get("reason")) == (queue, reason):
-            known = dict(one.value)
-            count = given.get("count")
+        fields = _given(one)
+        if existing is None and (fields.get("queue"), fields.get("reason")) == (queue, reason):
+            existing = dict(one.value)
+            count = fields.get("count")
             again = count + 1 if isinstance(count, int) and 0 <= count < COUNT_MAX else 1
-            known["count"] = Value(ValueType.INT64, again)
+            existing["count"] = Value(ValueType.INT64, again)
         else:
             others.append(one)
-    pairs = death if known is None else list(known.items())
+    pairs = death if existing is None else list(existing.items())
     return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
 
 
@@ -488,8 +488,8 @@ def _grouped(history: tuple[Value, ...]) -> list[Value]:
         return [*history]
     groups: dict[tuple[object, ...], list[Value]] = {}
     for at, one in enumerate(history):
-        given = _given(one)
-        groups.setdefault((given.get("queue"), given.get("reason")) if given else (at,), []).append(one)
+        fields = _given(one)
+        groups.setdefault((fields.get("queue"), fields.get("reason")) if fields else (at,), []).append(one)
     found = []
     for first, *others in reversed(groups.values()):
         if first.type is ValueType.TABLE and "count" not in _given(first):
@@ -510,10 +510,10 @@ def _visited(headers: Headers) -> set[str]:
     """Return the queues in which the message has died since a consumer last rejected it."""
     found = set()
     for death in dict(headers)[HISTORY].value:
-        given = _given(death)
-        if given.get("reason") == REJECTED:
+        fields = _given(death)
+        if fields.get("reason") == REJECTED:
             break
-        queue = given.get("queue")
+        queue = fields.get("queue")
         if isinstance(queue, str):
             found.add(queue)
     return found

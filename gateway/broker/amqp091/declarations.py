@@ -54,16 +54,16 @@ class GatheredDeclarations(NamedTuple):
 
 def gather(settings: Settings) -> GatheredDeclarations:
     """Read the declarations of the settings and of the exported files."""
-    given = settings.declare
+    options = settings.declare
     hosts = settings.amqp_hosts()
     found: list[Declared] = []
     findings: list[Finding] = []
     for kind, _ in KINDS:
-        several: Sequence[Thing] = getattr(given, kind)
+        several: Sequence[Thing] = getattr(options, kind)
         for at, thing in enumerate(several):
             origin = settings.origin_of(("declare", kind, at))
             found.append(Declared(kind, thing, thing.vhost or hosts[0], f"declare.{kind}[{at}]", origin))
-    for file in given.definitions:
+    for file in options.definitions:
         origin = Origin(str(file))
         try:
             export = read_export(file, hosts, others_take=_taken(settings))
@@ -78,7 +78,7 @@ def gather(settings: Settings) -> GatheredDeclarations:
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
             for kind, at, thing in export.things
         ]
-    if given.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
+    if options.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
         text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]
@@ -92,15 +92,15 @@ def gather(settings: Settings) -> GatheredDeclarations:
 
 def _taken(settings: Settings) -> list[str]:
     """Return the lists of an export that are read elsewhere."""
-    given = settings.declare
-    users = ["users", "permissions", "topic_permissions"] if given.users else []
-    return users + ["policies"] * given.policies
+    declared = settings.declare
+    users = ["users", "permissions", "topic_permissions"] if declared.users else []
+    return users + ["policies"] * declared.policies
 
 
 def policies_of(settings: Settings) -> dict[str, list[Policy]]:
     """Return the policies of the exports, by virtual host. Raises ConfigurationError."""
-    given = settings.declare
-    return joined([read_policies(file) for file in given.definitions]) if given.policies else {}
+    declared = settings.declare
+    return joined([read_policies(file) for file in declared.definitions]) if declared.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
@@ -151,8 +151,8 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
 def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
     """Make the declarations, existing ones first: if these differ, nothing is added. Return the faults."""
     there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
-    known = set(map(id, there))
-    new = [one for one in declared if id(one) not in known and not isinstance(one.thing, DeclaredBinding)]
+    known_ids = set(map(id, there))
+    new = [one for one in declared if id(one) not in known_ids and not isinstance(one.thing, DeclaredBinding)]
     bindings = [one for one in declared if isinstance(one.thing, DeclaredBinding)]
     for some in (there, new, bindings):
         if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
@@ -239,15 +239,15 @@ def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
     thing = one.thing
     if isinstance(thing, DeclaredBinding):
         return
-    known, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
+    known_names, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
     if isinstance(thing, DeclaredExchange):
-        known, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
+        known_names, way = list(EXCHANGE_ARGUMENTS), ALTERNATE
     severity = Severity.NOTE if one.imported else Severity.WARNING
     for name in thing.arguments:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            yield one.finding(severity, f"arguments.{name}: means nothing here{meant}")
+        if name not in known_names:
+            near = get_close_matches(name, known_names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield one.finding(severity, f"arguments.{name}: means nothing here{hint}")
     leads = thing.arguments.get(way)
     if leads and leads not in host.exchanges:
         text = f"it leads to exchange {leads!r}, which is not declared: until it is, what goes there is lost"

@@ -67,14 +67,14 @@ class Definitions(HostRecords):
     def add_exchange(self, exchange: Exchange) -> bool:
         """Record a durable exchange. Return True if something was written, as the other methods do."""
         if exchange.durable:
-            given = {
+            record = {
                 "type": exchange.kind,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
                 "arguments": _written(exchange.arguments),
                 "user": exchange.user,
             }
-            self._put(EXCHANGE, given, exchange.name)
+            self._put(EXCHANGE, record, exchange.name)
         return exchange.durable
 
     def remove_exchange(self, exchange: Exchange) -> bool:
@@ -89,18 +89,18 @@ class Definitions(HostRecords):
         `find` is how they look up each other, and `steps` counts what their bindings cost a message.
         """
         found = []
-        for words, given in self._records(EXCHANGE):
+        for words, record in self._records(EXCHANGE):
             with set_aside(EXCHANGE, words):
                 (name,) = words
                 exchange = Exchange(
                     name,
-                    given["type"],
+                    record["type"],
                     durable=True,
-                    auto_delete=given["auto_delete"],
-                    internal=given["internal"],
-                    arguments=_exchange_arguments(given),
+                    auto_delete=record["auto_delete"],
+                    internal=record["internal"],
+                    arguments=_exchange_arguments(record),
                     find=find,
-                    user=given["user"],
+                    user=record["user"],
                     steps=steps,
                 )
                 found.append(exchange)
@@ -125,12 +125,12 @@ class Definitions(HostRecords):
 
     def add_queue(self, queue: AmqpQueue) -> bool:
         """Record a durable queue, and store its messages from now on."""
-        given = {
+        record = {
             "auto_delete": queue.auto_delete,
             "arguments": _written(queue.arguments),
             "user": queue.user,
         }
-        self._put(QUEUE, given, queue.name)
+        self._put(QUEUE, record, queue.name)
         self.keep(queue)
         return True
 
@@ -156,11 +156,11 @@ class Definitions(HostRecords):
     def queues(self) -> list[tuple[str, bool, Headers, str | None]]:
         """Return name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
         found = []
-        for words, given in self._records(QUEUE):
+        for words, record in self._records(QUEUE):
             with set_aside(QUEUE, words):
                 (name,) = words
-                arguments = _read(given["arguments"])
-                found.append((name, given["auto_delete"], arguments, given["user"]))
+                arguments = _read(record["arguments"])
+                found.append((name, record["auto_delete"], arguments, record["user"]))
         return found
 
     # Bindings.
@@ -182,14 +182,14 @@ class Definitions(HostRecords):
             self._store.delete(BINDING, self._binding(source, to, key, arguments))
         return lasting
 
-    def remove_bindings(self, source: Exchange, to: Queue | Exchange, gone: Keys) -> bool:
-        """Delete the records of all bindings between the two, which were `gone`."""
-        lasting = bool(gone) and _lasting(source, to)
-        if lasting and len(gone) > BINDINGS_FEW:
+    def remove_bindings(self, source: Exchange, to: Queue | Exchange, keys: Keys) -> bool:
+        """Delete the records of all bindings between the two, which have these `keys`."""
+        lasting = bool(keys) and _lasting(source, to)
+        if lasting and len(keys) > BINDINGS_FEW:
             kind = QUEUE if isinstance(to, Queue) else EXCHANGE
             self._store.delete_all(BINDING, self._key(source.name, kind, to.name)[:-1] + ", ")
         elif lasting:
-            for key, several in gone.items():
+            for key, several in keys.items():
                 for arguments in several:
                     self.remove_binding(source, to, key, arguments)
         return lasting
@@ -201,10 +201,10 @@ class Definitions(HostRecords):
         that the configuration made the binding.
         """
         found = []
-        for words, given in self._records(BINDING):
+        for words, record in self._records(BINDING):
             with set_aside(BINDING, words):
                 source, kind, name, key, arguments = words
-                found.append((source, kind, name, key, _read(arguments), given))
+                found.append((source, kind, name, key, _read(arguments), record))
         return found
 
     def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:
@@ -216,11 +216,11 @@ def _lasting(source: Exchange, to: Queue | Exchange) -> bool:
     return source.durable and (to.durable if isinstance(to, Exchange) else to.storage is not None)
 
 
-def _exchange_arguments(given: dict[str, Any]) -> Headers:
+def _exchange_arguments(record: dict[str, Any]) -> Headers:
     """Return the arguments of a recorded exchange; earlier processes recorded the alternate one alone."""
-    if "arguments" in given:
-        return _read(given["arguments"])
-    return () if given["alternate"] is None else ((ALTERNATE, string(given["alternate"])),)
+    if "arguments" in record:
+        return _read(record["arguments"])
+    return () if record["alternate"] is None else ((ALTERNATE, string(record["alternate"])),)
 
 
 def _written(arguments: Headers) -> str:

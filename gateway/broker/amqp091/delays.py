@@ -80,16 +80,16 @@ def delay_of(headers: Headers) -> int:
     Integers count, and texts and fractions that can be read as one. Return 0 for a negative delay, which
     marks it as over, and for one beyond ten years.
     """
-    given = next((value for name, value in headers if name == DELAY), None)
-    wanted = 0 if given is None else _milliseconds(given)
-    return wanted if 0 < wanted <= EXPIRY_MS_MAX else 0
+    delay = next((value for name, value in headers if name == DELAY), None)
+    milliseconds = 0 if delay is None else _milliseconds(delay)
+    return milliseconds if 0 < milliseconds <= EXPIRY_MS_MAX else 0
 
 
-def _milliseconds(given: Value) -> int:
-    content: Any = given.value
-    if given.type in INTEGERS:
+def _milliseconds(delay: Value) -> int:
+    content: Any = delay.value
+    if delay.type in INTEGERS:
         return int(content)
-    if given.type is ValueType.STRING and isinstance(content, str):
+    if delay.type is ValueType.STRING and isinstance(content, str):
         digits = content.removeprefix("-").removeprefix("+")
         return int(content) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
     if isinstance(content, float) and isfinite(content):
@@ -123,8 +123,8 @@ class DelayedMessages(PriorityQueue):
         self._sort()
 
     def _new_pressure(self) -> Pressure:
-        self._held = PressureByUser()
-        return self._held
+        self._user_pressure = PressureByUser()
+        return self._user_pressure
 
     @property
     def is_delay(self) -> bool:
@@ -174,7 +174,7 @@ class DelayedMessages(PriorityQueue):
         part = self._within_shares(part)
         if part.messages:
             super().publish(part)
-        if self._held:  # a failing disk may have taken nothing
+        if self._user_pressure:  # a failing disk may have taken nothing
             for user in {message.sender.user for message in part.messages}:
                 self._relieve(user)
 
@@ -191,7 +191,7 @@ class DelayedMessages(PriorityQueue):
             return part
         may_hold = self.may_hold
         refused: list[int] = []
-        held: list[int] = []
+        held_positions: list[int] = []
         accepted: dict[str, tuple[int, int]] = {}
         for at, message in enumerate(part.messages):
             user = message.sender.user
@@ -203,9 +203,9 @@ class DelayedMessages(PriorityQueue):
                 continue
             accepted[user] = mine, mine_bytes
             if excess > 1:
-                held.append(at)
-        if held and not self.full:
-            self._pressure.hold_sources(part.chosen(held))
+                held_positions.append(at)
+        if held_positions and not self.full:
+            self._pressure.hold_sources(part.chosen(held_positions))
         if not refused:
             return part
         without = set(refused)
@@ -256,11 +256,11 @@ class DelayedMessages(PriorityQueue):
         while self.storage is not None and self.storage.refill():
             pass
         if self._host.disk_fails:  # queues would refuse due messages, which stay here until then
-            due = clock.utc() + RETRY_SECS if self._heap else NEVER
+            due_at = clock.utc() + RETRY_SECS if self._heap else NEVER
         else:
-            due = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
-        if due:
-            self._set_alarm(due)
+            due_at = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
+        if due_at:
+            self._set_alarm(due_at)
         if self._dead_lettering.noted:
             self._dead_lettering.bury()
 
@@ -297,19 +297,19 @@ class DelayedMessages(PriorityQueue):
 
     def _relieve(self, user: str) -> None:
         """Resume a user of whom no message waits, or few in an exchange that is not full."""
-        if not self._held.holds(user):
+        if not self._user_pressure.holds(user):
             return
         shares = self._shares
         count, byte_count = shares.count_of(user), shares.of(user)
         bytes_max = min(shares.user_bytes_max, self._restrained.get(user, NO_LIMIT))
         is_low = count <= shares.user_count_max // 2 and byte_count <= bytes_max // 2
         if not count or (is_low and not self.full):
-            self._held.relieve_user(user)
+            self._user_pressure.relieve_user(user)
 
     def release(self, message: Message, utc: float) -> tuple[Sequence[Mortal], Message]:
         """Return the queues of a message whose delay is over, and the message as they get it."""
-        kept = essentials(message.property_set).expiration_ms
-        own = message if kept is not None else living(message, NEVER)
+        expiration_ms = essentials(message.property_set).expiration_ms
+        own = message if expiration_ms is not None else living(message, NEVER)
         native = decode_properties(encode_properties(own, utc))
         headers = _negated(native.headers or ())
         blind = blind_copies(message)
@@ -383,10 +383,10 @@ def _due_first(message: Message) -> int:
 
 def _with_rest(message: Message, utc: float) -> Message:
     """Return the message with its remaining lifetime at the end of its delay as AMQP expiration."""
-    due = utc + delay_of(message.properties.headers) / 1000
-    left = max(message.expires - due, 0.0)
+    due_at = utc + delay_of(message.properties.headers) / 1000
+    remaining_secs = max(message.expires - due_at, 0.0)
     try:
-        data = encode_properties(living(message, utc + left), utc)
+        data = encode_properties(living(message, utc + remaining_secs), utc)
     except ProtocolError:  # raised again when it is due, and then the message's outcome
         return message
     return Message(

@@ -51,7 +51,7 @@ class Exchange:
         `arguments` are those that have an effect. `user` has declared it; None for the configuration or a
         built-in one. `steps` counts what the bindings of a virtual host cost a message.
         """
-        given = dict(arguments)
+        by_name = dict(arguments)
         self.name = name
         self.user = user
         self.kind = kind
@@ -59,9 +59,9 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = arguments
-        self.alternate: str | None = given[ALTERNATE].value if ALTERNATE in given else None
+        self.alternate: str | None = by_name[ALTERNATE].value if ALTERNATE in by_name else None
         self.delayed: DelayedMessages | None = None  # of an exchange of type DELAYED
-        self._how: str = given[DELAYED_TYPE].value if kind == DELAYED else kind
+        self._how: str = by_name[DELAYED_TYPE].value if kind == DELAYED else kind
         self._hashed = HashedPart(arguments)
         self._ring: HashRing[Queue | Exchange] = HashRing()
         # True if more than the address of a message determines its destinations.
@@ -72,7 +72,9 @@ class Exchange:
         self._exchanges: dict[Exchange, None] = {}  # exchanges among the destinations
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
-        self._wanted: dict[tuple[Queue | Exchange, str, Headers], tuple[HeaderConditions, str | None]] = {}
+        self._conditions: dict[
+            tuple[Queue | Exchange, str, Headers], tuple[HeaderConditions, str | None]
+        ] = {}
         self._index: HeaderIndex[Queue | Exchange] = HeaderIndex()
         self._steps = MatchingSteps() if steps is None else steps
         self._own_steps: dict[str | None, int] = {}  # by the user who has made the bindings
@@ -80,7 +82,7 @@ class Exchange:
         self._destination_steps: dict[Queue | Exchange, tuple[str | None, int]] = {}
         self._pattern_users: dict[tuple[Queue | Exchange, str], str | None] = {}  # of patterns with steps
         self.sweeping = False  # whoever sweeps will come again
-        self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
+        self._unswept: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
 
     def govern(self, alternate: str | None) -> None:
         """Use the alternate exchange of a policy, unless the exchange was declared with one."""
@@ -142,9 +144,9 @@ class Exchange:
             if len(several) == 1 and self._ring.add(destination, _unique_name(destination), key):
                 self._charge(destination, user, DESTINATION_STEPS)
         elif self._how == "headers":
-            asked = wanted(arguments)
-            self._wanted[destination, key, arguments] = (asked, user)
-            self._add_steps(user, self._index.add(asked, destination, user))
+            conditions = wanted(arguments)
+            self._conditions[destination, key, arguments] = (conditions, user)
+            self._add_steps(user, self._index.add(conditions, destination, user))
         return True
 
     def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
@@ -171,7 +173,7 @@ class Exchange:
         keys = self._to.get(destination, {})
         if keys:
             self._leave(destination)
-            self._gone.append((destination, keys))
+            self._unswept.append((destination, keys))
         return keys
 
     def sweep(self, most: int) -> bool:
@@ -179,8 +181,8 @@ class Exchange:
 
         Return True if there are more.
         """
-        while self._gone:
-            destination, keys = self._gone[-1]
+        while self._unswept:
+            destination, keys = self._unswept[-1]
             while keys:
                 if not most:
                     return True
@@ -189,7 +191,7 @@ class Exchange:
                 for arguments in several:
                     self._forget_wanted(destination, key, arguments)
                 self._forget(destination, key)
-            self._gone.pop()
+            self._unswept.pop()
         return False
 
     def _leave(self, destination: Queue | Exchange) -> None:
@@ -221,8 +223,8 @@ class Exchange:
     def _forget_wanted(self, destination: Queue | Exchange, key: str, arguments: Headers) -> None:
         """Remove a binding from the index of headers."""
         if self._how == "headers":
-            asked, user = self._wanted.pop((destination, key, arguments))
-            self._add_steps(user, -self._index.remove(asked, destination, user))
+            conditions, user = self._conditions.pop((destination, key, arguments))
+            self._add_steps(user, -self._index.remove(conditions, destination, user))
 
     def _charge(self, destination: Queue | Exchange, user: str | None, steps: int) -> None:
         """Add steps that a destination costs each message to its first binder."""
@@ -269,17 +271,17 @@ class Exchange:
         """
         if not self._exchanges and self.alternate is None:
             return self._looks
-        seen: set[Exchange] = {self}
-        left: list[Exchange] = [self]
-        while left:
-            exchange = left.pop()
+        visited: set[Exchange] = {self}
+        to_visit: list[Exchange] = [self]
+        while to_visit:
+            exchange = to_visit.pop()
             if exchange._looks:
                 return True
             other = exchange._alternate()
             for further in (*exchange._exchanges, *(() if other is None else (other,))):
-                if further not in seen:
-                    seen.add(further)
-                    left.append(further)
+                if further not in visited:
+                    visited.add(further)
+                    to_visit.append(further)
         return False
 
     def _alternate(self) -> Exchange | None:
@@ -291,30 +293,30 @@ class Exchange:
         `message` is None if only the keys are known. An exchange that delays the message has a queue for it
         until the delay is over.
         """
-        if not self._exchanges and not self._gone and self.alternate is None and not self._looks:
+        if not self._exchanges and not self._unswept and self.alternate is None and not self._looks:
             return {one: None for one in self._destinations(keys, None, None) if isinstance(one, Queue)}
         found: dict[Queue, None] = {}
-        seen: set[Exchange] = {self}
-        left: list[Exchange] = [self]
+        visited: set[Exchange] = {self}
+        to_visit: list[Exchange] = [self]
         headers: dict[str, Any] | None = None
-        while left:
-            exchange = left.pop()
+        while to_visit:
+            exchange = to_visit.pop()
             if exchange.delayed is not None and message is not None and delay_of(message.properties.headers):
                 found[exchange.delayed] = None
                 continue
             if headers is None and exchange._how == "headers":
                 headers = _headers_of(message)
             destinations = exchange._destinations(keys, headers, message)
-            if exchange._gone:
+            if exchange._unswept:
                 destinations = [one for one in destinations if one in exchange._to]
             if not destinations and (other := exchange._alternate()) is not None:
                 destinations = (other,)
             for destination in destinations:
                 if isinstance(destination, Queue):
                     found[destination] = None
-                elif destination not in seen:
-                    seen.add(destination)
-                    left.append(destination)
+                elif destination not in visited:
+                    visited.add(destination)
+                    to_visit.append(destination)
         return found
 
     def _destinations(

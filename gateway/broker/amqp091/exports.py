@@ -42,12 +42,12 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
 
     `hosts` are the virtual hosts that are served; `others_take` are the lists that are read elsewhere.
     """
-    given = content_of(file)
+    document = content_of(file)
     things: list[tuple[str, int, Thing]] = []
     faults: list[str] = []
     not_ours: Counter[str] = Counter()
     for kind, model in KINDS:
-        several = given.get(kind, [])
+        several = document.get(kind, [])
         if not isinstance(several, list):
             faults.append(f"{kind}: a list is wanted")
             continue
@@ -65,7 +65,7 @@ def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[s
                 except ValidationError as error:
                     called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
                     faults += [f"{called}: {found.text}" for found in complaints(error, model)]
-    return Export(things, faults, _passed_over(given, not_ours, others_take))
+    return Export(things, faults, _passed_over(document, not_ours, others_take))
 
 
 def content_of(file: Path) -> dict[str, Any]:
@@ -92,23 +92,23 @@ def content_of(file: Path) -> dict[str, Any]:
 
 def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
     """Return the fields that exist here: newer versions of RabbitMQ export more."""
-    known = {key: value for key, value in one.items() if key in model.model_fields}
-    if not known.get("arguments", True):
-        known["arguments"] = {}  # an empty table of Erlang is sometimes written as a list
-    if model is DeclaredQueue and isinstance(known.get("arguments", {}), dict) and "type" in one:
-        arguments = known.get("arguments", {})
+    fields = {key: value for key, value in one.items() if key in model.model_fields}
+    if not fields.get("arguments", True):
+        fields["arguments"] = {}  # an empty table of Erlang is sometimes written as a list
+    if model is DeclaredQueue and isinstance(fields.get("arguments", {}), dict) and "type" in one:
+        arguments = fields.get("arguments", {})
         if one["type"] != "classic":  # the default type
-            known["arguments"] = {"x-queue-type": one["type"]} | arguments
-    return known
+            fields["arguments"] = {"x-queue-type": one["type"]} | arguments
+    return fields
 
 
-def _passed_over(given: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
+def _passed_over(document: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
     """Return a text about the lists that are ignored, or ""."""
-    taken = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
+    known_kinds = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
     others = [
         f"{kind} ({len(several)})"
-        for kind, several in given.items()
-        if kind not in taken and isinstance(several, list) and several
+        for kind, several in document.items()
+        if kind not in known_kinds and isinstance(several, list) and several
     ]
     others += [f"{what} ({count})" for what, count in not_ours.items()]
     return ", ".join(others)

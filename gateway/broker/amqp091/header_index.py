@@ -44,11 +44,11 @@ class HeaderConditions(NamedTuple):
 class _BindingGroup(Generic[T]):
     """Destinations that one user has bound with the same conditions."""
 
-    __slots__ = ("destinations", "key", "listed", "steps", "wanted")
+    __slots__ = ("conditions", "destinations", "key", "listed", "steps")
 
     def __init__(self, key: tuple[str | None, HeaderConditions]) -> None:
         self.key = key
-        self.wanted = key[1].conditions
+        self.conditions = key[1].conditions
         self.listed: list[Condition] = []  # conditions under which the group is listed
         self.steps = 1
         self.destinations: dict[T, int] = {}  # how often each is bound
@@ -66,13 +66,13 @@ class HeaderIndex(Generic[T]):
         self._steps: dict[tuple[str | None, Condition], int] = {}
         self._levels: dict[tuple[str | None, str, int], dict[int, int]] = {}  # number of conditions, by steps
 
-    def add(self, wanted: HeaderConditions, destination: T, user: str | None) -> int:
+    def add(self, required: HeaderConditions, destination: T, user: str | None) -> int:
         """Add a binding of a user. Return the steps that it adds to the user's worst message."""
-        if not wanted.conditions:
-            if wanted.all:
+        if not required.conditions:
+            if required.all:
                 self._always[destination] = self._always.get(destination, 0) + 1
             return 0
-        key = (user, wanted)
+        key = (user, required)
         group = self._groups.get(key)
         if group is not None:
             group.destinations[destination] = group.destinations.get(destination, 0) + 1
@@ -80,11 +80,11 @@ class HeaderIndex(Generic[T]):
         group = self._groups[key] = _BindingGroup(key)
         group.destinations[destination] = 1
         lists = self._any
-        group.listed = list(wanted.conditions)
-        if wanted.all:
+        group.listed = list(required.conditions)
+        if required.all:
             lists = self._all
             group.listed = [min(group.listed, key=self._rarity)]
-            group.steps = GROUP_STEPS + len(wanted.conditions)
+            group.steps = GROUP_STEPS + len(required.conditions)
         more = 0
         for condition in group.listed:
             lists.setdefault(condition, {})[group] = None
@@ -92,18 +92,18 @@ class HeaderIndex(Generic[T]):
             more += self._charge(user, condition, group.steps)
         return more
 
-    def remove(self, wanted: HeaderConditions, destination: T, user: str | None) -> int:
+    def remove(self, required: HeaderConditions, destination: T, user: str | None) -> int:
         """Remove an added binding. Return the steps that it takes from the user's worst message."""
-        if not wanted.conditions:
-            if wanted.all:
+        if not required.conditions:
+            if required.all:
                 _take_one(self._always, destination)
             return 0
-        group = self._groups[user, wanted]
+        group = self._groups[user, required]
         _take_one(group.destinations, destination)
         if group.destinations:
             return 0
-        del self._groups[user, wanted]
-        lists = self._all if wanted.all else self._any
+        del self._groups[user, required]
+        lists = self._all if required.all else self._any
         less = 0
         for condition in group.listed:
             del lists[condition][group]
@@ -129,11 +129,11 @@ class HeaderIndex(Generic[T]):
                 if groups is None:
                     continue
                 for group in groups:
-                    if len(group.wanted) > FEW:
+                    if len(group.conditions) > FEW:
                         fulfilled = fulfilled or _conditions(headers)
-                        if not group.wanted <= fulfilled:
+                        if not group.conditions <= fulfilled:
                             continue
-                    elif not _fits(group.wanted, headers):
+                    elif not _fits(group.conditions, headers):
                         continue
                     for destination in group.destinations:
                         found[destination] = None
@@ -165,9 +165,9 @@ class HeaderIndex(Generic[T]):
         return max(levels, default=0) - most
 
 
-def _fits(wanted: frozenset[Condition], headers: dict[str, Any]) -> bool:
+def _fits(conditions: frozenset[Condition], headers: dict[str, Any]) -> bool:
     """Return True if headers fulfil all conditions."""
-    for condition in wanted:
+    for condition in conditions:
         name = condition[0]
         if name not in headers or (len(condition) == 2 and headers[name] != condition[1]):
             return False
@@ -185,9 +185,9 @@ K = TypeVar("K")
 
 
 def _take_one(counts: dict[K, int], key: K) -> None:
-    left = counts[key] - 1
-    if left:
-        counts[key] = left
+    remaining = counts[key] - 1
+    if remaining:
+        counts[key] = remaining
     else:
         del counts[key]
 
@@ -200,15 +200,15 @@ def wanted(arguments: Headers) -> HeaderConditions:
     exists.
     """
     mode = "all"
-    asked: list[Condition] = []
+    conditions: list[Condition] = []
     for name, value in arguments:
         if name == "x-match":
             mode = str(value.value)
         else:
-            asked.append((name,) if value.value is None else (name, comparable(value)))
+            conditions.append((name,) if value.value is None else (name, comparable(value)))
     if not mode.endswith("-with-x"):
-        asked = [condition for condition in asked if not condition[0].startswith("x-")]
-    return HeaderConditions(mode.startswith("all"), frozenset(asked))
+        conditions = [condition for condition in conditions if not condition[0].startswith("x-")]
+    return HeaderConditions(mode.startswith("all"), frozenset(conditions))
 
 
 def comparable(value: Value) -> Any:

@@ -54,7 +54,7 @@ class PolicyError(ValueError):
 class Policy(NamedTuple):
     """Policy for queues of these types whose names match the pattern, and exchanges with EXCHANGES.
 
-    `arguments` are those of queues, `alternate` is the alternate exchange of exchanges. `given` is its
+    `arguments` are those of queues, `alternate` is the alternate exchange of exchanges. `document` is its
     form in the export.
     """
 
@@ -62,41 +62,41 @@ class Policy(NamedTuple):
     types: Collection[str]
     priority: int
     arguments: Mapping[str, Value]
-    given: Mapping[str, Any]
+    document: Mapping[str, Any]
     alternate: str | None = None
 
 
 def read_policies(file: Path) -> dict[str, list[Policy]]:
     """Return the policies of an export, by virtual host. Raises ConfigurationError."""
     found: dict[str, list[Policy]] = {}
-    for at, given in enumerate(content_of(file).get("policies", [])):
+    for at, document in enumerate(content_of(file).get("policies", [])):
         try:
-            policy = _policy(given)
+            policy = _policy(document)
         except PolicyError as error:
             raise ConfigurationError(f"policies[{at}]: {error}", file=str(file)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"policies[{at}]: not as RabbitMQ exports it: {type(error).__name__}: {error}"
             raise ConfigurationError(reason, file=str(file)) from error
-        found.setdefault(given.get("vhost", "/"), []).append(policy)
+        found.setdefault(document.get("vhost", "/"), []).append(policy)
     return found
 
 
-def _policy(given: dict[str, Any]) -> Policy:
+def _policy(document: dict[str, Any]) -> Policy:
     arguments = {}
-    for key, value in given["definition"].items():
+    for key, value in document["definition"].items():
         name = KEYS.get(key)
         if name is None:
             continue
-        said = string(value) if isinstance(value, str) else Value(ValueType.INT64, int(value))
-        if fault := QUEUE_ARGUMENTS[name](said):
+        argument = string(value) if isinstance(value, str) else Value(ValueType.INT64, int(value))
+        if fault := QUEUE_ARGUMENTS[name](argument):
             raise PolicyError(f"{key}: {fault}")
-        arguments[name] = said
-    alternate = given["definition"].get(ALTERNATE)
+        arguments[name] = argument
+    alternate = document["definition"].get(ALTERNATE)
     if not (alternate is None or (isinstance(alternate, str) and len(alternate.encode()) <= NAME_BYTES_MAX)):
         raise PolicyError(f"{ALTERNATE}: the name of an exchange is wanted")
-    types = APPLIES_TO.get(given.get("apply-to", "all"), ())
-    priority = int(given.get("priority", 0))
-    return Policy(Regex(given["pattern"]), types, priority, arguments, given, alternate)
+    types = APPLIES_TO.get(document.get("apply-to", "all"), ())
+    priority = int(document.get("priority", 0))
+    return Policy(Regex(document["pattern"]), types, priority, arguments, document, alternate)
 
 
 def holding_exchange(policies: Iterable[Policy], name: str) -> Policy | None:

@@ -226,8 +226,8 @@ class AmqpQueue(Queue):
         """Schedule the deletion of a queue with `x-expires` that stays unused for that time."""
         if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
-        left = self.used + self.options.expires_ms / 1000 - clock.monotonic()
-        self._watch = self._host.alarms.set(clock.utc() + left, self._look_at_use)
+        remaining_secs = self.used + self.options.expires_ms / 1000 - clock.monotonic()
+        self._watch = self._host.alarms.set(clock.utc() + remaining_secs, self._look_at_use)
 
     def _look_at_use(self) -> None:
         self._watch = None
@@ -300,9 +300,9 @@ class AmqpQueue(Queue):
         self.settle_head()  # the response to a `get` counts what is left
         return found
 
-    def put_back(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages that were taken but shown to no client; this is not counted as a return."""
-        self.requeue(taken)
+        self.requeue(deliveries)
 
     def reject(self, position: int, message: Message) -> None:
         """Reject a delivered message: it becomes a dead letter or is dropped."""
@@ -323,8 +323,8 @@ class AmqpQueue(Queue):
         """Note a dead message, which is settled with its dead letter, or at once if it gets none."""
         if self._dead_lettering.note(self, message, reason, position):
             self.dying += 1
-        elif self.gone is not None:
-            self.gone.append(position)
+        elif self.removed_positions is not None:
+            self.removed_positions.append(position)
 
     def come_to_rest(self) -> None:
         """Drop excess messages, process dead ones, and set the alarm for the next expiry."""
@@ -337,7 +337,7 @@ class AmqpQueue(Queue):
             self._alarm = self._host.alarms.set(expires, self._alarmed)
         if self._dead_lettering.noted:
             self._dead_lettering.bury()
-        if self.gone:
+        if self.removed_positions:
             self._tell_gone()
 
     def _drop_heads(self) -> None:
@@ -345,11 +345,11 @@ class AmqpQueue(Queue):
         while (options.length_max is not None and len(self) > options.length_max) or (
             options.bytes_max is not None and self.byte_count > options.bytes_max
         ):
-            taken = self.take_aside(_any) or super().take()
-            if taken is None:  # the rest is still being read
+            head = self.take_aside(_any) or super().take()
+            if head is None:  # the rest is still being read
                 return
             self.unacknowledged -= 1
-            self._die(taken[0], taken[1], TOO_MANY)
+            self._die(head[0], head[1], TOO_MANY)
 
     def _next_expiry(self) -> float:
         """Return when the head expires; NEVER if it does not, or is not in memory."""
@@ -407,9 +407,9 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         self._look_at(messages)
         super().refill(first, messages)
 
-    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, from which they are redelivered."""
-        returned = list(taken)
+        returned = list(deliveries)
         self._look_at([message for _, message in returned])
         super().requeue(returned)
 
@@ -476,17 +476,17 @@ class QuorumQueue(AmqpQueue):
     def __init__(self, name: str, host: QueueHost, **more: Any) -> None:
         super().__init__(name, host, **more)
         self.deliveries: DeliveryCounts = DeliveryCounts()
-        self.gone = []  # reported to `deliveries` even if nothing is on disk
+        self.removed_positions = []  # reported to `deliveries` even if nothing is on disk
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """Return the messages as durable ones."""
         return [one if one.durable else lasting(one, True) for one in super().admitted(messages)]
 
-    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages to their positions, except those that were returned too often."""
         most = self.options.delivery_limit
         returned = []
-        for position, message in taken:
+        for position, message in deliveries:
             if self.deliveries.count(position) > (BEYOND if most is None else most):
                 self.unacknowledged -= 1
                 self._die(position, message, DELIVERY_LIMIT)
@@ -494,9 +494,9 @@ class QuorumQueue(AmqpQueue):
                 returned.append((position, message))
         super().requeue(returned)
 
-    def put_back(self, taken: Iterable[tuple[int, Message]]) -> None:
+    def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages that were taken but shown to no client; this is not counted as a return."""
-        super().requeue(taken)
+        super().requeue(deliveries)
 
     def acknowledged(self, positions: Sequence[int]) -> None:
         """Settle delivered messages at these positions."""
@@ -509,16 +509,16 @@ class QuorumQueue(AmqpQueue):
         super().settle_dead(positions)
 
     def _tell_gone(self) -> None:
-        assert self.gone is not None
-        self.deliveries.forget(self.gone)
+        assert self.removed_positions is not None
+        self.deliveries.forget(self.removed_positions)
         if self.storage is None:
-            self.gone.clear()
+            self.removed_positions.clear()
         else:
             super()._tell_gone()
 
     def dispatch(self) -> None:
         """Deliver ready messages, then do what is due afterwards."""
-        if self.storage is None and self.gone:
+        if self.storage is None and self.removed_positions:
             self._tell_gone()
         super().dispatch()
 
@@ -562,10 +562,10 @@ def make_queue(
     user: str | None,
 ) -> AmqpQueue:
     """Return a new queue of the type that its arguments and policy require. Raises Refused (406)."""
-    what = f"queue '{name}' in vhost '{host.name}'"
-    options = queue_arguments(arguments, what)  # its own arguments must be valid
+    resource = f"queue '{name}' in vhost '{host.name}'"
+    options = queue_arguments(arguments, resource)  # its own arguments must be valid
     if host.policies:
-        options = queue_arguments(governed(host.policies, name, arguments), what)
+        options = queue_arguments(governed(host.policies, name, arguments), resource)
     kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue
     return kind(
         name,

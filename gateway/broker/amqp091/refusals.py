@@ -65,9 +65,9 @@ def failed(text: str) -> AmqpRefused:
     return AmqpRefused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
 
 
-def inequivalent(word: str, what: str, now: object, was: object) -> AmqpRefused:
-    """Return the error (406) of a second, different declaration. `what` is "queue 'q' in vhost '/'"."""
-    return failed(f"inequivalent arg '{word}' for {what}: received {say(now)} but current is {say(was)}")
+def inequivalent(word: str, resource: str, now: object, was: object) -> AmqpRefused:
+    """Return the error (406) of a second, different declaration. `resource` is "queue 'q' in vhost '/'"."""
+    return failed(f"inequivalent arg '{word}' for {resource}: received {say(now)} but current is {say(was)}")
 
 
 def say(value: object) -> str:
@@ -86,9 +86,9 @@ def equivalent(before: Value | None, after: Value | None) -> bool:
     return type(before.value) is type(after.value) and bool(before.value == after.value)
 
 
-def differing(word: str, what: str, now: Value | None, was: Value | None) -> AmqpRefused:
+def differing(word: str, resource: str, now: Value | None, was: Value | None) -> AmqpRefused:
     """Return the error (406) of two declarations with different arguments."""
     bare: tuple[Any, Any] = (now, was)
     if now is not None and was is not None and type(now.value) is type(was.value):
         bare = (now.value, was.value)
-    return inequivalent(word, what, *bare)
+    return inequivalent(word, resource, *bare)

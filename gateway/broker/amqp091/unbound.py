@@ -42,8 +42,8 @@ def _unbound(
     if not why or not (declares or brought):
         return
     severity = Severity.WARNING if declares and brought else Severity.NOTE
-    until = f"until a client makes that good, what comes from {route.source!r} is rejected"
-    text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {until}"
+    consequence = f"until a client makes that good, what comes from {route.source!r} is rejected"
+    text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {consequence}"
     yield Finding(severity, "unbound", text, route.file, route.line, route.column)
 
 
@@ -68,14 +68,14 @@ def _fixed(template: Template | None) -> str | None:
 
 def _leads_on(host: VirtualHost, name: str) -> bool:
     """Return True if a queue is behind the exchange, at any distance."""
-    left, seen = [host.exchanges[name]], {name}
-    while left:
-        exchange = left.pop()
+    to_visit, visited = [host.exchanges[name]], {name}
+    while to_visit:
+        exchange = to_visit.pop()
         further = [host.exchanges[exchange.alternate]] if exchange.alternate in host.exchanges else []
         for one in (*exchange.destinations, *further):
             if isinstance(one, AmqpQueue):
                 return True
-            if one.name not in seen:
-                seen.add(one.name)
-                left.append(host.exchanges[one.name])
+            if one.name not in visited:
+                visited.add(one.name)
+                to_visit.append(host.exchanges[one.name])
     return False

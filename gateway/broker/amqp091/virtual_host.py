@@ -155,12 +155,12 @@ class VirtualHost:
                 definitions.keep(queue)
                 self._enter(queue)
                 queue.watch_use()
-        for source, kind, name, key, arguments, given in definitions.bindings():
+        for source, kind, name, key, arguments, record in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 with set_aside("binding", (source, name, key)):
                     self._restore_binding(
-                        definitions, self.exchanges[source], to, key, arguments, given["user"]
+                        definitions, self.exchanges[source], to, key, arguments, record["user"]
                     )
         self.alarms.set(clock.utc(), self._wake)
 
@@ -273,8 +273,8 @@ class VirtualHost:
         """Return the queues for a message with several keys; each gets it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
-        named = self.exchanges.get(exchange)
-        found = {} if named is None else named.route(keys, message)
+        source = self.exchanges.get(exchange)
+        found = {} if source is None else source.route(keys, message)
         return [queue for queue in found if isinstance(queue, (AmqpQueue, DelayedMessages))]
 
     # Exchanges.
@@ -311,18 +311,18 @@ class VirtualHost:
             raise access_refused(DEFAULT)
         if kind not in EXCHANGE_TYPES:
             raise AmqpRefused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{kind}'")
-        what = f"exchange '{name}' in vhost '{self.name}'"
+        resource = f"exchange '{name}' in vhost '{self.name}'"
         found = self.exchanges.get(name)
         if found is not None:
-            self._check_exchange(found, what, kind, durable, auto_delete, internal, arguments)
+            self._check_exchange(found, resource, kind, durable, auto_delete, internal, arguments)
             return found
         if name.startswith("amq."):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        own = exchange_arguments(kind, arguments, what)
+        own = exchange_arguments(kind, arguments, resource)
         self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
         if user is not None:
             self._check_room("exchanges_per_user_max", self._exchange_users[user], self._exchanges_per_user)
-            self._check_definition(user, what, arguments, text_bytes(name) + argument_bytes(own))
+            self._check_definition(user, resource, arguments, text_bytes(name) + argument_bytes(own))
         self._check_disk(durable)
         found = Exchange(
             name,
@@ -345,7 +345,7 @@ class VirtualHost:
     @staticmethod
     def _check_exchange(
         found: Exchange,
-        what: str,
+        resource: str,
         kind: str,
         durable: bool,
         auto_delete: bool,
@@ -359,10 +359,10 @@ class VirtualHost:
             ("internal", found.internal, internal),
         ):
             if was != now:
-                raise inequivalent(word, what, now, was)
+                raise inequivalent(word, resource, now, was)
         before, after = dict(found.arguments).get(ALTERNATE), dict(arguments).get(ALTERNATE)
         if not equivalent(before, after):
-            raise differing(ALTERNATE, what, after, before)
+            raise differing(ALTERNATE, resource, after, before)
 
     def delete_exchange(self, name: str, *, if_unused: bool) -> None:
         """Delete the exchange and its bindings; an unknown one is no error, as in RabbitMQ."""
@@ -408,12 +408,12 @@ class VirtualHost:
 
     def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
         """Remove all bindings between the two, because one of them is deleted."""
-        gone = exchange.unbind_all(destination)
-        for key, several in gone.items():
+        keys = exchange.unbind_all(destination)
+        for key, several in keys.items():
             for arguments, user in several.items():
                 self._uncount_binding(user, key, arguments)
         if self._definitions is not None:
-            self.written |= self._definitions.remove_bindings(exchange, destination, gone)
+            self.written |= self._definitions.remove_bindings(exchange, destination, keys)
         self._sweep(exchange)
 
     def _sweep(self, exchange: Exchange) -> None:
@@ -429,15 +429,15 @@ class VirtualHost:
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
         """Delete unused exchanges with auto-delete, and in turn those to which they were bound."""
-        left = list(exchanges)
-        while left:
-            exchange = left.pop()
+        candidates = list(exchanges)
+        while candidates:
+            exchange = candidates.pop()
             if (
                 exchange.auto_delete
                 and exchange.bound_to_nothing
                 and self.exchanges.get(exchange.name) is exchange
             ):
-                left += self._remove(exchange)
+                candidates += self._remove(exchange)
 
     # Queues.
 
@@ -479,7 +479,7 @@ class VirtualHost:
         configuration, which has no share. An exclusive queue does not outlive its connection, and so is not
         durable.
         """
-        asked, said_durable = name, durable
+        requested_name, said_durable = name, durable
         durable = durable and not exclusive
         if name in self.queues:
             return self._redeclared(
@@ -490,8 +490,8 @@ class VirtualHost:
         self._check_room("queues_max", len(self.queues), self.queues_max)
         if user is not None:
             self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
-            what = f"queue '{name}' in vhost '{self.name}'"
-            self._check_definition(user, what, arguments, text_bytes(name) + argument_bytes(arguments))
+            resource = f"queue '{name}' in vhost '{self.name}'"
+            self._check_definition(user, resource, arguments, text_bytes(name) + argument_bytes(arguments))
         self._check_disk(durable)
         if not name:
             name = generated or self.new_queue_name()
@@ -505,10 +505,10 @@ class VirtualHost:
             user=user,
         )
         if queue.options.quorum:
-            if not asked:
+            if not requested_name:
                 raise failed("Cannot declare a server-named queue for type rabbit_quorum_queue")
-            what = f"queue '{name}' in vhost '{self.name}'"
-            check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
+            resource = f"queue '{name}' in vhost '{self.name}'"
+            check_quorum(resource, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         self._enter(queue)
         if durable and self._definitions is not None:
             self.written |= self._definitions.add_queue(queue)
@@ -522,17 +522,17 @@ class VirtualHost:
         queue = self.queue(name, owner)
         if queue.owner is not owned:
             raise locked(name, self.name)
-        what = f"queue '{name}' in vhost '{self.name}'"
+        resource = f"queue '{name}' in vhost '{self.name}'"
         for word, was, now in (
             ("durable", queue.durable, durable),
             ("auto_delete", queue.auto_delete, auto_delete),
         ):
             if was != now:
-                raise inequivalent(word, what, now, was)
+                raise inequivalent(word, resource, now, was)
         before, after = meaningful(queue.arguments), meaningful(arguments)
         for key in sorted({*before, *after}):
             if not equivalent(before.get(key), after.get(key)):
-                raise differing(key, what, after.get(key), before.get(key))
+                raise differing(key, resource, after.get(key), before.get(key))
         return queue
 
     def new_queue_name(self) -> str:
@@ -601,9 +601,9 @@ class VirtualHost:
         self._check_room("bindings_max", self.bindings, self.bindings_max)
         if user is not None:
             self._check_room("bindings_per_user_max", self._binding_users[user], self._bindings_per_user)
-            what = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
+            resource = f"binding of '{destination.name}' to exchange '{source}' in vhost '{self.name}'"
             byte_count = text_bytes(key) + argument_bytes(arguments)
-            self._check_definition(user, what, arguments, byte_count)
+            self._check_definition(user, resource, arguments, byte_count)
         before = self.steps.of(user)
         exchange.bind(destination, key, arguments, user)
         if user is not None and before < self.steps.of(user) > self.steps.user_max:
@@ -647,10 +647,10 @@ class VirtualHost:
             self._binding_users.remove(user)
         self.shares.remove(user, text_bytes(key) + argument_bytes(arguments))
 
-    def _check_definition(self, user: str | None, what: str, arguments: Headers, byte_count: int) -> None:
+    def _check_definition(self, user: str | None, resource: str, arguments: Headers, byte_count: int) -> None:
         """Raise AmqpRefused for a definition with too many arguments, or beyond the user's share."""
         if argument_count(arguments) > self._arguments_max:
-            raise failed(f"{what} has more than limits.arguments_max ({self._arguments_max}) arguments")
+            raise failed(f"{resource} has more than limits.arguments_max ({self._arguments_max}) arguments")
         if limit := self.shares.full_with(user, byte_count):
             raise AmqpRefused(RESOURCE_ERROR, f"RESOURCE_ERROR - {limit} is reached")
 

@@ -63,8 +63,8 @@ class FastDefinitions(HostRecords):
 
     def keep(self, queue: Queue, kind: str, *words: str) -> None:
         """Restore the stored messages of a queue or subscription, and store its messages from now on."""
-        kept = self._storage(queue, kind, *words)
-        self._untouched.recall(kept, kind, *words)
+        storage = self._storage(queue, kind, *words)
+        self._untouched.recall(storage, kind, *words)
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
         """Store which messages of a queue or subscription were never delivered, as the process ends."""
@@ -72,7 +72,7 @@ class FastDefinitions(HostRecords):
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription. It replaces an earlier one of the same client and identifier."""
-        given = {
+        record = {
             "name": interest.name,
             "prefix": interest.prefix,
             "selector": b64encode(interest.selector).decode(),
@@ -80,7 +80,7 @@ class FastDefinitions(HostRecords):
             "no_local": interest.no_local,
             "maker": maker,
         }
-        self._put(SUBSCRIPTION, given, client, identifier)
+        self._put(SUBSCRIPTION, record, client, identifier)
 
     def remove_subscription(self, client: str, identifier: str) -> None:
         """Delete the record of a cancelled durable subscription."""
@@ -97,12 +97,12 @@ class FastDefinitions(HostRecords):
         one. The waiting messages are not lost, and the other subscriptions are restored.
         """
         found = []
-        for words, given in self._records(SUBSCRIPTION):
+        for words, record in self._records(SUBSCRIPTION):
             with set_aside(SUBSCRIPTION, words):
                 client, identifier = words
-                selector = b64decode(given["selector"])
+                selector = b64decode(record["selector"])
                 try:
-                    selects = selection(given["mime_type"], selector)
+                    selects = selection(record["mime_type"], selector)
                 except SelectorRefused as error:
                     log.warning(
                         "durable subscription disabled, selector refused",
@@ -112,14 +112,14 @@ class FastDefinitions(HostRecords):
                     )
                     selects = _nothing
                 interest = Interest(
-                    given["name"],
-                    prefix=given["prefix"],
+                    record["name"],
+                    prefix=record["prefix"],
                     selector=selector,
-                    mime_type=given["mime_type"],
+                    mime_type=record["mime_type"],
                     selects=selects,
-                    no_local=given["no_local"],
+                    no_local=record["no_local"],
                 )
-                found.append((client, identifier, interest, given["maker"]))
+                found.append((client, identifier, interest, record["maker"]))
         return found
 
 

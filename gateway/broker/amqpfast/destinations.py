@@ -211,20 +211,20 @@ class TopicSubscription(PriorityQueue):
         if self.local is None and self.interest.selects is None:
             super().publish(part)
             return
-        left = part if self._put_off else self._select(part)
-        if left is None:
+        rest = part if self._put_off else self._select(part)
+        if rest is None:
             return
         if self._put_off_count >= PUT_OFF_MAX:
             if not self.may_hold:
-                self._overflow(left)
+                self._overflow(rest)
                 return
             if self._put_off_count >= 2 * PUT_OFF_MAX:
-                self._full_queues.refused += len(left.messages)
-                left.settle(FULL)
+                self._full_queues.refused += len(rest.messages)
+                rest.settle(FULL)
                 return
-            self._pressure.hold_sources(left)
-        self._put_off.append(left)
-        self._put_off_count += len(left.messages)
+            self._pressure.hold_sources(rest)
+        self._put_off.append(rest)
+        self._put_off_count += len(rest.messages)
         self._work.put_off += 1
         self._work.later(self._select_more)
 
@@ -234,37 +234,41 @@ class TopicSubscription(PriorityQueue):
         Return the rest that the selector had no time for, or None.
         """
         local, selects, work = self.local, self.interest.selects, self._work
-        wanted: list[int] = []
+        positions: list[int] = []
         passed: list[int] = []
-        seen = 0
+        seen_count = 0
         for at, message in enumerate(part.messages):
             if selects is not None and work.over:
                 break
-            seen = at + 1
+            seen_count = at + 1
             if (local is None or message.sender.connection != local) and (
                 selects is None or work.selects(selects, message)
             ):
-                wanted.append(at)
+                positions.append(at)
             else:
                 passed.append(at)
-        if len(wanted) == len(part.messages):
+        if len(positions) == len(part.messages):
             super().publish(part)
             return None
-        left = None if seen == len(part.messages) else _section(part, range(seen, len(part.messages)))
+        rest = (
+            None
+            if seen_count == len(part.messages)
+            else _section(part, range(seen_count, len(part.messages)))
+        )
         part.settle_at(passed)
-        if wanted:
-            super().publish(_section(part, wanted))
-        return left
+        if positions:
+            super().publish(_section(part, positions))
+        return rest
 
     def _select_more(self) -> None:
         """Evaluate the selector for waiting messages while time is left in this pass."""
         while self._put_off:
             part = self._put_off.popleft()
             self._put_off_count -= len(part.messages)
-            left = self._select(part)
-            if left is not None:
-                self._put_off.appendleft(left)
-                self._put_off_count += len(left.messages)
+            rest = self._select(part)
+            if rest is not None:
+                self._put_off.appendleft(rest)
+                self._put_off_count += len(rest.messages)
                 self._work.later(self._select_more)
                 break
         self._tell_drained()

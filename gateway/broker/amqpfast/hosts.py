@@ -57,7 +57,7 @@ class FastHosts(dict[str, FastHost]):
 
     def __init__(
         self,
-        given: Mapping[str, FastVirtualHost],
+        host_settings: Mapping[str, FastVirtualHost],
         changed: Callable[[], None],
         limits: Limits,
         store: Store | None,
@@ -81,7 +81,7 @@ class FastHosts(dict[str, FastHost]):
             shares=quotas.transfers,
             age_secs=limits.fast_partial_age_secs,
         )
-        for name, stated in given.items():
+        for name, stated in host_settings.items():
             definitions = None
             if store is not None:
                 definitions = FastDefinitions(

@@ -64,21 +64,21 @@ class Partials:
         self._store = store
         self._entries: UserEntries[str] = UserEntries(shares)  # keys of idle transfers, the oldest first
         self._age_secs = age_secs
-        self._known: dict[str, Partial] = {}
+        self._by_key: dict[str, Partial] = {}
         if store is not None:
             self._restore(store)
 
     def __iter__(self) -> Iterator[Partial]:
         """Iterate over a copy of all transfers that can be resumed."""
-        return iter(list(self._known.values()))
+        return iter(list(self._by_key.values()))
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_key)
 
     @property
     def byte_count(self) -> int:
         """Bytes received of all transfers."""
-        return sum(partial.file.size for partial in self._known.values())
+        return sum(partial.file.size for partial in self._by_key.values())
 
     def _restore(self, store: Store) -> None:
         found = []
@@ -86,16 +86,16 @@ class Partials:
             assert isinstance(key, str)
             assert isinstance(value, bytes)
             with set_aside(PARTIAL, key):
-                given = json.loads(value)
-                utc = store.timeline.restored(given["utc"])
+                record = json.loads(value)
+                utc = store.timeline.restored(record["utc"])
                 try:
-                    file = self._spool.recall(given["file"])
+                    file = self._spool.recall(record["file"])
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
                 else:
-                    found.append(Partial(key, b"", int(given["body_size"]), file, utc))
+                    found.append(Partial(key, b"", int(record["body_size"]), file, utc))
         for partial in sorted(found, key=lambda one: one.utc):
-            self._known[partial.key] = partial
+            self._by_key[partial.key] = partial
             partial.busy = False
             self._entries.add(partial.key, partial.user, partial.file.size)
 
@@ -108,13 +108,13 @@ class Partials:
         self.forget_old()
         digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()
         key = json.dumps([host, user, client, digest])
-        found = self._known.get(key)
+        found = self._by_key.get(key)
         # The same message twice at once: the second is a transfer that cannot be resumed.
         if found is not None and found.busy:
             return Partial("", head, body_size, self._spool.draft(user), clock.utc())
         if found is None:
             file = self._spool.draft(user)
-            found = self._known[key] = Partial(key, head, body_size, file, clock.utc())
+            found = self._by_key[key] = Partial(key, head, body_size, file, clock.utc())
         found.busy = True
         found.head = head
         self._entries.discard(key)
@@ -124,27 +124,27 @@ class Partials:
     def _record(self, partial: Partial) -> None:
         partial.utc = clock.utc()
         if self._store is not None:
-            given = {
+            record = {
                 "file": partial.file.name,
                 "body_size": partial.body_size,
                 "utc": self._store.timeline.stored(partial.utc),
             }
-            self._store.put(PARTIAL, partial.key, json.dumps(given).encode())
+            self._store.put(PARTIAL, partial.key, json.dumps(record).encode())
 
     def release(self, partial: Partial) -> None:
         """Mark a transfer idle, so that it can be resumed. Drop others if there are now too many."""
-        if self._known.get(partial.key) is partial and partial.busy:
+        if self._by_key.get(partial.key) is partial and partial.busy:
             partial.busy = False
             self._record(partial)
             self._entries.add(partial.key, partial.user, partial.file.size)
             self.forget_old()
             while (key := self._entries.crowded_out(partial.user)) is not None:
-                self.drop(self._known[key])
+                self.drop(self._by_key[key])
 
     def drop(self, partial: Partial) -> None:
         """Forget a transfer that is complete or useless."""
-        if self._known.get(partial.key) is partial:
-            del self._known[partial.key]
+        if self._by_key.get(partial.key) is partial:
+            del self._by_key[partial.key]
             self._entries.discard(partial.key)
             if self._store is not None:
                 self._store.delete(PARTIAL, partial.key)
@@ -154,13 +154,13 @@ class Partials:
         if self._store is not None and partial.key:
             self._store.delete(PARTIAL, partial.key)
 
-    def end(self, partial: Partial, *, taken: bool) -> None:
+    def end(self, partial: Partial, *, accepted: bool) -> None:
         """End a complete transfer.
 
         If its message was not accepted, the transfer stays, so that the sender can retry without sending all
         again.
         """
-        if taken:
+        if accepted:
             self.drop(partial)
         else:
             self.release(partial)
@@ -169,12 +169,12 @@ class Partials:
         """Drop the idle transfers of a client without a client-name, which cannot resume them."""
         begin = json.dumps([host, user, client])[:-1]
         for key in [key for key in self._entries if key.startswith(begin)]:
-            self.drop(self._known[key])
+            self.drop(self._by_key[key])
 
     def forget_old(self) -> None:
         """Drop idle transfers that are older than the age limit."""
         before = clock.utc() - self._age_secs
         for key in list(self._entries):
-            if self._known[key].utc > before:
+            if self._by_key[key].utc > before:
                 return
-            self.drop(self._known[key])
+            self.drop(self._by_key[key])

@@ -110,31 +110,33 @@ def _jms(text: str) -> Selects:
 
 
 FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
-    "PERSISTENT": lambda message, given: message.durable,
-    "PRIORITY": lambda message, given: given.priority or PRIORITY_DEFAULT,
-    "EXPIRATION": lambda message, given: _expiration(message),
-    "MIME_TYPE": lambda message, given: given.content_type,
-    "ENCODING": lambda message, given: given.content_encoding,
-    "IDENTIFIER": lambda message, given: given.message_id,
-    "CORRELATION_ID": lambda message, given: _text(given.correlation),
-    "REPLY_TO": lambda message, given: given.reply_to,
-    "TYPE": lambda message, given: given.type,
-    "TIMESTAMP": lambda message, given: given.timestamp,
-    "JMSDeliveryMode": lambda message, given: "PERSISTENT" if message.durable else "NON_PERSISTENT",
-    "JMSPriority": lambda message, given: given.priority or PRIORITY_DEFAULT,
-    "JMSMessageID": lambda message, given: given.message_id,
-    "JMSCorrelationID": lambda message, given: _text(given.correlation),
-    "JMSReplyTo": lambda message, given: given.reply_to,
-    "JMSType": lambda message, given: given.type,
-    "JMSTimestamp": lambda message, given: None if given.timestamp is None else given.timestamp * 1000,
-    "JMSExpiration": lambda message, given: _expiration(message) * 1000,
+    "PERSISTENT": lambda message, properties: message.durable,
+    "PRIORITY": lambda message, properties: properties.priority or PRIORITY_DEFAULT,
+    "EXPIRATION": lambda message, properties: int(_expires(message)),
+    "MIME_TYPE": lambda message, properties: properties.content_type,
+    "ENCODING": lambda message, properties: properties.content_encoding,
+    "IDENTIFIER": lambda message, properties: properties.message_id,
+    "CORRELATION_ID": lambda message, properties: _text(properties.correlation),
+    "REPLY_TO": lambda message, properties: properties.reply_to,
+    "TYPE": lambda message, properties: properties.type,
+    "TIMESTAMP": lambda message, properties: properties.timestamp,
+    "JMSDeliveryMode": lambda message, properties: "PERSISTENT" if message.durable else "NON_PERSISTENT",
+    "JMSPriority": lambda message, properties: properties.priority or PRIORITY_DEFAULT,
+    "JMSMessageID": lambda message, properties: properties.message_id,
+    "JMSCorrelationID": lambda message, properties: _text(properties.correlation),
+    "JMSReplyTo": lambda message, properties: properties.reply_to,
+    "JMSType": lambda message, properties: properties.type,
+    "JMSTimestamp": lambda message, properties: (
+        None if properties.timestamp is None else properties.timestamp * 1000
+    ),
+    "JMSExpiration": lambda message, properties: int(_expires(message) * 1000),
 }
 """Names in selectors that stand for fields of the message instead of headers."""
 
 
-def _expiration(message: Message) -> int:
+def _expires(message: Message) -> float:
     """Return the POSIX time in seconds at which a message expires, 0 for never, as its head has it."""
-    return int(message.expires + clock.wall_offset()) if message.expires else 0
+    return message.expires + clock.wall_offset() if message.expires else 0.0
 
 
 def _text(data: bytes | None) -> str | None:

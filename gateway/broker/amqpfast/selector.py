@@ -45,15 +45,15 @@ class TooManySteps(Exception):
 class SelectorEvaluation:
     """State of one evaluation: the properties of the message and the steps that are left."""
 
-    __slots__ = ("known", "left")
+    __slots__ = ("properties", "steps_left")
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
-        self.left = STEPS_MAX
+    def __init__(self, properties: Known) -> None:
+        self.properties = properties
+        self.steps_left = STEPS_MAX
 
     def check(self, steps: int) -> None:
         """Check that a single operation may take `steps` steps. Raises TooManySteps if not."""
-        if steps > STEPS_MAX or self.left < 0:
+        if steps > STEPS_MAX or self.steps_left < 0:
             raise TooManySteps
 
 
@@ -107,9 +107,9 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
         raise SelectorRefused(f"a selector has at most {SELECTOR_BYTES_MAX} bytes")
     value = _SelectorParser(text).parse()
 
-    def selects(known: Known) -> bool:
+    def selects(properties: Known) -> bool:
         try:
-            return value(SelectorEvaluation(known)) is True
+            return value(SelectorEvaluation(properties)) is True
         except TooManySteps:
             return False
 
@@ -226,10 +226,10 @@ class _SelectorParser:
         if sign := self._accept(*_COMPARE):
             return _Term(_compare(sign, term.value, self._sum().value), True, True)
         if self._accept("IS"):
-            wanted = not self._accept("NOT")
+            is_null = not self._accept("NOT")
             self._expect("NULL")
-            left = self._plain(term)
-            return _Term(lambda asked: (left(asked) is None) is wanted, True, True)
+            operand = self._plain(term)
+            return _Term(lambda evaluation: (operand(evaluation) is None) is is_null, True, True)
         negated = bool(self._accept("NOT"))
         if self._accept("BETWEEN"):
             found = self._between(self._plain(term))
@@ -256,8 +256,8 @@ class _SelectorParser:
             texts.add(self._text())
         self._expect(")")
 
-        def look(asked: SelectorEvaluation) -> bool | None:
-            found = value(asked)
+        def look(evaluation: SelectorEvaluation) -> bool | None:
+            found = value(evaluation)
             if not isinstance(found, str):
                 return None
             return len(found) <= SELECTOR_BYTES_MAX and found in texts
@@ -272,11 +272,11 @@ class _SelectorParser:
         pieces = _pieces(pattern, escape)
         if pieces is None:
             raise self._fault("the escape character ends the pattern")
-        wanted = pieces
+        like_pieces = pieces
 
-        def look(asked: SelectorEvaluation) -> bool | None:
-            found = value(asked)
-            return _matches(found, wanted, asked) if isinstance(found, str) else None
+        def look(evaluation: SelectorEvaluation) -> bool | None:
+            found = value(evaluation)
+            return _matches(found, like_pieces, evaluation) if isinstance(found, str) else None
 
         return look
 
@@ -320,14 +320,14 @@ class _SelectorParser:
             return _Term(_constant(int(word) if word.isdigit() else float(word)), False)
         if kind == "word":
             self._next()
-            return _Term(lambda asked: asked.known.get(word), True)
+            return _Term(lambda evaluation: evaluation.properties.get(word), True)
         if truth := self._accept("TRUE", "FALSE"):
             return _Term(_constant(truth == "TRUE"), True)
         raise self._fault("a value is expected")
 
 
 def _constant(value: Any) -> Value:
-    return lambda asked: value
+    return lambda evaluation: value
 
 
 def _chain(parts: list[Value], by: bool) -> Value:
@@ -337,10 +337,10 @@ def _chain(parts: list[Value], by: bool) -> Value:
     is None if an unknown part leaves it open.
     """
 
-    def decide(asked: SelectorEvaluation) -> bool | None:
+    def decide(evaluation: SelectorEvaluation) -> bool | None:
         open_ = False
         for part in parts:
-            found: object = part(asked)
+            found: object = part(evaluation)
             if found is by:
                 return by
             if found is not (not by):
@@ -351,8 +351,8 @@ def _chain(parts: list[Value], by: bool) -> Value:
 
 
 def _not(inner: Value) -> Value:
-    def negated(asked: SelectorEvaluation) -> bool | None:
-        found = inner(asked)
+    def negated(evaluation: SelectorEvaluation) -> bool | None:
+        found = inner(evaluation)
         return not found if isinstance(found, bool) else None
 
     return negated
@@ -366,26 +366,26 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
     ask = _COMPARE[sign]
     equality = sign in ("=", "<>")
 
-    def compare(asked: SelectorEvaluation) -> bool | None:
-        left, right = one(asked), other(asked)
+    def compare(evaluation: SelectorEvaluation) -> bool | None:
+        left, right = one(evaluation), other(evaluation)
         if _is_number(left) and _is_number(right):
             return ask(left, right)
         # Texts and truth values can be equal but have no order; values of different types are never equal.
         if left is None or right is None or not equality or type(left) is not type(right):
             return None
         if isinstance(left, str):
-            asked.left -= len(left) // COMPARED
-            asked.check(0)
+            evaluation.steps_left -= len(left) // COMPARED
+            evaluation.check(0)
         return ask(left, right)
 
     return compare
 
 
 def _reckon(first: Value, more: list[tuple[str, Value]]) -> Value:
-    def reckon(asked: SelectorEvaluation) -> int | float | None:
-        found = first(asked)
+    def reckon(evaluation: SelectorEvaluation) -> int | float | None:
+        found = first(evaluation)
         for sign, part in more:
-            found = _reckon_two(sign, found, part(asked))
+            found = _reckon_two(sign, found, part(evaluation))
             if found is None:
                 return None
         return found  # type: ignore[no-any-return]
@@ -432,21 +432,21 @@ class _LikePiece(NamedTuple):
         """Return True if the piece matches at this place. The caller checks that the text is long enough."""
         return all(text.startswith(part, at + offset) for offset, part in self.parts)
 
-    def find(self, text: str, at: int, end: int, asked: SelectorEvaluation) -> int:
+    def find(self, text: str, at: int, end: int, evaluation: SelectorEvaluation) -> int:
         """Return the first place between `at` and `end` where the piece matches, or -1.
 
         Raises TooManySteps.
         """
         if self.search is None:
             each = min(self.size, LITERAL_COST)
-            asked.check((end - at) * each // LITERALS_COMPARED)
+            evaluation.check((end - at) * each // LITERALS_COMPARED)
             place = text.find(self.parts[0][1] if self.parts else "", at, end)
-            asked.left -= ((end if place < 0 else place) - at) * each // LITERALS_COMPARED
+            evaluation.steps_left -= ((end if place < 0 else place) - at) * each // LITERALS_COMPARED
         else:
-            asked.check((end - at) * self.size)
+            evaluation.check((end - at) * self.size)
             found = self.search.search(text, at, end)
             place = -1 if found is None else found.start()
-            asked.left -= ((end if place < 0 else place) - at) * self.size
+            evaluation.steps_left -= ((end if place < 0 else place) - at) * self.size
         return place
 
 
@@ -482,7 +482,7 @@ def _piece(characters: list[str], searched: bool) -> _LikePiece:
     return _LikePiece(parts, len(characters), search)
 
 
-def _matches(text: str, pieces: list[_LikePiece], asked: SelectorEvaluation) -> bool:
+def _matches(text: str, pieces: list[_LikePiece], evaluation: SelectorEvaluation) -> bool:
     """Return True if `text` consists of the pieces in order, with any text between them."""
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:
@@ -491,7 +491,7 @@ def _matches(text: str, pieces: list[_LikePiece], asked: SelectorEvaluation) -> 
     if end < at or not first.fits(text, 0) or not last.fits(text, end):
         return False
     for piece in pieces[1:-1]:
-        place = piece.find(text, at, end, asked)
+        place = piece.find(text, at, end, evaluation)
         if place < 0:
             return False
         at = place + piece.size

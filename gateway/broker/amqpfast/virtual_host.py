@@ -221,12 +221,14 @@ class FastHost:
         `whole` allows the name to be a prefix. With `creates`, a missing destination is created where that is
         allowed, for the user `maker`. Raises FastRefused with 404, 502 or 506.
         """
-        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
-        found = named.get(name)
+        destinations: dict[str, FastQueue] | dict[str, Topic] = (
+            self.queues if service == "queue" else self.topics
+        )
+        found = destinations.get(name)
         if found is not None:
             return [found]
         if whole and self._may_begin(name):
-            several = [one for key, one in named.items() if key.startswith(name)]
+            several = [one for key, one in destinations.items() if key.startswith(name)]
             if several:
                 return several
         invalid = INVALID_BUT_SLASH if slashes else INVALID
@@ -237,15 +239,20 @@ class FastHost:
 
     def means_several(self, service: str, name: str) -> bool:
         """Return True if a name that may be a prefix is one: no destination has exactly this name."""
-        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
-        return name not in named and (
-            self._begins(name) or (self._may_begin(name) and any(one.startswith(name) for one in named))
+        destinations: dict[str, FastQueue] | dict[str, Topic] = (
+            self.queues if service == "queue" else self.topics
+        )
+        return name not in destinations and (
+            self._begins(name)
+            or (self._may_begin(name) and any(one.startswith(name) for one in destinations))
         )
 
     def would_create(self, service: str, name: str) -> bool:
         """Return True if the use of this name would create the destination."""
-        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
-        return self.auto_create and name not in named and not self._begins(name)
+        destinations: dict[str, FastQueue] | dict[str, Topic] = (
+            self.queues if service == "queue" else self.topics
+        )
+        return self.auto_create and name not in destinations and not self._begins(name)
 
     def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
         """Check that a handle may be opened for this name, creating its destination if allowed.
@@ -378,9 +385,11 @@ class FastHost:
         An empty `name` makes the server generate one. An existing queue of the same client is emptied and
         returned. Raises FastRefused with 403 if the name belongs to another client, 502 or 506.
         """
-        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
+        destinations: dict[str, FastQueue] | dict[str, Topic] = (
+            self.queues if service == "queue" else self.topics
+        )
         name = name or TEMPORARY + secrets.token_hex(8)
-        found: Named | None = named.get(name)
+        found: Named | None = destinations.get(name)
         if found is None:
             self._check_name(name, INVALID_BUT_SLASH if slashes else INVALID)
             add = self._add_queue if service == "queue" else self._add_topic

@@ -64,10 +64,10 @@ class Forwarding:
 
     def _copy(self, message: Message, route: str, outcome: Outcome, utc: WallTime) -> Message | None:
         try:
-            given = message.properties
+            properties = message.properties
         except RemoteProtocolError:  # that may be why it is a dead letter
-            given = Properties()
-        if any(name == REASON for name, _ in given.headers):
+            properties = Properties()
+        if any(name == REASON for name, _ in properties.headers):
             return None
         when = datetime.fromtimestamp(utc, UTC).isoformat(timespec="milliseconds")
         why = (
@@ -79,7 +79,7 @@ class Forwarding:
         return Message(
             self._address,
             message.body,
-            property_set(replace(given, headers=given.headers + why)),
+            property_set(replace(properties, headers=properties.headers + why)),
             self._assurance,
             DURABLE_AT_QOS[self._assurance],
             hops=message.hops + 1,

@@ -106,8 +106,8 @@ class CommonLetters(Protocol):
         """Delete dead letters; `then` is called when that is safe."""
 
 
-def _shares_of(what: str, letters: DeadLetters) -> UserShares:
-    return UserShares(what, count_max=letters.messages_max, bytes_max=letters.bytes_max)
+def _shares_of(resource: str, letters: DeadLetters) -> UserShares:
+    return UserShares(resource, count_max=letters.messages_max, bytes_max=letters.bytes_max)
 
 
 def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
@@ -168,7 +168,7 @@ class DeadLetters:
         self._unwanted: UserEntries[str] = UserEntries(_shares_of("unwanted messages", self))
         self._last = 0
         self._told_refused = 0
-        self._owed: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
+        self._waiting: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
 
     def __len__(self) -> int:
         common = 0 if self._common is None else len(self._common)
@@ -210,8 +210,8 @@ class DeadLetters:
     def byte_count(self) -> int:
         """Size of all dead letters in bytes."""
         common = 0 if self._common is None else self._common.shares.total
-        held = self._wanted.shares.total + self._unwanted.shares.total
-        return held + common + (0 if self._store is None else self._store.letters_bytes)
+        stored_count = self._wanted.shares.total + self._unwanted.shares.total
+        return stored_count + common + (0 if self._store is None else self._store.letters_bytes)
 
     def add(
         self,
@@ -274,8 +274,8 @@ class DeadLetters:
             id, user = f"{MEMORY}{self._last}", message.sender.user
             self._letters[id] = Letter(id, message, route, outcome, utc, crossed)
             entries.add(id, user, message.byte_count)
-            while (gone := entries.crowded_out(user)) is not None:
-                self._forget(gone)
+            while (crowded_out := entries.crowded_out(user)) is not None:
+                self._forget(crowded_out)
 
     def _forget(self, id: str) -> None:
         """Delete a dead letter in memory, if there is one with this id."""
@@ -290,7 +290,7 @@ class DeadLetters:
             if outcome is ACCEPTED:
                 then()
             else:
-                self._owed.append(then)
+                self._waiting.append(then)
 
         self._store.after_commit(told)
 
@@ -299,9 +299,9 @@ class DeadLetters:
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
             log.warning("dead letters full, messages stay with sources", refused=refused)
-        if self._owed and self._store is not None and self._store.healthy:
-            owed, self._owed = self._owed, []
-            for then in owed:
+        if self._waiting and self._store is not None and self._store.healthy:
+            callbacks, self._waiting = self._waiting, []
+            for then in callbacks:
                 self._when_safe(then)
 
     # What is read.
@@ -323,15 +323,15 @@ class DeadLetters:
 
     def _own(self, count: int, route: str | None, then: Callable[[Letters], None]) -> None:
         """Call `then` with the newest dead letters that only this process has."""
-        held = [
+        local_letters = [
             letter for letter in reversed(self._letters.values()) if route is None or letter.route == route
         ]
         if self._store is None:
-            then(held[:count])
+            then(local_letters[:count])
             return
 
         def merged(stored: Letters) -> None:
-            then(sorted((*stored, *held[:count]), key=lambda letter: -letter.utc)[:count])
+            then(sorted((*stored, *local_letters[:count]), key=lambda letter: -letter.utc)[:count])
 
         self._pages([], route, None, count, merged)
 
@@ -378,16 +378,16 @@ class DeadLetters:
 
     def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
         """Call `then` with the existing dead letters of these ids, in this order."""
-        wanted = list(ids)
-        known = dict(self._letters)
-        stored, shared, common = _stored(wanted), self._shared(wanted), self._common
+        requested_ids = list(ids)
+        by_id = dict(self._letters)
+        stored, shared, common = _stored(requested_ids), self._shared(requested_ids), self._common
 
         def found(letters: Letters) -> None:
-            known.update((letter.id, letter) for letter in letters)
-            then([known[id] for id in wanted if id in known])
+            by_id.update((letter.id, letter) for letter in letters)
+            then([by_id[id] for id in requested_ids if id in by_id])
 
         def merged(letters: list[StoredDeadLetter]) -> None:
-            known.update((str(one.id), _letter(one)) for one in letters)
+            by_id.update((str(one.id), _letter(one)) for one in letters)
             if common is None or not shared:
                 found([])
             else:
@@ -429,18 +429,18 @@ class DeadLetters:
 
     def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
         """Delete the dead letters with these ids. `then` gets the outcome when that is on disk or failed."""
-        gone = set(ids)
-        shared = self._shared(gone)
+        removed_ids = set(ids)
+        shared = self._shared(removed_ids)
         if shared and self._common is not None:
-            gone.difference_update(shared)
-            self._common.delete(shared, partial(self._delete, gone, then))
+            removed_ids.difference_update(shared)
+            self._common.delete(shared, partial(self._delete, removed_ids, then))
         else:
-            self._delete(gone, then)
+            self._delete(removed_ids, then)
 
-    def _delete(self, gone: set[str], then: Callable[[Outcome], None] | None) -> None:
-        for id in gone:
+    def _delete(self, removed_ids: set[str], then: Callable[[Outcome], None] | None) -> None:
+        for id in removed_ids:
             self._forget(id)
-        if self._store is not None and (stored := _stored(gone)):
+        if self._store is not None and (stored := _stored(removed_ids)):
             self._store.delete_letters(stored)
             if then is not None:
                 self._store.after_commit(then)

@@ -47,12 +47,12 @@ class Redriving:
         self._dead_letters = dead_letters
         self._open: set[str] = set()
 
-    def redrive(self, letters: list[Letter], told: Told) -> None:
-        """Publish the dead letters again; `told` gets the id and outcome of each."""
+    def redrive(self, letters: list[Letter], on_outcome: Told) -> None:
+        """Publish the dead letters again; `on_outcome` gets the id and outcome of each."""
         free: list[Letter] = []
         for letter in letters:
             if letter.id in self._open:
-                told(letter.id, BUSY)
+                on_outcome(letter.id, BUSY)
             else:
                 self._open.add(letter.id)
                 free.append(letter)
@@ -60,12 +60,12 @@ class Redriving:
         def claimed(ours: list[Letter], others: list[Letter]) -> None:
             self._open.difference_update([letter.id for letter in others])
             for letter in others:
-                told(letter.id, ELSEWHERE)
-            self._send(ours, told)
+                on_outcome(letter.id, ELSEWHERE)
+            self._send(ours, on_outcome)
 
         self._dead_letters.claim(free, claimed)
 
-    def _send(self, letters: list[Letter], told: Told) -> None:
+    def _send(self, letters: list[Letter], on_outcome: Told) -> None:
         # A batch has either what was published, or what was put on recipients: the journal distinguishes them
         # by it.
         now = clock.now()
@@ -78,14 +78,14 @@ class Redriving:
                 refused.append((letter.id, LOW_ON_MEMORY))
                 continue
             try:
-                outcome = self._place(placed, published, recipients, letter, told)
+                outcome = self._place(placed, published, recipients, letter, on_outcome)
             except Exception as error:
                 outcome = poisoned(error, route=letter.route)
             if outcome is not None:
                 refused.append((letter.id, outcome))
         self._stays([id for id, _ in refused])
         for id, outcome in refused:
-            told(id, outcome)
+            on_outcome(id, outcome)
         placed.send()
         published.send()
 
@@ -95,10 +95,10 @@ class Redriving:
         published: Batch,
         recipients: dict[tuple[Sink, str], Recipient],
         letter: Letter,
-        told: Told,
+        on_outcome: Told,
     ) -> Outcome | None:
         """Put a dead letter's message on its recipients. Return an outcome if that is not possible."""
-        receipt: Receipt = (letter.id, told)
+        receipt: Receipt = (letter.id, on_outcome)
         if NEVER < letter.message.expires <= clock.utc():
             return STALE
         router = self._dispatcher.router
@@ -131,9 +131,9 @@ class Redriving:
         message = letter.message
         if letter.crossed:
             return misfit(route, message) or message
-        wanted = route.pattern.dialect.name
-        if message.address.protocol != wanted:
-            return _no(f"the route {route.name!r} takes {wanted} now")
+        protocol = route.pattern.dialect.name
+        if message.address.protocol != protocol:
+            return _no(f"the route {route.name!r} takes {protocol} now")
         queue = route.pattern.queue or ""
         captures = route.pattern.match(message.address, queue)
         resolved = None
@@ -170,14 +170,14 @@ class Redriving:
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
         self._stays([id for (id, _), outcome in rows if outcome is not ACCEPTED])
-        gone = [id for (id, _), outcome in rows if outcome is ACCEPTED]
+        accepted_ids = [id for (id, _), outcome in rows if outcome is ACCEPTED]
 
         def tell(_: Outcome) -> None:
-            self._open.difference_update(gone)
+            self._open.difference_update(accepted_ids)
             for (id, told), outcome in rows:
                 told(id, outcome)
 
-        self._dead_letters.delete(gone, tell)
+        self._dead_letters.delete(accepted_ids, tell)
 
     def _stays(self, ids: list[str]) -> None:
         """Mark dead letters as no longer being redriven."""

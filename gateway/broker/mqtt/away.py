@@ -50,11 +50,11 @@ class Away:
         if not holder:
             return
         self._holders.remove(holder)
-        left = self._holders[holder]
+        remaining = self._holders[holder]
         heap = self._heaps[holder]
-        if not left:
+        if not remaining:
             del self._heaps[holder]
-        elif len(heap) > 2 * left + SLACK:
+        elif len(heap) > 2 * remaining + SLACK:
             heap[:] = [entry for entry in heap if self._valid(entry)]
             heapify(heap)
 

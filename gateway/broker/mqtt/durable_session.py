@@ -61,16 +61,16 @@ class DurableSession(Session):
 
     __slots__ = (
         "_aside",
-        "_gone",
         "_grants",
         "_ids",
         "_is_checking",
-        "_left",
+        "_log_passed_on",
         "_moving",
         "_positions",
         "_records",
         "_renumbered",
         "_safe",
+        "_settled_positions",
         "_stays",
         "_stuck",
         "away_secs",
@@ -78,7 +78,7 @@ class DurableSession(Session):
         "next",
         "sent",
     )
-    kept: ClassVar[bool] = True
+    is_durable: ClassVar[bool] = True
 
     def __init__(self, client_id: str, limits: SessionLimits, tally: SessionTally, records: Records) -> None:
         super().__init__(client_id, limits, tally)
@@ -92,17 +92,17 @@ class DurableSession(Session):
         self._positions: dict[int, int] = {}  # of messages in flight, by packet id
         self._moving: dict[int, QueuedRow] = {}  # being passed to other sessions, by position
         self._renumbered: RenumberedMessages | None = None  # most sessions never need it
-        self._left = False  # its log was passed on to others
+        self._log_passed_on = False  # its log was passed on to others
         self._stays = 0  # times that a client was attached, or the session ended
         self._is_checking = False  # reading what is on disk alone, for expired messages
-        self._gone: list[int] = []  # acknowledged or expired; settled in the store once in a wake-up
+        self._settled_positions: list[int] = []  # acknowledged or expired; settled once in a wake-up
         self._safe = 0  # messages below this position were committed or refused
         self._stuck = False  # the next message has QoS 2 or a packet id that is not on disk yet
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was decoded, and its grant
 
     def forget_owed(self, topic_filter: str) -> None:
         """Delete the record that retained messages of this filter are still to be sent."""
-        if self.owed.pop(topic_filter, None) is not None:
+        if self.walks.pop(topic_filter, None) is not None:
             self._records.delete_owed(self.client_id, topic_filter)
 
     # Over a restart.
@@ -147,7 +147,7 @@ class DurableSession(Session):
 
     def _settled(self, position: int) -> None:
         """Mark the message at this position as settled; the store is informed at the end of the wake-up."""
-        self._gone.append(position)
+        self._settled_positions.append(position)
         if self._renumbered:
             self._renumbered.forget(position)
 
@@ -216,13 +216,15 @@ class DurableSession(Session):
         self._wait([(message, grant, UNKEPT) for message in messages])
         self._byte_count += weight_of(messages)
 
-    def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
+    def _keep(
+        self, messages: list[Message], grant: Grant, on_outcome: Told, stored_first: bool = False
+    ) -> None:
         """Give the messages positions, in memory or on disk alone, and write them.
 
         While the disk fails they are refused: otherwise they would be sent before the refusal.
         """
         if not self._records.store.healthy:
-            self._records.store.refuse(told)
+            self._records.store.refuse(on_outcome)
             return
         first = self.next
         count = len(messages)
@@ -234,7 +236,7 @@ class DurableSession(Session):
         else:
             self._wait([(message, grant, first + at) for at, message in enumerate(messages)])
         self._byte_count += byte_count
-        written = partial(self._written, first, count, byte_count, alone, told)
+        written = partial(self._written, first, count, byte_count, alone, on_outcome)
         self._records.store.append(self.log, first, messages, written, tag=grant.encode())
 
     @property
@@ -256,7 +258,7 @@ class DurableSession(Session):
         return self._aside
 
     def _written(
-        self, first: int, count: int, byte_count: int, alone: bool, told: Told, outcome: Outcome
+        self, first: int, count: int, byte_count: int, alone: bool, on_outcome: Told, outcome: Outcome
     ) -> None:
         """Report the outcome of the store, and drop the messages that it refused."""
         self._safe = first + count
@@ -266,7 +268,7 @@ class DurableSession(Session):
                 self._let_go(byte_count)
             else:
                 self._withdraw(first, first + count)
-        told(outcome)
+        on_outcome(outcome)
         if self._stuck:
             self.pump()
 
@@ -349,9 +351,9 @@ class DurableSession(Session):
         self._settle_gone()
 
     def _settle_gone(self) -> None:
-        if self._gone:
-            gone, self._gone = self._gone, []
-            self._records.store.settle(self.log, gone)
+        if self._settled_positions:
+            positions, self._settled_positions = self._settled_positions, []
+            self._records.store.settle(self.log, positions)
 
     def stalled(self, now: float) -> bool:
         """Return True as Session does, except while the client waits for the disk."""
@@ -384,7 +386,7 @@ class DurableSession(Session):
             return self._rows_again()
         rows: list[OutgoingPublish] = []
         waiting = self._waiting
-        byte_count = gone = 0
+        byte_count = dropped_bytes = 0
         self._stuck = False
         while waiting and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, position = waiting[0]
@@ -405,7 +407,7 @@ class DurableSession(Session):
             waiting.popleft()
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
                 if position != UNKEPT:
                     self._settled(position)
                 continue
@@ -417,9 +419,9 @@ class DurableSession(Session):
                 self._positions[packet_id] = position
                 self.sent = max(self.sent, position + 1)
             else:
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
             rows.append(row)
-        self._let_go(gone)
+        self._let_go(dropped_bytes)
         if self._pace is not None:
             self._paced(len(rows))
         return rows
@@ -445,16 +447,16 @@ class DurableSession(Session):
         if self.persistent:
             self._record(attached=False)
 
-    def hand(self, message: Message, grant: Grant, told: Told) -> None:
-        """Owe a message that another member owed; `told` is called when it is on disk."""
+    def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
+        """Owe a message that another member owed; `on_outcome` is called when it is on disk."""
         if not message.assurance or not grant.qos:
-            super().hand(message, grant, told)
+            super().hand(message, grant, on_outcome)
             return
         fitting = self._fitting([message])
         if fitting:
-            self._keep(fitting, grant, told)
+            self._keep(fitting, grant, on_outcome)
         else:
-            told(ACCEPTED)  # the newest is dropped, and counted
+            on_outcome(ACCEPTED)  # the newest is dropped, and counted
         if self.outlet is not None:
             self.pump()
 
@@ -516,8 +518,8 @@ class DurableSession(Session):
         if not self.shares or not (self.in_flight or self._waiting or self._aside or self._moving):
             return None
         sent = [self._positions[packet_id] for packet_id, row in self.in_flight.items() if row.qos == 2]
-        self._records.store.settle(self.log, [*self._gone, *sent])
-        self._left = True
+        self._records.store.settle(self.log, [*self._settled_positions, *sent])
+        self._log_passed_on = True
         return LeftLog(self.log, self.sent)
 
     def discarded(self) -> None:
@@ -525,7 +527,7 @@ class DurableSession(Session):
         self._stays += 1
         super().discarded()
         self._records.forget_session(self.client_id)
-        if not self._left:
+        if not self._log_passed_on:
             self._records.store.drop(self.log)
 
     def received(self, packet_id: int) -> bool:

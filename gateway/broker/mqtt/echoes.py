@@ -77,9 +77,9 @@ class Ledger:
         """Record messages that are sent, each with its packet id (0 at QoS 0)."""
         for message, packet_id in zip(messages, packet_ids, strict=False):
             key = key_of(message)
-            known = _take(self._came, key) if key in self._came else None
-            if known is not None and now - known.at < ECHO_SECS:
-                _note(self.sent, key, known._replace(at=now, packet_id=packet_id))
+            entry = _take(self._came, key) if key in self._came else None
+            if entry is not None and now - entry.at < ECHO_SECS:
+                _note(self.sent, key, entry._replace(at=now, packet_id=packet_id))
             else:
                 _note(self.sent, key, Sent(now, message.sender, packet_id=packet_id))
 
@@ -95,19 +95,19 @@ class Ledger:
         if not others:
             return 0
         unconfirmed = next((one for one in others if self._is_unconfirmed(one, key)), None)
-        known = unconfirmed or others[0]
-        _remove(sent, key, known)
+        entry = unconfirmed or others[0]
+        _remove(sent, key, entry)
         quick = 0
-        if now - known.at < QUICK_SECS:
-            quick = known.quick + 1 if known.by is not None and _same(known.by, sender) else 1
+        if now - entry.at < QUICK_SECS:
+            quick = entry.quick + 1 if entry.by is not None and _same(entry.by, sender) else 1
         if quick >= QUICK_MAX:  # proof, even if the last round was not certainly an echo
             self._prove(sender, now)
             return HOPS_CERTAIN
         if unconfirmed is not None or self._is_proven(sender, now):
             return HOPS_CERTAIN
-        known = known._replace(at=now, rounds=known.rounds + 1, quick=quick, by=sender)
-        _note(self._came, key, known)
-        return known.rounds // ROUNDS_PER_HOP
+        entry = entry._replace(at=now, rounds=entry.rounds + 1, quick=quick, by=sender)
+        _note(self._came, key, entry)
+        return entry.rounds // ROUNDS_PER_HOP
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
         """Return True if the message's acknowledgement is due; the id may be another message's by now."""
@@ -131,8 +131,8 @@ class Ledger:
     def tick(self, now: float) -> None:
         """Forget messages that are too old to return."""
         for memory in (self.sent, self._came):
-            late = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
-            for key in late:
+            expired = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
+            for key in expired:
                 del memory[key]
 
 

@@ -56,10 +56,10 @@ class EndedSessions:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def add(self, left: LeftLog) -> None:
+    def add(self, left_log: LeftLog) -> None:
         """Add the log of a session that has ended."""
-        log = left.log
-        self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}<{left.sent}")
+        log = left_log.log
+        self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}<{left_log.sent}")
         self._logs.append(log)
         self._go_on()
 

@@ -168,7 +168,7 @@ class MqttNamespace:
         self._left_sessions: list[Session] = []  # `expires_at` is still the remaining time
         self._unshared: dict[Session, None] = {}  # could not pass on everything, because the disk was full
         self._leftovers: deque[tuple[str, Message]] = deque()  # of sessions that ended then: filter, message
-        self._due: deque[Session] = deque()  # sessions that have expired
+        self._expired_sessions: deque[Session] = deque()  # sessions that have expired
         self._checking: list[Session] = []  # sessions that look for expired messages on disk
         self._ended: EndedSessions | None = None
         if store is not None:
@@ -179,7 +179,7 @@ class MqttNamespace:
     # From an earlier process.
 
     def _restore(self, records: Records) -> None:
-        kept: dict[str, DurableSession] = {}
+        durable_sessions: dict[str, DurableSession] = {}
         shared = records.store.logs_tagged(is_shared)
         for client, record in records.sessions():
             with set_aside("session", client):
@@ -187,42 +187,50 @@ class MqttNamespace:
                 session.restore(record)
                 # It may have unsubscribed since, so its subscriptions do not say so.
                 session.shares = session.log.id in shared
-                kept[client] = session
+                durable_sessions[client] = session
                 self._count(session)
-        self.sessions.update(kept)
-        self._set_aside = {log.name for log in records.store.logs() if log.kind == SESSION} - set(kept)
+        self.sessions.update(durable_sessions)
+        self._set_aside = {log.name for log in records.store.logs() if log.kind == SESSION} - set(
+            durable_sessions
+        )
         for client, topic_filter, options in records.subscriptions():
-            if client in kept:
+            if client in durable_sessions:
                 with set_aside("subscription", (client, topic_filter)):
-                    self._enter(kept[client], topic_filter, options)
+                    self._enter(durable_sessions[client], topic_filter, options)
         for client, topic_filter in records.owed():
-            if client in kept and (owing := kept[client].subscriptions.get(topic_filter)) is not None:
-                self._owe(kept[client], topic_filter, owing)
-        self._restore_packet_ids(records, kept)
-        for session in kept.values():
+            if (
+                client in durable_sessions
+                and (owing := durable_sessions[client].subscriptions.get(topic_filter)) is not None
+            ):
+                self._owe(durable_sessions[client], topic_filter, owing)
+        self._restore_packet_ids(records, durable_sessions)
+        for session in durable_sessions.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:
                 self.discard(session)
             else:
                 self._left_sessions.append(session)
         for key, will, sender in records.wills():
-            left = 0.0
+            delay_secs = 0.0
             if key == sender.client and key in self.sessions:
-                left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
-            self._left_wills.append(LeftWill(will, sender, left, key))
+                delay_secs = (
+                    will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+                    - durable_sessions[sender.client].away_secs
+                )
+            self._left_wills.append(LeftWill(will, sender, delay_secs, key))
 
-    def _restore_packet_ids(self, records: Records, kept: dict[str, DurableSession]) -> None:
+    def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
         """Restore the packet ids of QoS 2 in both directions, and those that positions do not give."""
         for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
-            if client in kept:
-                kept[client].restore_released(packet_id)
+            if client in durable_sessions:
+                durable_sessions[client].restore_released(packet_id)
         for client, position, packet_id in records.renumbered():
-            if client in kept:
-                kept[client].restore_renumbered(position, packet_id)
+            if client in durable_sessions:
+                durable_sessions[client].restore_renumbered(position, packet_id)
         for log in records.store.logs():
-            if log.kind == INCOMING and log.name in kept:
+            if log.kind == INCOMING and log.name in durable_sessions:
                 with set_aside(INCOMING, log.name):
-                    kept[log.name].restore_received(log)
+                    durable_sessions[log.name].restore_received(log)
 
     def _forget_set_aside(self, records: Records, client_id: str) -> None:
         """Delete the records of an unreadable session, because its client starts a new one."""
@@ -233,8 +241,8 @@ class MqttNamespace:
 
     def begin(self, now: float) -> None:
         """Count the remaining time of restored sessions from `now` (monotonic). May be called again."""
-        left, self._left_sessions = self._left_sessions, []
-        for session in left:
+        left_sessions, self._left_sessions = self._left_sessions, []
+        for session in left_sessions:
             if session.outlet is None and self.sessions.get(session.client_id) is session:
                 session.expires_at += now
                 self._away.add(session)
@@ -281,7 +289,7 @@ class MqttNamespace:
 
     def answers_after(self, session: Session) -> Callable[[Callable[[Outcome], None]], None] | None:
         """Return the function that reports when PUBREL and PUBCOMP may be sent; None for at once."""
-        return self.store.after_commit if session.kept and self.store is not None else None
+        return self.store.after_commit if session.is_durable and self.store is not None else None
 
     def taking(self, session: Session, packet_ids: list[int]) -> None:
         """Prepare for messages of QoS 2 with these packet ids. Raises Pending until they may be published."""
@@ -328,7 +336,7 @@ class MqttNamespace:
         """
         before = session.subscriptions.get(topic_filter)
         self._enter(session, topic_filter, options)
-        if session.kept and self.records is not None and options != before:
+        if session.is_durable and self.records is not None and options != before:
             self.records.put_subscription(session.client_id, topic_filter, options)
         silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
         if silent or shared_pattern(topic_filter) is not None:
@@ -338,12 +346,12 @@ class MqttNamespace:
             self.system.show()
         if len(self.retained):
             self._owe(session, topic_filter, options)
-            if session.kept and self.records is not None and options.qos:
+            if session.is_durable and self.records is not None and options.qos:
                 self.records.put_owed(session.client_id, topic_filter)
 
     def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         grant = Grant(session, [options], retained=True)
-        session.owed[topic_filter] = Walk(self.retained, topic_filter.split("/"), grant)
+        session.walks[topic_filter] = Walk(self.retained, topic_filter.split("/"), grant)
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
@@ -372,7 +380,7 @@ class MqttNamespace:
         if topic_filter not in session.subscriptions:
             return False
         self._remove(session, topic_filter)
-        if session.kept and self.records is not None:
+        if session.is_durable and self.records is not None:
             self.records.delete_subscription(session.client_id, topic_filter)
         return True
 
@@ -407,28 +415,28 @@ class MqttNamespace:
             self._ended.add(left_log)
             return
 
-        def pass_on(message: Message, grant: Grant, told: Told) -> bool:
+        def pass_on(message: Message, grant: Grant, on_outcome: Told) -> bool:
             group = self._groups.get(grant.shared)
             if group is None:
                 return False
-            heard = partial(self._handed, session, message, grant.shared, ended, told)
-            if group.pass_on(message, session, heard, away=ended):
+            on_handed = partial(self._handed, session, message, grant.shared, ended, on_outcome)
+            if group.pass_on(message, session, on_handed, away=ended):
                 return True
             if self.failing and ended:
                 self._leave_over(grant.shared, message)
             return self.failing and ended
 
-        left = session.share(pass_on)
+        unshared = session.share(pass_on)
         if ended:
-            self.tally.unshared += left
-        elif left and self.failing:
+            self.tally.unshared += unshared
+        elif unshared and self.failing:
             self._unshared[session] = None
 
     def _handed(
-        self, session: Session, message: Message, shared: str, ended: bool, told: Told, outcome: Outcome
+        self, session: Session, message: Message, shared: str, ended: bool, on_outcome: Told, outcome: Outcome
     ) -> None:
         """Handle the outcome of passing on a message: keep it if the disk refused it."""
-        told(outcome)
+        on_outcome(outcome)
         if outcome is not ACCEPTED:
             if ended:
                 self._leave_over(shared, message)
@@ -445,13 +453,13 @@ class MqttNamespace:
         else:
             self.tally.unshared += 1
 
-    def _hand(self, shared: str, message: Message, told: Told) -> bool | None:
+    def _hand(self, shared: str, message: Message, on_outcome: Told) -> bool | None:
         """Pass a message to a member of a group.
 
         Return None without a group, False if no member can have it.
         """
         group = self._groups.get(shared)
-        return None if group is None else group.pass_on(message, None, told, away=True)
+        return None if group is None else group.pass_on(message, None, on_outcome, away=True)
 
     def _share_again(self) -> None:
         """Pass on what had to stay while the disk failed."""
@@ -484,8 +492,8 @@ class MqttNamespace:
 
     def user_of(self, client_id: str) -> str | None:
         """Return the user of a client's session, or None if there is no session."""
-        known = self.sessions.get(client_id)
-        return None if known is None else known.user
+        existing = self.sessions.get(client_id)
+        return None if existing is None else existing.user
 
     def sessions_of(self, user: str) -> int:
         """Return the number of sessions of a user."""
@@ -670,10 +678,10 @@ class MqttNamespace:
 
         With a store nothing is published, because the delay continues after the restart.
         """
-        due = list(self._wills) if self.records is None else []
-        for client_id in due:
+        client_ids = list(self._wills) if self.records is None else []
+        for client_id in client_ids:
             self._publish_will(client_id)
-        return bool(due)
+        return bool(client_ids)
 
     def _publish_will(self, client_id: str) -> None:
         if client_id in self._wills:
@@ -697,7 +705,7 @@ class MqttNamespace:
             self._ended.tick()
         self.retained.tick()
         self._drop_expired()
-        self._due.extend(
+        self._expired_sessions.extend(
             [
                 session
                 for session in self.sessions.values()
@@ -710,23 +718,23 @@ class MqttNamespace:
         """Have half-full sessions, a few at a time, drop expired messages, which take the place of others."""
         utc = clock.utc()
         self._checking = [session for session in self._checking if session.is_checking]
-        due = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
-        for session in due[: CHECKED_AT_ONCE - len(self._checking)]:
+        expired = [session for session in self.sessions.values() if 0.0 < session.purge_at <= utc]
+        for session in expired[: CHECKED_AT_ONCE - len(self._checking)]:
             session.drop_expired()
             if session.is_checking:
                 self._checking.append(session)
 
     def expire_more(self, now: float) -> bool:
         """Discard sessions that `expire` has found, for some milliseconds. Return True if some are left."""
-        until = clock.perf_counter() + EXPIRE_SECS
-        while self._due:
-            session = self._due.popleft()
-            known = self.sessions.get(session.client_id) is session
-            if known and session.outlet is None and 0 < session.expires_at <= now:
+        deadline = clock.perf_counter() + EXPIRE_SECS
+        while self._expired_sessions:
+            session = self._expired_sessions.popleft()
+            is_current = self.sessions.get(session.client_id) is session
+            if is_current and session.outlet is None and 0 < session.expires_at <= now:
                 self.discard(session)
-            if clock.perf_counter() >= until:
+            if clock.perf_counter() >= deadline:
                 break
-        return bool(self._due)
+        return bool(self._expired_sessions)
 
 
 def _nothing() -> None:

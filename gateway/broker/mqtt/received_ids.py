@@ -73,10 +73,10 @@ class ReceivedIds:
     def doubt(self, packet_id: int) -> None:
         """Record that a target refused the message and will be tried again, so that the result is open."""
 
-    def forget(self, packet_id: int, *, told: bool) -> None:
+    def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
         """Forget the id of a message that was not accepted, so that the client can send it again.
 
-        `told` is False if the client was sent no refusal, and so has to repeat the message under this id.
+        `refusal_sent` is False if the client was sent no refusal, and so has to repeat the message under it.
         """
         self._accepted.pop(packet_id, None)
 
@@ -106,7 +106,7 @@ class _Taken:
 class DurableReceivedIds(ReceivedIds):
     """Received ids of a session that survives a restart."""
 
-    __slots__ = ("_client", "_log", "_next", "_say", "_store", "_taken")
+    __slots__ = ("_client", "_entries", "_log", "_next", "_say", "_store")
 
     def __init__(self, store: Store, client: str, say: Callable[[int], None]) -> None:
         """Create an empty set; `say` sends PUBREC for an id that was accepted before it was on disk."""
@@ -116,7 +116,7 @@ class DurableReceivedIds(ReceivedIds):
         self._say = say
         self._log: Log | None = None
         self._next = 0
-        self._taken: dict[int, _Taken] = {}
+        self._entries: dict[int, _Taken] = {}
 
     def restore(self, log: Log) -> None:
         """Read the ids that an earlier process has written. Only valid before the store starts."""
@@ -126,43 +126,43 @@ class DurableReceivedIds(ReceivedIds):
 
     def _found(self, stored: list[tuple[int, Message, bytes]]) -> None:
         for position, message, _ in stored:
-            self._taken[int.from_bytes(message.body, "big")] = _Taken(position, True, True)
+            self._entries[int.from_bytes(message.body, "big")] = _Taken(position, True, True)
 
     def __contains__(self, packet_id: int) -> bool:
-        return packet_id in self._taken
+        return packet_id in self._entries
 
     def take(self, packet_id: int) -> bool:
         """Record that a message arrived under this id. Return False if it arrived before."""
-        if packet_id in self._taken:
+        if packet_id in self._entries:
             return False
-        self._taken[packet_id] = _Taken()
+        self._entries[packet_id] = _Taken()
         return True
 
     def handed_on(self, packet_id: int) -> None:
         """Write the id together with its message, if the message is being written."""
-        taken = self._taken.get(packet_id)
-        if taken is None or taken.settled or taken.accepted or taken.refused:
+        entry = self._entries.get(packet_id)
+        if entry is None or entry.settled or entry.accepted or entry.refused:
             return
-        if taken.position == NONE:
-            self._write(packet_id, taken)
+        if entry.position == NONE:
+            self._write(packet_id, entry)
 
-    def _write(self, packet_id: int, taken: _Taken) -> None:
+    def _write(self, packet_id: int, entry: _Taken) -> None:
         if self._log is None:
             self._log = self._store.log("incoming", self._client)
-        position = taken.position = self._next
+        position = entry.position = self._next
         self._next += 1
         mark = Message(NOWHERE, packet_id.to_bytes(2, "big"))
         self._store.append(self._log, position, [mark], partial(self._written, packet_id, position))
 
     def _written(self, packet_id: int, position: int, outcome: Outcome) -> None:
         """Send a pending PUBREC once writing the id is over; a refused id stays in memory only."""
-        taken = self._taken.get(packet_id)
-        if taken is None or taken.position != position:
+        entry = self._entries.get(packet_id)
+        if entry is None or entry.position != position:
             return
-        taken.settled = True
+        entry.settled = True
         if outcome is not ACCEPTED:
-            taken.position = NONE
-        if taken.accepted:
+            entry.position = NONE
+        if entry.accepted:
             self._say(packet_id)
 
     def accept(self, packet_id: int, *, stored: bool = True) -> bool:
@@ -170,52 +170,52 @@ class DurableReceivedIds(ReceivedIds):
 
         Return True to send PUBREC now.
         """
-        taken = self._taken.get(packet_id)
-        if taken is None:
+        entry = self._entries.get(packet_id)
+        if entry is None:
             return False
-        taken.accepted = True
-        if not taken.settled and taken.position == NONE:
+        entry.accepted = True
+        if not entry.settled and entry.position == NONE:
             if stored:
-                self._write(packet_id, taken)
+                self._write(packet_id, entry)
             else:
-                taken.settled = True
-        return taken.settled
+                entry.settled = True
+        return entry.settled
 
     def accepted(self, packet_id: int) -> bool:
         """Return True if PUBREC may be sent, or resent."""
-        taken = self._taken.get(packet_id)
-        return taken is not None and taken.accepted and taken.settled
+        entry = self._entries.get(packet_id)
+        return entry is not None and entry.accepted and entry.settled
 
     def doubt(self, packet_id: int) -> None:
         """Delete the id from the disk, because it must not be there without its message.
 
         The message was refused; the id is written when another attempt is accepted.
         """
-        taken = self._taken.get(packet_id)
-        if taken is not None:
-            self._erase(taken)
-            taken.settled = False
-            taken.refused = True
+        entry = self._entries.get(packet_id)
+        if entry is not None:
+            self._erase(entry)
+            entry.settled = False
+            entry.refused = True
 
-    def forget(self, packet_id: int, *, told: bool) -> None:
+    def forget(self, packet_id: int, *, refusal_sent: bool) -> None:
         """Forget the id of a message that was not accepted."""
         self.release(packet_id)
 
     def release(self, packet_id: int) -> bool:
         """Free the id after PUBREL. Return False if it is unknown."""
-        taken = self._taken.pop(packet_id, None)
-        if taken is not None:
-            self._erase(taken)
-        return taken is not None
+        entry = self._entries.pop(packet_id, None)
+        if entry is not None:
+            self._erase(entry)
+        return entry is not None
 
-    def _erase(self, taken: _Taken) -> None:
-        if taken.position != NONE:
+    def _erase(self, entry: _Taken) -> None:
+        if entry.position != NONE:
             assert self._log is not None
-            self._store.settle(self._log, (taken.position,))
-            taken.position = NONE
+            self._store.settle(self._log, (entry.position,))
+            entry.position = NONE
 
     def drop(self) -> None:
         """Forget all ids and delete their log, because the session has ended."""
-        self._taken.clear()
+        self._entries.clear()
         if self._log is not None:
             self._store.drop(self._log)

@@ -75,8 +75,8 @@ class Records:
 
     def put_session(self, client: str, record: SessionRecord) -> None:
         """Store the state of a session."""
-        given = record._asdict() | {"utc": self.store.timeline.stored(record.utc)}
-        self._put(SESSION, client.encode(), json.dumps(given).encode())
+        fields = record._asdict() | {"utc": self.store.timeline.stored(record.utc)}
+        self._put(SESSION, client.encode(), json.dumps(fields).encode())
 
     def forget_session(self, client: str) -> None:
         """Delete the records of a session; the owners of its logs drop these."""
@@ -168,7 +168,7 @@ class Records:
         The value is a JSON object with the fields of Will and Sender; the body and the property list (as MQTT
         5 encodes it) are base64.
         """
-        given = {
+        record = {
             "topic": will.topic,
             "body": b64encode(will.body).decode(),
             "qos": will.qos,
@@ -177,7 +177,7 @@ class Records:
             "sender": sender.to_dict(),
         }
         self._wills.add(key)
-        self._put(WILL, key.encode(), json.dumps(given).encode())
+        self._put(WILL, key.encode(), json.dumps(record).encode())
 
     def delete_will(self, key: str) -> None:
         """Delete a will that was published or never will be."""
@@ -193,12 +193,12 @@ class Records:
         for key, value in self._things(WILL):
             with set_aside(WILL, key):
                 self._wills.add(key.decode())
-                given = json.loads(value)
-                properties = decode_list(b64decode(given["properties"]), WILL_LIST)
+                record = json.loads(value)
+                properties = decode_list(b64decode(record["properties"]), WILL_LIST)
                 will = Will(
-                    given["topic"], b64decode(given["body"]), given["qos"], given["retain"], properties
+                    record["topic"], b64decode(record["body"]), record["qos"], record["retain"], properties
                 )
-                yield key.decode(), will, Sender(**given["sender"])
+                yield key.decode(), will, Sender(**record["sender"])
 
     # For all records.
 

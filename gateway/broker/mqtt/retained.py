@@ -110,16 +110,16 @@ class RetainedTopics:
         Returns False if there is no space; then the topic is unchanged.
         """
         address = message.address
-        known = address.name in self._messages
-        kept = self._set(message, clock.utc())
+        was_retained = address.name in self._messages
+        stored = self._set(message, clock.utc())
         if self._store is not None:
-            if kept:
+            if stored:
                 self._store.put(KIND, address.wire, message)
-            elif kept is False and (known or address.wire in self._left_out):
+            elif stored is False and (was_retained or address.wire in self._left_out):
                 self._store.delete(KIND, address.wire)
-            if kept is not None:
+            if stored is not None:
                 self._left_out.discard(address.wire)
-        return kept is not None
+        return stored is not None
 
     def messages(self) -> list[Message]:
         """Return all retained messages."""

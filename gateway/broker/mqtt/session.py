@@ -290,10 +290,10 @@ class Session:
         "_byte_count",
         "_grant",
         "_last_id",
+        "_last_progress",
         "_lossy",
         "_pace",
         "_rests_until",
-        "_since",
         "_soonest",
         "_tight",
         "_waiting",
@@ -305,7 +305,6 @@ class Session:
         "limits",
         "moved",
         "outlet",
-        "owed",
         "patient",
         "place",
         "pressure",
@@ -316,8 +315,9 @@ class Session:
         "subscriptions",
         "tally",
         "user",
+        "walks",
     )
-    kept: ClassVar[bool] = False  # True if the store has it
+    is_durable: ClassVar[bool] = False  # True if the store has it
 
     def __init__(
         self, client_id: str, limits: SessionLimits, tally: SessionTally, *, user: str = "", place: str = ""
@@ -334,7 +334,7 @@ class Session:
         self.subscriptions: dict[str, SubscriptionOptions] = {}
         self.received_ids = ReceivedIds()
         self.in_flight: dict[int, OutgoingPublish] = {}
-        self.owed: dict[str, Owing] = {}  # retained messages still to be sent, by filter
+        self.walks: dict[str, Owing] = {}  # retained messages still to be sent, by filter
         self.released: dict[int, None] = {}  # in flight, after PUBREC, with PUBREL sent
         self.shares = False  # it has been a member of a shared subscription
         self.credit = 0
@@ -342,7 +342,7 @@ class Session:
         # Its sources may be paused; after a stall only once half of its content was sent.
         self.patient = limits.holds
         self.moved = False  # something was sent since the last call of `stalled`
-        self._since = 0.0  # monotonic
+        self._last_progress = 0.0  # monotonic
         self._again: list[
             OutgoingPublish
         ] = []  # in flight when the last connection was lost; the first is the last here
@@ -435,13 +435,13 @@ class Session:
         messages beyond the limit are dropped and counted.
         """
         if self.outlet is None:
-            owed = (
+            eligible = (
                 [message for message in messages if message.assurance and grant.qos]
                 if self.persistent
                 else []
             )
-            self.tally.offline += len(messages) - len(owed)
-            messages = owed
+            self.tally.offline += len(messages) - len(eligible)
+            messages = eligible
         messages = self._fitting(messages)
         self._wait([(message, grant, UNKEPT) for message in messages])
         self._byte_count += weight_of(messages)
@@ -454,32 +454,32 @@ class Session:
         Return False if there are none now.
         """
         outlet = self.outlet
-        if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
+        if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.walks:
             return False
-        left, moved = PIECE_MESSAGES_MAX, False
-        for topic_filter in list(islice(self.owed, WALKS_MAX)):
-            walk = self.owed[topic_filter]
+        remaining, moved = PIECE_MESSAGES_MAX, False
+        for topic_filter in list(islice(self.walks, WALKS_MAX)):
+            walk = self.walks[topic_filter]
             if walk.waits:
                 continue
             moved = True
-            messages = walk.next(left)
+            messages = walk.next(remaining)
             if messages:
                 self.offer(messages, walk.grant)
-                left -= len(messages)
+                remaining -= len(messages)
             if walk.done:
                 self.forget_owed(topic_filter)
-            if left <= 0 or not (walk.done or walk.waits):
+            if remaining <= 0 or not (walk.done or walk.waits):
                 break
         return moved
 
     @property
     def pulls(self) -> bool:
         """True if a piece of retained messages is available, or can be requested."""
-        return any(not walk.waits for walk in islice(self.owed.values(), WALKS_MAX))
+        return any(not walk.waits for walk in islice(self.walks.values(), WALKS_MAX))
 
     def forget_owed(self, topic_filter: str) -> None:
         """Forget the retained messages that a subscription still lacks."""
-        self.owed.pop(topic_filter, None)
+        self.walks.pop(topic_filter, None)
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """Return as many of the messages as the limits allow, and count the others."""
@@ -568,7 +568,7 @@ class Session:
         rows: list[OutgoingPublish] = []
         waiting = self._waiting
         in_flight = self.in_flight
-        byte_count = gone = 0
+        byte_count = dropped_bytes = 0
         while waiting and len(rows) < ROWS_MAX and byte_count < ROWS_BYTES_MAX:
             message, grant, _ = waiting[0]
             qos = message.assurance
@@ -582,7 +582,7 @@ class Session:
             waiting.popleft()
             if message.expires and message.expires <= clock.utc():
                 self.tally.expired += 1
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
                 continue
             byte_count += message.byte_count
             row = OutgoingPublish(message, grant, qos, packet_id, False)
@@ -590,9 +590,9 @@ class Session:
                 self.credit -= 1
                 in_flight[packet_id] = row
             else:
-                gone += message.byte_count
+                dropped_bytes += message.byte_count
             rows.append(row)
-        self._let_go(gone)
+        self._let_go(dropped_bytes)
         if self._pace is not None:
             self._paced(len(rows))
         return rows
@@ -636,11 +636,11 @@ class Session:
                 self._pace.on = False
             self.pressure.relieve()
 
-    def _paced(self, taken: int) -> None:
+    def _paced(self, count: int) -> None:
         """Count sent messages, and resume sources when the client has nearly caught up."""
         pace = self._pace
         if pace is not None:
-            pace.taken += taken
+            pace.consumed_count += count
             if pace.on and not pace.behind(len(self), clock.monotonic()):
                 self._unpace()
 
@@ -660,8 +660,8 @@ class Session:
             self._pace = None
         if self.moved or not self.pressure:
             self.moved = False
-            self._since = now
-        elif now - self._since >= self.limits.stall_secs:
+            self._last_progress = now
+        elif now - self._last_progress >= self.limits.stall_secs:
             self.patient = False
             return True
         return False
@@ -710,10 +710,10 @@ class Session:
                 self._waiting = deque()
             self._waiting.extend(rows)
 
-    def hand(self, message: Message, grant: Grant, told: Told) -> None:
+    def hand(self, message: Message, grant: Grant, on_outcome: Told) -> None:
         """Owe a message that another member of a shared subscription owed until now."""
         self.offer([message], grant)
-        told(ACCEPTED)
+        on_outcome(ACCEPTED)
 
     @property
     def failing(self) -> bool:
@@ -725,25 +725,25 @@ class Session:
 
         Messages sent at QoS 2 stay, because the client may have them. Returns how many others stay, too.
         """
-        left = 0
+        unshared = 0
         for packet_id, row in list(self.in_flight.items()):
             if row.grant.shared and row.qos == 1:
                 if self._passed(row.message, row.grant, self._position_of(packet_id), pass_on):
                     self._forget_in_flight(packet_id, row)
                 else:
-                    left += 1
+                    unshared += 1
         if any(grant.shared for _, grant, _ in self._waiting or ()):
             waiting, self._waiting = self._waiting, None
             for message, grant, position in waiting or ():
-                owed = grant.shared and grant.qos and message.assurance
-                owed = owed and not self._was_sent_at_qos_2(message, grant, position)
-                if owed and self._passed(message, grant, position, pass_on):
+                is_owed = grant.shared and grant.qos and message.assurance
+                is_owed = is_owed and not self._was_sent_at_qos_2(message, grant, position)
+                if is_owed and self._passed(message, grant, position, pass_on):
                     self._let_go(message.byte_count)
                 else:
-                    left += bool(owed)
+                    unshared += bool(is_owed)
                     self._wait([(message, grant, position)])
         self.pump()
-        return left
+        return unshared
 
     def unfinished(self) -> int:
         """Return how many messages of shared subscriptions were sent at QoS 2 and have no PUBREC yet.

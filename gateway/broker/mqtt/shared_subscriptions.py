@@ -87,15 +87,15 @@ class SharedGroup:
         """Have a connected member owe a message without a waiting publisher."""
         self.pass_on(message, None, _nobody, away=False)
 
-    def pass_on(self, message: Message, but: Session | None, told: Told, *, away: bool) -> bool:
-        """Have another member owe a message, and call `told` when it does. Return False if none can.
+    def pass_on(self, message: Message, but: Session | None, on_outcome: Told, *, away: bool) -> bool:
+        """Have another member owe a message, and call `on_outcome` when it does. Return False if none can.
 
         With `away` the member's client need not be connected.
         """
         chosen = self.choose(but, away=away)
         if chosen is None:
             return False
-        chosen.hand(message, self.members[chosen], told)
+        chosen.hand(message, self.members[chosen], on_outcome)
         return True
 
     def choose(self, but: Session | None = None, *, away: bool = False) -> Session | None:

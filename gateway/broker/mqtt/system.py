@@ -60,8 +60,8 @@ class System:
         self._namespace = namespace
         self._began = clock.monotonic()
         self._listeners: list[ListenerStats] = []
-        self._said: dict[str, bytes] = {}
-        self._due = 0.0
+        self._published: dict[str, bytes] = {}
+        self._next_at = 0.0
 
     def add(self, stats: ListenerStats) -> None:
         """Add a listener's counters."""
@@ -69,9 +69,9 @@ class System:
 
     def tick(self, now: float, interval_secs: float) -> None:
         """Refresh if it is time (monotonic `now`) and a client subscribes; interval 0 means never."""
-        if not interval_secs or now < self._due or not self._namespace.asked_for(SYS):
+        if not interval_secs or now < self._next_at or not self._namespace.asked_for(SYS):
             return
-        self._due = now + interval_secs
+        self._next_at = now + interval_secs
         for message in self.show():
             for sink in self._namespace.sinks(message.address):
                 if isinstance(sink, SharedGroup):
@@ -84,8 +84,8 @@ class System:
         changed = []
         for name, text in self._figures().items():
             body = text.encode()
-            if self._said.get(name) != body:
-                self._said[name] = body
+            if self._published.get(name) != body:
+                self._published[name] = body
                 message = Message(topic_address(ROOT + name), body, retain=True)
                 self._namespace.retained.show(message)
                 changed.append(message)

@@ -188,13 +188,13 @@ class Outbox(OneSink):
         self._target: OutboxTarget | None = None
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
-        self._left: Left | None = None
+        self._on_departure: Left | None = None
         self._protocol = ""  # of the link, as the route states
         self._unsure_before = 0  # messages at lower positions may have addresses of another protocol
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
-        self._held = False  # an operator has paused the route
+        self._paused = False  # an operator has paused the route
         self._stale = False
         self._sending = False
         self._letters_full = False  # the policy asks for dead letters, but their store is full
@@ -208,7 +208,7 @@ class Outbox(OneSink):
         self._marks = Marks(store, name)
         self._marks.recover(marks, extent.first, extent.end, utc())
         self._queue = OutboxQueue(name, dead_letters, self._expired)
-        self._kept = QueueStorage(
+        self._storage = QueueStorage(
             self._queue,
             store,
             log,
@@ -217,21 +217,21 @@ class Outbox(OneSink):
         )
         self._shares = quotas.outbox()
         self._refusals = quotas.outboxes
-        self._kept.withdrawn = self._shares.remove_messages
+        self._storage.withdrawn = self._shares.remove_messages
         if extent.count:
-            for messages in self._kept.stored_before(extent.first):
+            for messages in self._storage.stored_before(extent.first):
                 self._shares.add_messages(messages)
         self._queue.add(self)
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._open)
 
-    def use(self, target: OutboxTarget | None, route: Route | None, left: Left | None = None) -> None:
+    def use(self, target: OutboxTarget | None, route: Route | None, on_departure: Left | None = None) -> None:
         """Set the route in force (None if it was removed) and its link.
 
-        `left` is called with messages that have left the outbox, for the journal.
+        `on_departure` is called with messages that have left the outbox, for the journal.
         """
-        self._left = left
+        self._on_departure = on_departure
         self._target = target
         self._route = route
         self._recipient = None
@@ -260,7 +260,7 @@ class Outbox(OneSink):
 
     def pause(self, on: bool) -> None:
         """Pause or resume the outbox on behalf of an operator."""
-        was, self._held = self._held, on
+        was, self._paused = self._paused, on
         if was and not on:
             self.tick()
 
@@ -285,7 +285,7 @@ class Outbox(OneSink):
             return f"there is no link {self.link!r}"
         if self._route is None:
             return f"the route {self.route_name!r} is in no mapping"
-        if self._held:
+        if self._paused:
             return "the route is paused"
         return "" if self._target.up() else "the link is down"
 
@@ -300,8 +300,8 @@ class Outbox(OneSink):
         fits = self._room_for(messages) if refuses else count
         if fits:
             self._marks.note(self._queue.next, self._utc())
-            taken = self._kept.take(part, messages if fits == count else messages[:fits])
-            self._shares.add_messages(taken)
+            accepted_count = self._storage.take(part, messages if fits == count else messages[:fits])
+            self._shares.add_messages(accepted_count)
             self._queue.dispatch()
         if fits < count:
             if self._route is not None:
@@ -372,12 +372,12 @@ class Outbox(OneSink):
             too_many = len(queue) > limits.messages_max or queue.byte_count > limits.bytes_max
             if not too_many and not self._head_is_older(cutoff):
                 break
-            taken = queue.take()
-            if taken is None:
+            head = queue.take()
+            if head is None:
                 if queue.loading:
-                    self._kept.when_loaded(self._make_room)
+                    self._storage.when_loaded(self._make_room)
                 break
-            position, message, _ = taken
+            position, message, _ = head
             if limits.policy == "dead_letter" and not self._dead_letters.has_room_for(
                 [*crowded, *old, message], is_awaited=False
             ):
@@ -417,7 +417,7 @@ class Outbox(OneSink):
     def room(self) -> int:
         """Return how many messages may be handed to the link now."""
         target = self._target
-        if target is None or self._route is None or self._stopped or self._held or not target.up():
+        if target is None or self._route is None or self._stopped or self._paused or not target.up():
             return 0
         if self._byte_count >= IN_FLIGHT_BYTES_MAX or self._backoff.is_waiting(self._clock()):
             return 0
@@ -500,7 +500,7 @@ class Outbox(OneSink):
             done = [position for at, position in enumerate(receipts) if at not in refused]
         if done:
             self._backoff.accepted(len(done))
-            if self._left is not None:
+            if self._on_departure is not None:
                 self._note([self._open[position] for position in done], ACCEPTED, WAS_DELIVERED)
             self._finish(done)
         if refused is not None:
@@ -554,8 +554,8 @@ class Outbox(OneSink):
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
         """Report messages that left the outbox to the journal."""
-        if self._left is not None and self._route is not None and messages:
-            self._left(self._route, messages, left_as(word, outcome), self._clock())
+        if self._on_departure is not None and self._route is not None and messages:
+            self._on_departure(self._route, messages, left_as(word, outcome), self._clock())
 
     # Timer.
 
@@ -564,17 +564,17 @@ class Outbox(OneSink):
         now = self._clock()
         target = self._target
         going = target is not None and self._route is not None and target.up()
-        if going and not (self._stopped or self._held):
-            due: list[int] = []
+        if going and not (self._stopped or self._paused):
+            due_positions: list[int] = []
             while self._later and self._later[0][0] <= now:
-                due.append(heapq.heappop(self._later)[1])
-            if due:
-                due.sort()
-                if due[0] < self._unsure_before:
-                    due = self._fitting(due)
-            if due:
-                recipient = self._recipient or self._find_recipient(self._open[due[0]])
-                self._send(recipient, due, [self._open[position] for position in due])
+                due_positions.append(heapq.heappop(self._later)[1])
+            if due_positions:
+                due_positions.sort()
+                if due_positions[0] < self._unsure_before:
+                    due_positions = self._fitting(due_positions)
+            if due_positions:
+                recipient = self._recipient or self._find_recipient(self._open[due_positions[0]])
+                self._send(recipient, due_positions, [self._open[position] for position in due_positions])
         self._queue.drop_expired(EXPIRED_AT_ONCE)
         oldest = self._oldest()
         if oldest is None:

@@ -34,7 +34,7 @@ class Outboxes:
         *,
         memory_messages_max: int,
         memory_bytes_max: int,
-        left: Left | None = None,
+        on_departure: Left | None = None,
         quotas: UserQuotas | None = None,
         jitter: Callable[[], float] = chance.random,
         clock: Callable[[], Monotonic] = clock.now,
@@ -43,15 +43,15 @@ class Outboxes:
         """Create the outboxes of a store, without any target or route.
 
         `memory_messages_max` and `memory_bytes_max` (bytes) limit the part of one outbox in memory; messages
-        beyond them are only on disk. `left` is called for messages that leave an outbox. `quotas` has the
-        share of one user in each outbox; without it one user may fill them.
+        beyond them are only on disk. `on_departure` is called for messages that leave an outbox. `quotas` has
+        the share of one user in each outbox; without it one user may fill them.
         """
         self._store = store
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_bytes_max)
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
-        self._left = left
+        self._on_departure = on_departure
         self._quotas = quotas or UserQuotas(Limits(user_share=1.0))
         self._targets: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name of their outbox
@@ -86,7 +86,7 @@ class Outboxes:
                 self._open(name)
         for outbox in list(self):
             outbox.pause(outbox.route_name in self._paused)
-            outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._left)
+            outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._on_departure)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
                     "outbox lost its route, messages preserved",

@@ -133,7 +133,7 @@ class FastCommands:
         browse: bool = False,
         transaction: int | None = None,
         save: Path | None = None,
-        wanted: MessageSelection = EVERYTHING,
+        selection: MessageSelection = EVERYTHING,
     ) -> bool:
         """Show messages until `show` returns False, `seconds` are over, or the user interrupts.
 
@@ -143,7 +143,7 @@ class FastCommands:
         standard input and to standard output, until the service closes. Return True if the user interrupted.
         Raises LinkError.
         """
-        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, wanted)
+        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, selection)
 
     async def _subscribe(
         self,
@@ -153,7 +153,7 @@ class FastCommands:
         browse: bool,
         transaction: int | None,
         save: Path | None,
-        wanted: MessageSelection,
+        selection: MessageSelection,
     ) -> bool:
         failure: LinkError | None = None
         async with trio.open_nursery() as nursery:
@@ -163,7 +163,7 @@ class FastCommands:
             if seconds is not None:
                 scope.deadline = trio.current_time() + seconds
             try:
-                await self._receive(address, show, browse, transaction, save, wanted)
+                await self._receive(address, show, browse, transaction, save, selection)
             except LinkError as error:
                 failure = error  # raised again outside of the nursery, which would wrap it
             scope.cancel()
@@ -178,7 +178,7 @@ class FastCommands:
         browse: bool,
         transaction: int | None,
         save: Path | None,
-        wanted: MessageSelection,
+        selection: MessageSelection,
     ) -> None:
         async with connect(
             self.target,
@@ -191,18 +191,18 @@ class FastCommands:
                 return
             channel = await client.channel(transacted=transaction is not None)
             if browse:
-                shown = channel.browse(
+                deliveries = channel.browse(
                     address.scope,
                     address.name,
-                    selector=wanted.selector,
-                    selector_type=wanted.selector_type,
+                    selector=selection.selector,
+                    selector_type=selection.selector_type,
                 )
-                async with aclosing(shown) as waiting:
+                async with aclosing(deliveries) as waiting:
                     async for delivery in waiting:
                         if not show(delivery.message, await _saved(delivery, save)):
                             break
             else:
-                await _consume(channel, address, show, transaction, save, wanted)
+                await _consume(channel, address, show, transaction, save, selection)
 
 
 async def _exchange(stream: PeerStream) -> None:
@@ -231,15 +231,15 @@ async def _exchange(stream: PeerStream) -> None:
 
 
 async def _begin(
-    channel: ClientChannel, address: Address, prefetch: int, wanted: MessageSelection
+    channel: ClientChannel, address: Address, prefetch: int, selection: MessageSelection
 ) -> ConsumerHandle:
     return await channel.consume(
         address.scope,
         address.name,
         prefetch=prefetch,
-        selector=wanted.selector,
-        selector_type=wanted.selector_type,
-        unreliable=wanted.unreliable,
+        selector=selection.selector,
+        selector_type=selection.selector_type,
+        unreliable=selection.unreliable,
     )
 
 
@@ -249,12 +249,12 @@ async def _consume(
     show: Show,
     transaction: int | None,
     save: Path | None,
-    wanted: MessageSelection,
+    selection: MessageSelection,
 ) -> None:
     if transaction is not None:
-        await _consume_in_transactions(channel, address, show, transaction, save, wanted)
+        await _consume_in_transactions(channel, address, show, transaction, save, selection)
         return
-    async for delivery in await _begin(channel, address, PREFETCH, wanted):
+    async for delivery in await _begin(channel, address, PREFETCH, selection):
         wants = show(delivery.message, await _saved(delivery, save))
         await channel.ack(delivery)
         if not wants:
@@ -267,7 +267,7 @@ async def _consume_in_transactions(
     show: Show,
     count: int,
     save: Path | None,
-    wanted: MessageSelection,
+    selection: MessageSelection,
 ) -> None:
     """Show messages and commit after `count`, or when `show` returns False.
 
@@ -276,21 +276,21 @@ async def _consume_in_transactions(
     requeued.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
-    consumer = await _begin(channel, address, window, wanted)
-    taken, wants = 0, True
+    consumer = await _begin(channel, address, window, selection)
+    received_count, wants = 0, True
     while wants:
-        shown: list[FastDelivery] = []
-        while wants and len(shown) < window:
+        deliveries: list[FastDelivery] = []
+        while wants and len(deliveries) < window:
             delivery = await anext(consumer)
             wants = show(delivery.message, await _saved(delivery, save))
-            shown.append(delivery)
-        taken += len(shown)
-        ends = not wants or taken % count == 0
+            deliveries.append(delivery)
+        received_count += len(deliveries)
+        ends = not wants or received_count % count == 0
         if ends:
             await consumer.pause(True)
         while not wants and address.scope == "queue" and (unseen := consumer.taken()) is not None:
             await channel.unget(consumer, unseen)
-        for delivery in shown:
+        for delivery in deliveries:
             await channel.ack(delivery)
         if ends:
             await channel.commit()

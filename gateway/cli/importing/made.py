@@ -61,10 +61,10 @@ class Made:
 
     def route(self, name: str, source: dict[str, Any], target: dict[str, Any]) -> None:
         """Add a route; `name` is changed to be a valid name, different from those of the other routes."""
-        taken = {one["name"] for one in self.routes}
+        names = {one["name"] for one in self.routes}
         base = name_of(name)
         name, number = base, 2
-        while name in taken:
+        while name in names:
             name, number = f"{base[: NAME_MAX - 4]}-{number}", number + 1
         self.routes.append({"name": name, "from": source, "to": target})
 

@@ -71,7 +71,7 @@ class Stanza:
 
     def __init__(self, line: ConfigurationLine) -> None:
         self.line = line
-        self.given: dict[str, str] = {}
+        self.options: dict[str, str] = {}
         self.topics: list[ConfigurationLine] = []
 
 
@@ -92,16 +92,16 @@ def made_of(file: Path, folder: Path) -> Made:
         elif line.key in _GENERAL:
             _GENERAL[line.key](made, line)
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
-            stanza.given[line.key] = line.value
+            stanza.options[line.key] = line.value
         elif not KEY.fullmatch(line.key):
             made.refused("this is no line of a mosquitto.conf", *line.at)
         elif line.key not in MEANINGLESS:
             made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", *line.at)
-    first = listeners[0].given
+    first = listeners[0].options
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # it does not exist, but its other keys apply to all listeners
         for one in listeners:
-            one.given = {**default.given, **one.given}
+            one.options = {**default.options, **one.options}
     made.configuration["listeners"] = {
         name: _listener(made, one) for name, one in zip(_names(listeners), listeners, strict=True)
     }
@@ -135,25 +135,25 @@ def _names(listeners: list[Stanza]) -> list[str]:
     """Return the listeners' names: `mqtt` for a single one, else `mqtt-PORT` for each."""
     if len(listeners) == 1:
         return [MQTT.name]
-    return [f"{MQTT.name}-{(one.given.get('port') or one.line.value).split()[0]}" for one in listeners]
+    return [f"{MQTT.name}-{(one.options.get('port') or one.line.value).split()[0]}" for one in listeners]
 
 
 def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
-    given = stanza.given
+    options = stanza.options
     port, *host = stanza.line.value.split()
-    found: dict[str, Any] = {**EVERY, "port": _number(made, stanza.line, given.get("port", port))}
-    if place := given.get("bind_address") or " ".join(host):
+    found: dict[str, Any] = {**EVERY, "port": _number(made, stanza.line, options.get("port", port))}
+    if place := options.get("bind_address") or " ".join(host):
         found["host"] = place
-    if given.get("protocol") == "websockets":
+    if options.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
         made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", *stanza.line.at)
-    tls = {ours: given[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in given}
+    tls = {ours: options[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in options}
     if "cert_file" in tls:
-        if "client_ca_file" in tls and given.get("require_certificate") != "true":
+        if "client_ca_file" in tls and options.get("require_certificate") != "true":
             tls["client_certificate"] = "optional"
         found["tls"] = tls
-    found["anonymous"] = "always" if given.get("allow_anonymous") == "true" else "never"
-    if (number := _number(made, stanza.line, given.get("max_connections", "0"))) > 0:  # -1: no limit
+    found["anonymous"] = "always" if options.get("allow_anonymous") == "true" else "never"
+    if (number := _number(made, stanza.line, options.get("max_connections", "0"))) > 0:  # -1: no limit
         found["limits"] = {"connections_max": number}
     return found
 
@@ -250,31 +250,31 @@ _OF_BRIDGES: Final = frozenset(
 
 
 def _bridge(made: Made, stanza: Stanza) -> None:
-    given, name = stanza.given, name_of(stanza.line.value)
-    places = (given.get("address") or given.get("addresses") or "").split()
+    options, name = stanza.options, name_of(stanza.line.value)
+    places = (options.get("address") or options.get("addresses") or "").split()
     if not places:
         made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", *stanza.line.at)
         return
-    tls = {ours: given[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in given}
+    tls = {ours: options[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in options}
     scheme = SCHEMES["tls" if tls else "plain"]
     link: dict[str, Any] = {"urls": [f"{scheme}://{one}" for one in places], "bridge": True}
     if tls:
         link["tls"] = tls
     for ours, theirs in (("username", "remote_username"), ("password", "remote_password")):
-        if value := given.get(theirs) or given.get(ours):
+        if value := options.get(theirs) or options.get(ours):
             link[ours] = value
-    if client := given.get("remote_clientid") or given.get("clientid"):
+    if client := options.get("remote_clientid") or options.get("clientid"):
         link["client_id"] = client
-    if version := VERSIONS.get(given.get("bridge_protocol_version", "")):
+    if version := VERSIONS.get(options.get("bridge_protocol_version", "")):
         link["version"] = version
-    if "keepalive_interval" in given:
-        link["heartbeat_secs"] = _number(made, stanza.line, given["keepalive_interval"])
-    if given.get("cleansession") == "true":
+    if "keepalive_interval" in options:
+        link["heartbeat_secs"] = _number(made, stanza.line, options["keepalive_interval"])
+    if options.get("cleansession") == "true":
         link["session_expiry_secs"] = 0
-    taken = [0]
+    qos_levels = [0]
     for line in stanza.topics:
-        taken.append(_topic(made, name, line))
-    link["qos"] = max(taken)
+        qos_levels.append(_topic(made, name, line))
+    link["qos"] = max(qos_levels)
     made.configuration.setdefault("links", {})[name] = link
 
 
@@ -300,8 +300,8 @@ def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
 def _template(prefix: str, pattern: str) -> str:
     """Return the topic with named captures for wildcards, so that source and target have the same ones."""
     levels = pattern.split("/")
-    named = [
+    segments = [
         f"{{level{at}}}" if one == "+" else "{rest...}" if one == "#" else one
         for at, one in enumerate(levels)
     ]
-    return prefix + "/".join(named) if pattern else prefix.rstrip("/") or prefix
+    return prefix + "/".join(segments) if pattern else prefix.rstrip("/") or prefix

@@ -30,58 +30,60 @@ def made_of(file: Path, folder: Path) -> Made:
     """Import a definitions.json. `folder`: where the result will be written; faults become findings."""
     made = Made(file, folder)
     try:
-        said = orjson.loads(file.read_bytes())
+        document = orjson.loads(file.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         made.refused(f"cannot be read: {error}")
         return made
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         made.refused("definitions are an object of lists")
         return made
-    if said.keys().isdisjoint(LISTS):
+    if document.keys().isdisjoint(LISTS):
         made.refused(f"these are no definitions: they have none of {', '.join(LISTS)}")
         return made
-    said = _without_streams(made, said)
+    document = _without_streams(made, document)
     definitions = folder / DEFINITIONS if made.definitions else file.resolve()
     declare: dict[str, Any] = {"definitions": str(definitions)}
-    if said.get("users"):
+    if document.get("users"):
         declare["users"] = True
-    if said.get("policies"):
+    if document.get("policies"):
         declare["policies"] = True
     made.configuration |= {
         "listeners": {name: {"protocol": name} for name in (HERE, MQTT.name)},
         "declare": declare,
         "mappings": ["identity.yaml"],  # as RabbitMQ's MQTT plug-in has it: topics are keys of amq.topic
     }
-    for one in _rows(said, "parameters"):
+    for one in _rows(document, "parameters"):
         component, name = str(one.get("component")), str(one.get("name"))
         value = one.get("value")
         if component == SHOVEL and isinstance(value, dict):
             _shovel(made, name_of(name), value)
         elif component == UPSTREAM and isinstance(value, dict):
-            _upstream(made, name_of(name), name, value, said)
+            _upstream(made, name_of(name), name, value, document)
         else:
             made.told(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
     return made
 
 
-def _without_streams(made: Made, said: dict[str, Any]) -> dict[str, Any]:
+def _without_streams(made: Made, document: dict[str, Any]) -> dict[str, Any]:
     """Return the definitions without streams and their bindings, because the gateway refuses streams.
 
     If there are any, the result is also stored in `made.definitions`, for a file of its own.
     """
-    streams = {(one.get("vhost"), one.get("name")): one for one in _rows(said, "queues") if _is_stream(one)}
+    streams = {
+        (one.get("vhost"), one.get("name")): one for one in _rows(document, "queues") if _is_stream(one)
+    }
     if not streams:
-        return said
+        return document
     for _, name in streams:
         text = f"queue {name!r} is a stream and is not taken, nor are its bindings"
         made.told(Severity.WARNING, "untaken", text)
-    kept = {
-        **said,
-        "queues": [one for one in _rows(said, "queues") if not _is_stream(one)],
-        "bindings": [one for one in _rows(said, "bindings") if not _is_bound(one, streams)],
+    result = {
+        **document,
+        "queues": [one for one in _rows(document, "queues") if not _is_stream(one)],
+        "bindings": [one for one in _rows(document, "bindings") if not _is_bound(one, streams)],
     }
-    made.definitions = orjson.dumps(kept, option=orjson.OPT_INDENT_2)
-    return kept
+    made.definitions = orjson.dumps(result, option=orjson.OPT_INDENT_2)
+    return result
 
 
 def _is_stream(queue: dict[str, Any]) -> bool:
@@ -98,8 +100,8 @@ def _is_bound(binding: dict[str, Any], queues: Container[tuple[Any, Any]]) -> bo
     )
 
 
-def _rows(said: dict[str, Any], word: str) -> list[dict[str, Any]]:
-    rows = said.get(word)
+def _rows(document: dict[str, Any], word: str) -> list[dict[str, Any]]:
+    rows = document.get(word)
     return [one for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
 
 
@@ -138,43 +140,47 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
     if source is None or target is None:
         return
     queue, exchange = value.get("src-queue"), value.get("src-exchange")
-    taken: dict[str, Any] = {"endpoint": source}
+    origin: dict[str, Any] = {"endpoint": source}
     captures = ""
     if exchange is not None:
         key = _pattern(str(value.get("src-exchange-key", "#")))
         captures = key
-        taken |= {"exchange": str(exchange), "binding_key": key}
+        origin |= {"exchange": str(exchange), "binding_key": key}
     elif queue is None:
         made.told(Severity.WARNING, "untaken", f"shovel {name!r}: it names no queue and no exchange")
         return
     elif source == HERE:
-        taken |= {"exchange": "", "routing_key": str(queue)}
+        origin |= {"exchange": "", "routing_key": str(queue)}
         text = f"shovel {name!r}: what is published to {queue!r} by its name crosses, not what is bound to it"
         made.told(Severity.WARNING, "otherwise", text)
     else:
-        taken["queue"] = str(queue)
+        origin["queue"] = str(queue)
     to: dict[str, Any] = {"endpoint": target}
     if value.get("dest-queue") is not None:
         to["queue"] = str(value["dest-queue"])
     else:
-        given = value.get("dest-exchange-key")
+        routing_key = value.get("dest-exchange-key")
         to |= {
             "exchange": str(value.get("dest-exchange", "")),
-            "routing_key": str(given) if given is not None else captures or str(taken.get("queue", "")),
+            "routing_key": str(routing_key)
+            if routing_key is not None
+            else captures or str(origin.get("queue", "")),
         }
-    made.route(name, taken, to)
+    made.route(name, origin, to)
 
 
-def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said: dict[str, Any]) -> None:
+def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], document: dict[str, Any]) -> None:
     """Add a link for an upstream, and a route for each exchange that a policy federates from it (or all)."""
     uris = value.get("uri", [])
     if _link(made, name, [uris] if isinstance(uris, str) else [str(one) for one in uris]) is None:
         return
     found = 0
-    for policy in _rows(said, "policies"):
+    for policy in _rows(document, "policies"):
         definition = policy.get("definition") or {}
-        wanted = definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
-        if not wanted:
+        is_federated = (
+            definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
+        )
+        if not is_federated:
             continue
         if policy.get("apply-to") == "queues":
             text = f"policy {policy.get('name')!r}: federated queues are not taken"
@@ -186,7 +192,7 @@ def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said:
             text = f"policy {policy.get('name')!r}: its pattern is no regular expression here: {error}"
             made.told(Severity.WARNING, "untaken", text)
             continue
-        for exchange in _rows(said, "exchanges"):
+        for exchange in _rows(document, "exchanges"):
             if pattern.search(str(exchange.get("name"))):
                 where = str(exchange["name"])
                 source = {"endpoint": name, "exchange": where, "binding_key": "{key...}"}

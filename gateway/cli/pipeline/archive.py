@@ -86,17 +86,17 @@ def archive(
         folder = journal_of(journal, config)
         installed()
         spark = started("archive", master, conf, formats=[format_])
-        given = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
+        options = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
         if follow:
             with suppress(KeyboardInterrupt):
-                _follow(spark, given, every, made)
+                _follow(spark, options, every, made)
             return
-        text, figures = _archived(spark, given)
+        text, figures = _archived(spark, options)
         made.figures |= figures
     typer.echo(text)
 
 
-def _follow(spark: SparkSession, given: _Given, every_secs: float, made: RunSummary) -> None:
+def _follow(spark: SparkSession, options: _Given, every_secs: float, made: RunSummary) -> None:
     """Archive the new rows at intervals of `every_secs` seconds until interrupted.
 
     Print a line for each run that archived rows, and write the summary after every run.
@@ -105,7 +105,7 @@ def _follow(spark: SparkSession, given: _Given, every_secs: float, made: RunSumm
     from gateway.pipeline.jobs import archive as job
 
     def run(number: int) -> tuple[str, dict[str, float]]:
-        return _archived(spark, given._replace(sweep=not number))
+        return _archived(spark, options._replace(sweep=not number))
 
     rows = 0.0
     for text, figures in job.following(run, every_secs):
@@ -113,7 +113,7 @@ def _follow(spark: SparkSession, given: _Given, every_secs: float, made: RunSumm
         if figures["rows"]:
             typer.echo(text)
         with plainly():
-            behind = job.rows_behind(spark, given.folder, given.to)
+            behind = job.rows_behind(spark, options.folder, options.to)
         made.figures |= figures | {"rows": rows, "rows_behind": behind}
         made.write(ok=True, running=True)
 
@@ -130,13 +130,13 @@ class _Given(NamedTuple):
     sweep: bool = True
 
 
-def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]]:
+def _archived(spark: SparkSession, options: _Given) -> tuple[str, dict[str, float]]:
     """Archive once. Return the result as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
-    folder, to, format_, keep_days, _, checkpoint, _, fail, sweep = given
+    folder, to, format_, keep_days, _, checkpoint, _, fail, sweep = options
     if format_ in tables.FORMATS:
         with plainly():
             appended = tables.run(spark, folder, to, format_, keep_days=keep_days, fail=fail, tell=progress)
@@ -159,9 +159,9 @@ def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]
             folder,
             to,
             keep_days=keep_days,
-            file_bytes=given.file_mib * MEBIBYTE,
+            file_bytes=options.file_mib * MEBIBYTE,
             fail=fail,
-            grace_secs=60.0 * given.grace_minutes,
+            grace_secs=60.0 * options.grace_minutes,
             sweep=sweep,
             tell=progress,
         )

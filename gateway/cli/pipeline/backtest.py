@@ -98,10 +98,10 @@ def backtest(
 def _verdicts(words: list[str]) -> list[DeliveryVerdict]:
     from gateway.pipeline.traffic.verdicts import DeliveryVerdict
 
-    known = {verdict.value: verdict for verdict in DeliveryVerdict}
-    if unknown := set(words) - set(known):
-        raise typer.BadParameter(f"--allow takes {', '.join(known)}, not {', '.join(unknown)}")
-    return [known[word] for word in words]
+    by_value = {verdict.value: verdict for verdict in DeliveryVerdict}
+    if unknown := set(words) - set(by_value):
+        raise typer.BadParameter(f"--allow takes {', '.join(by_value)}, not {', '.join(unknown)}")
+    return [by_value[word] for word in words]
 
 
 def _every() -> list[str]:

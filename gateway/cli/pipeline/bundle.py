@@ -32,8 +32,8 @@ def bundle(
 
     with shown("packing what the gateway depends on" if environment else "writing the bundle"):
         made = write(to, environment=environment)
-    given = [f"--py-files {made.code}"]
+    options = [f"--py-files {made.code}"]
     if made.environment is not None:
-        given.append(f"--archives {made.environment}#{ENVIRONMENT}")
-        given.append(f"--conf spark.executorEnv.PYTHONPATH={ENVIRONMENT}")
-    typer.echo(f"spark-submit --master MASTER {' '.join(given)} {made.submit} COMMAND …")
+        options.append(f"--archives {made.environment}#{ENVIRONMENT}")
+        options.append(f"--conf spark.executorEnv.PYTHONPATH={ENVIRONMENT}")
+    typer.echo(f"spark-submit --master MASTER {' '.join(options)} {made.submit} COMMAND …")

@@ -55,9 +55,9 @@ def lineage(
         found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
         if to is not None:
             found.write.mode("overwrite").parquet(spark_writes(spark, free(place_of(to, hadoop))))
-        shown = [
+        table_rows = [
             tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
             for row in found.select(*WORDS).toLocalIterator()
         ]
         found.unpersist()
-    typer.echo("\n".join(table(shown, WORDS, right=("rows",))) if shown else "no row took a route")
+    typer.echo("\n".join(table(table_rows, WORDS, right=("rows",))) if table_rows else "no row took a route")

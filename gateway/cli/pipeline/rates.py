@@ -78,20 +78,22 @@ def rates(
         check_span(since, until)
         folder = recorded_in(journal, archive, config)
         installed()
-        given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
-        given |= {"format_": format_}
+        options: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
+        options |= {"format_": format_}
         spark = started("rates", master, conf, formats=[format_], archive=archive)
         from gateway.pipeline.failures import plainly
         from gateway.pipeline.jobs import rates as job
 
         with plainly():
             if follow:
-                query = job.follow(spark, str(folder), to=str(to), late=late, checkpoint=checkpoint, **given)
+                query = job.follow(
+                    spark, str(folder), to=str(to), lateness=late, checkpoint=checkpoint, **options
+                )
                 try:
                     watch(query, made, follow=True)
                 except KeyboardInterrupt:
                     query.stop()
                 return
-            done = job.run(spark, folder, archive=archive, since=since, until=until, to=to, **given)
+            done = job.run(spark, folder, archive=archive, start=since, end=until, to=to, **options)
         made.figures |= {"rows": done.rows, "messages": done.messages}
     typer.echo(f"{done.messages} messages in {done.rows} rows")

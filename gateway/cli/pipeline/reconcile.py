@@ -101,7 +101,7 @@ def reconcile(
         from gateway.pipeline.traffic.loader import RowSelection, traffic
 
         folder = recorded_in(journal, archive, config)
-        asked = datetime.now(UTC)
+        asked_at = datetime.now(UTC)
         waiting = _waiting(urls, token_file) if urls else None
         with plainly(), watched(spark, "reconcile", progress):
 
@@ -113,8 +113,8 @@ def reconcile(
                 None if received is None else _received(spark, received),
                 waiting=waiting,
                 still=still,
-                until=None if end is None else moment(end),
-                asked=asked if urls else None,
+                end=None if end is None else moment(end),
+                counted_at=asked_at if urls else None,
                 earlier=None if begin is None else lambda: recorded(RowSelection(None, begin, where)),
             )
         missing = 0 if folder is None else _missing(spark, folder, begin, end)
@@ -136,7 +136,7 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
     A shared outbox has the same waiting messages at each gateway and is counted once, plus the messages in
     flight at each gateway. Raises PipelineError if a gateway does not know a number.
     """
-    held: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     common: dict[str, int] = {}
     for url in urls:
         for one in ask(url, token_file, "/api/v1/status")["outboxes"]:
@@ -146,8 +146,8 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
                 raise PipelineError(f"how much waits for route {name} is not known now: {why}")
             if one["shared"]:
                 common[name] = max(messages, common.get(name, 0))
-            held[name] += one["in_flight"] if one["shared"] else messages
-    return dict(held + Counter(common))
+            counts[name] += one["in_flight"] if one["shared"] else messages
+    return dict(counts + Counter(common))
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
@@ -188,12 +188,12 @@ def _print(account: Account, missing: int, show: int) -> None:
     phases = [(route, phase, rows) for (route, phase), rows in sorted(account.phases.items())]
     if phases:
         typer.echo("\n".join(table(phases, ("route", "phase", "rows"), right=("rows",))))
-    for one in account.named[:show]:
+    for one in account.faulty_messages[:show]:
         name = f" id {one.message_id}" if one.message_id else ""
         times = f" {one.times} times" if one.times > 1 else ""
         typer.echo(f"{one.what}: {one.shard}:{one.sequence} {one.route} {one.address}{name}{times}")
-    if len(account.named) > show:
-        typer.echo(f"and {len(account.named) - show} more; --json names them")
+    if len(account.faulty_messages) > show:
+        typer.echo(f"and {len(account.faulty_messages) - show} more; --json names them")
     totals = ", ".join(f"{count} {what}" for what, count in sorted(account.totals.items()))
     typer.echo(totals or "nothing is lost, nothing waits")
     if missing:

@@ -160,13 +160,15 @@ def _to(
         stated["routing_key"] = routing_key
     if destination is not None:
         stated["service"] = service
-    given = {word: text for word, text in stated.items() if text is not None}
-    others = [DIALECT_OF_WORD[word].name for word in given if DIALECT_OF_WORD[word].name != protocol]
+    address_options = {word: text for word, text in stated.items() if text is not None}
+    others = [
+        DIALECT_OF_WORD[word].name for word in address_options if DIALECT_OF_WORD[word].name != protocol
+    ]
     if others:
         raise typer.BadParameter(f"the URL is of {protocol}, the address of {others[0]}")
-    if not given:
+    if not address_options:
         return None
     try:
-        return DIALECTS[protocol].published(given)[0]
+        return DIALECTS[protocol].published(address_options)[0]
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error

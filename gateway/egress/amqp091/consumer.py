@@ -106,12 +106,12 @@ class AmqpLinkConsumer:
         """Requeue messages whose wait is over."""
         if not self._later or not self.live:
             return
-        due = [tag for at, tag in self._later if at <= now]
+        due_tags = [tag for at, tag in self._later if at <= now]
         self._later = [(at, tag) for at, tag in self._later if at > now]
-        for tag in due:
+        for tag in due_tags:
             self._machine.nack(self.channel, tag, requeue=True)
             self._answer(tag)
-        if due:
+        if due_tags:
             self._wake(self)
 
     def flush(self) -> None:

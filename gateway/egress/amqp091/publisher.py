@@ -80,7 +80,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._renew_at = 0.0
         self._renew_wait = RENEW_SECS_MIN
         self._drain_until: float | None = None  # nothing is sent until this time
-        self._wanted = False  # True if messages should flow apart from that
+        self._should_flow = False  # True if messages should flow apart from that
         self._returned = 0  # number of the last message that the broker returned
         self._harmless = b""  # the last content header found without such properties; many messages share one
 
@@ -97,7 +97,7 @@ class AmqpLinkPublisher(ConfirmedSink):
 
     def flow(self, on: bool) -> None:
         """Send messages, or hold them while the broker is blocked or declarations are pending."""
-        self._wanted = on
+        self._should_flow = on
         self._flowing = on and self._publishers is not None and self._drain_until is None
         self.pump()
 
@@ -133,7 +133,7 @@ class AmqpLinkPublisher(ConfirmedSink):
             machine.close_channel(self._channel)
             self.close()
         else:
-            self.flow(self._wanted)
+            self.flow(self._should_flow)
         return fresh
 
     def close(self) -> int:
@@ -144,21 +144,21 @@ class AmqpLinkPublisher(ConfirmedSink):
 
     def close_over(self, code: int, text: str) -> None:
         """Handle the broker's close of the channel or connection because of a message."""
-        left = self.close()
-        if not left:
+        unconfirmed_count = self.close()
+        if not unconfirmed_count:
             return
         reason = Reason.NOT_AUTHORIZED if code == ReplyCode.ACCESS_REFUSED else Reason.TARGET_REFUSED
         outcome = Outcome(Verdict.REJECTED, reason, text)
         if code == ReplyCode.RESOURCE_ERROR:
             outcome = Outcome(Verdict.RELEASED, Reason.QUOTA, text)
-        named = (
+        match = (
             NAMED_EXCHANGE.search(text) if code in (ReplyCode.ACCESS_REFUSED, ReplyCode.NOT_FOUND) else None
         )
-        if named is not None and self._missing is not None and self._concerns(named[1]):
-            self.refuse(named[1], outcome)
-            self._missing(named[1], outcome)
+        if match is not None and self._missing is not None and self._concerns(match[1]):
+            self.refuse(match[1], outcome)
+            self._missing(match[1], outcome)
         else:
-            self._suspect(left, outcome)
+            self._suspect(unconfirmed_count, outcome)
 
     # Sending.
 
@@ -192,12 +192,12 @@ class AmqpLinkPublisher(ConfirmedSink):
             self._stats.lessened.add("expiration")
         if data is self._harmless:
             return data
-        told = without_orders(data)
-        if told is data:
+        header = without_orders(data)
+        if header is data:
             self._harmless = data
         else:
             self._stats.lessened.add("orders")
-        return told
+        return header
 
     def _rows_one_by_one(
         self, part: SubBatch, positions: Positions, utc: float
@@ -207,7 +207,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         The others are settled with the outcome that `poisoned` returns.
         """
         rows: list[PublishRow] = []
-        kept: list[int] = []
+        encoded_positions: list[int] = []
         for at in positions:
             message = part.messages[at]
             try:
@@ -215,8 +215,8 @@ class AmqpLinkPublisher(ConfirmedSink):
             except Exception as error:
                 self._settle_unsent([at], poisoned(error))
             else:
-                kept.append(at)
-        return rows, kept
+                encoded_positions.append(at)
+        return rows, encoded_positions
 
     # Outcomes.
 

@@ -137,7 +137,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         self._process(self._stream.postponed() or self.machine.receive_data(data, now))
         if self.machine.unread:
             self._stream.again()
-        self._stream.expect(self.machine.due)
+        self._stream.expect(self.machine.body_bytes_remaining)
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return pending acknowledgements and everything else that was encoded."""
@@ -387,12 +387,12 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         publish = session.dispatcher.publish
         batch = session.begun_batch()
         consumers = self._consumers
-        others_wait, short = session.held.on or session.held_back.on, session.dispatcher.memory.short
+        others_wait, short = session.held_receipts.on or session.held_back.on, session.dispatcher.memory.short
         sender = self._sender
         number = 0
         consumer: AmqpLinkConsumer | None = None
         in_turn = iter(contents)
-        left: list[Delivery] = []
+        postponed: list[Delivery] = []
         for row in in_turn:
             row_number, _, tag, _, wire, raw, body = row
             if row_number != number:
@@ -404,7 +404,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 continue  # it was closed meanwhile, the message is requeued
             entry = entries.get(wire)
             if entry is None and self._stream.spent():
-                left = [row, *in_turn]
+                postponed = [row, *in_turn]
                 break
             consumer.last = tag
             property_set = content_properties(raw)
@@ -441,8 +441,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
-        session.stats.messages_in += len(contents) - len(left)
-        return left
+        session.stats.messages_in += len(contents) - len(postponed)
+        return postponed
 
     def _check_properties(self, raw: bytes) -> None:
         """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
@@ -515,8 +515,8 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """Declare, consume and cancel what a changed mapping requires."""
-        fresh, gone = self.topology.want(subscriptions, targets)
-        for declaration in (*fresh, *gone):
+        fresh, unneeded = self.topology.want(subscriptions, targets)
+        for declaration in (*fresh, *unneeded):
             if declaration.kind == "exchange":
                 self.publisher.allow(declaration.name)
         self.stats.lacking = self.topology.lacking()

@@ -128,11 +128,11 @@ class Declaration:
         if why or not create:
             return why
         if self.reached_by:
-            for asked in (
+            for request in (
                 m.ExchangeDeclare(self.reached_by, "direct", durable=True),
                 m.QueueBind(self.name, self.reached_by, self.name),
             ):
-                answer = yield asked
+                answer = yield request
                 if isinstance(answer, ChannelClosed):
                     return answer.text
         for key in sorted(self.drop):
@@ -199,26 +199,26 @@ class Topology:
     ) -> tuple[list[Declaration], list[Declaration]]:
         """Set the needs of a changed mapping. Return the new or changed ones, and those no longer needed."""
         before = self.declarations
-        wanted = {
+        needed = {
             (declaration.kind, declaration.name): declaration
             for declaration in self._declarations_of(subscriptions, targets)
         }
-        kept = {
+        carried_over = {
             key: declaration
             for key, declaration in before.items()
-            if declaration.undeclared and key not in wanted
+            if declaration.undeclared and key not in needed
         }
         fresh: list[Declaration] = []
-        for key, declaration in wanted.items():
+        for key, declaration in needed.items():
             old = before.get(key)
             if old is not None and not old.undeclared and old.says_the_same(declaration):
-                wanted[key] = old
+                needed[key] = old
                 continue
             if old is not None:
                 declaration.drop = (old.keys | old.drop) - declaration.keys
             fresh.append(declaration)
-        self.declarations = wanted | kept
-        gone = [declaration for key, declaration in before.items() if key not in self.declarations]
+        self.declarations = needed | carried_over
+        unneeded = [declaration for key, declaration in before.items() if key not in self.declarations]
         if self.declare == "create":
             self._leftovers += [
                 Declaration(
@@ -227,10 +227,10 @@ class Topology:
                     exchange=declaration.exchange,
                     drop=declaration.keys | declaration.drop,
                 )
-                for declaration in gone
+                for declaration in unneeded
                 if declaration.keys or declaration.drop
             ]
-        return fresh, gone
+        return fresh, unneeded
 
     def _declarations_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Declaration]:
         if self.declare != "none":

@@ -267,11 +267,11 @@ class ClientChannel:
             failed = code >= ReplyCode.MESSAGE_NOT_FOUND
             awaited.came(RefusedByServer(code, text, Scope.HANDLE) if failed else None)
 
-    def heard_ready(self, handle: int, held: int) -> None:
+    def heard_ready(self, handle: int, held_bytes: int) -> None:
         """Handle READY."""
         found = self._handles.get(handle)
         if isinstance(found, ClientSender):
-            found.heard_ready(held)
+            found.heard_ready(held_bytes)
 
     def heard_index(self, index: m.HandleIndex) -> None:
         """Handle INDEX."""
@@ -289,28 +289,28 @@ class ClientChannel:
         """Deliver a received message to its handle. `file` has a large body."""
         handle, number, bits, head, body, name = row
         found = self._handles.get(handle)
-        shown = not bits & DELIVERED
-        if found is None or (shown and not (isinstance(found, ConsumerHandle) and found.browses)):
+        is_browsed = not bits & DELIVERED
+        if found is None or (is_browsed and not (isinstance(found, ConsumerHandle) and found.browses)):
             if file is not None:  # unwanted, or not to be processed (3.5.11)
                 file.close()
             return
         properties = head_properties(head)
         try:
-            known = essentials(properties)
+            parsed = essentials(properties)
         except RemoteProtocolError:
-            known = NO_ESSENTIALS  # reading the properties raises the error again
+            parsed = NO_ESSENTIALS  # reading the properties raises the error again
         message = Message(
             fast_address(found.service, name.decode()),
             body,
             properties,
-            int(known.durable),
-            known.durable,
-            known.retain,
-            known.expires,
-            known.hops,
+            int(parsed.durable),
+            parsed.durable,
+            parsed.retain,
+            parsed.expires,
+            parsed.hops,
             SERVER,
         )
-        awaits_ack = isinstance(found, ConsumerHandle) and not (shown or found.unreliable)
+        awaits_ack = isinstance(found, ConsumerHandle) and not (is_browsed or found.unreliable)
         if awaits_ack:
             self.unsettled.add(number)
         found.add(FastDelivery(number, bits & REDELIVERED != 0, message, file, awaits_ack))

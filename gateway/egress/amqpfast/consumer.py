@@ -132,17 +132,18 @@ class FastLinkConsumer:
         """
         if not self._later or not self.live:
             return []
-        due = [receipt for at, receipt in self._later if at <= now]
+        due_receipts = [receipt for at, receipt in self._later if at <= now]
         self._later = [one for one in self._later if one[0] > now]
         if self.source.service != "queue" or self.stopping or self.resting:
-            return due
-        known = [number for _, number, _ in due if number > self._former]  # that belong to this handle
-        for number in known:
+            return due_receipts
+        # Those that belong to this handle.
+        numbers = [number for _, number, _ in due_receipts if number > self._former]
+        for number in numbers:
             self._machine.send(m.HandleUnget(self.handle, 0, number))
-        if known:
-            self.accepted += known
+        if numbers:
+            self.accepted += numbers
             self._wake(self)
-        return [receipt for receipt in due if receipt[1] <= self._former]
+        return [receipt for receipt in due_receipts if receipt[1] <= self._former]
 
     def flush(self) -> None:
         """Acknowledge up to the last number below which everything is settled."""

@@ -62,19 +62,19 @@ class FastDelivery(NamedTuple):
 class PendingReplies:
     """One or several replies that a task waits for."""
 
-    __slots__ = ("_done", "_failure", "_left", "handle")
+    __slots__ = ("_done", "_failure", "_remaining", "handle")
 
     def __init__(self, handle: int, count: int = 1) -> None:
         self.handle = handle
-        self._left = count
+        self._remaining = count
         self._failure: LinkError | None = None
         self._done = trio.Event()
 
     def came(self, failure: LinkError | None = None) -> None:
         """Count a reply; a failure ends the wait for all remaining ones."""
-        self._left -= 1
+        self._remaining -= 1
         self._failure = self._failure or failure
-        if not self._left or failure is not None:
+        if not self._remaining or failure is not None:
             self._done.set()
 
     async def wait(self) -> None:
@@ -197,7 +197,7 @@ class ClientSender(OpenHandle):
         self._name = name
         self._producer = Producer(channel.client.machine, number, confirm=True)
         self.resumed_at = 0  # bytes of the last upload that the server had from an earlier attempt
-        self._held: list[int] = []  # sizes from READY
+        self._ready_sizes: list[int] = []  # sizes from READY
 
     async def send(self, body: bytes, head: bytes = PLAIN_HEAD) -> None:
         """Send one message; return when it is accepted. Raises RefusedByServer or ConnectionLost."""
@@ -255,11 +255,11 @@ class ClientSender(OpenHandle):
         )
         upload.begin(restartable=channel.restartable)
         if channel.restartable:
-            self._held.clear()
+            self._ready_sizes.clear()
             client.flush()
-            while not self._held:
+            while not self._ready_sizes:
                 await self.news()
-            upload.ready(self._held[0])
+            upload.ready(self._ready_sizes[0])
             self.resumed_at = upload.resumed_at
         while upload.writable:
             byte_count = 0
@@ -274,9 +274,9 @@ class ClientSender(OpenHandle):
         self.check()
         await awaited.wait()
 
-    def heard_ready(self, held: int) -> None:
-        """Process READY: the server already has `held` bytes of the upload."""
-        self._held.append(held)
+    def heard_ready(self, held_bytes: int) -> None:
+        """Process READY: the server already has `held_bytes` of the upload."""
+        self._ready_sizes.append(held_bytes)
         self.wake()
 
 

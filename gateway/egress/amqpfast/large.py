@@ -92,13 +92,13 @@ class LargeSender:
         self._message, self._head, self._upload = message, head, upload
         self.write()
 
-    def ready(self, handle: int, held: int) -> None:
-        """Handle READY: continue behind the `held` bytes that the server has."""
+    def ready(self, handle: int, held_bytes: int) -> None:
+        """Handle READY: continue behind `held_bytes`, which the server has."""
         upload = self._upload
         if upload is None or upload.handle != handle:
             return
         try:
-            upload.ready(held)
+            upload.ready(held_bytes)
         except LocalProtocolError:
             return  # it has been closed since; that event follows
         self.write()

@@ -112,13 +112,13 @@ class FastLinkPublisher(ConfirmedSink):
 
     def close_over(self, code: int, text: str) -> None:
         """Handle the server's close of the channel or connection because of its content."""
-        left = self.close()
-        if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
-            self._blame(left, code, text)
+        unconfirmed_count = self.close()
+        if unconfirmed_count and code >= ReplyCode.MESSAGE_NOT_FOUND:
+            self._blame(unconfirmed_count, code, text)
 
-    def _blame(self, left: int, code: int, text: str) -> None:
+    def _blame(self, count: int, code: int, text: str) -> None:
         outcome = outcome_of(code, text)
-        message = self._suspect(left, outcome)
+        message = self._suspect(count, outcome)
         if message is not None and code in OF_DESTINATIONS:
             self._refuse_for_now(message.address.wire, outcome)
 
@@ -292,12 +292,12 @@ class FastLinkPublisher(ConfirmedSink):
         self._count_in_flight()
         self.pump()
 
-    def ready(self, handle: int, held: int) -> None:
-        """Handle READY: the server has `held` bytes of a large message."""
+    def ready(self, handle: int, held_bytes: int) -> None:
+        """Handle READY: the server has `held_bytes` of a large message."""
         if self._large is not None:
             assert self._stream is not None
             self._prepares[self._stream.remote] = True
-            self._large.ready(handle, held)
+            self._large.ready(handle, held_bytes)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:
         """Handle the server's close of a handle, if it is one of this publisher."""
@@ -307,15 +307,15 @@ class FastLinkPublisher(ConfirmedSink):
                 self._large.handle_closed(handle, code, text)
             return
         del self._destinations[wire]
-        taken = self._withdraw(lambda message: message.address.wire == wire)
+        withdrawn = self._withdraw(lambda message: message.address.wire == wire)
         if code in OF_DESTINATIONS:
             outcome = outcome_of(code, text)
             self._refuse_for_now(wire, outcome)
-            settle_all(taken, outcome)
+            settle_all(withdrawn, outcome)
         else:
-            left = self._again(taken)
-            if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
-                self._blame(left, code, text)
+            repeated = self._again(withdrawn)
+            if repeated and code >= ReplyCode.MESSAGE_NOT_FOUND:
+                self._blame(repeated, code, text)
         self.pump()
 
     def large_closed(self, channel: int, code: int, text: str) -> None:
@@ -328,10 +328,10 @@ class FastLinkPublisher(ConfirmedSink):
         if outcome is ACCEPTED:
             self._advance(self._next)
         else:
-            taken = self._withdraw(lambda message: True)
-            if code in OF_DESTINATIONS and taken:
-                part, positions = taken[0]
+            withdrawn = self._withdraw(lambda message: True)
+            if code in OF_DESTINATIONS and withdrawn:
+                part, positions = withdrawn[0]
                 self._refuse_for_now(part.messages[positions[0]].address.wire, outcome)
-            settle_all(taken, outcome)
+            settle_all(withdrawn, outcome)
         self._count_in_flight()
         self.pump()

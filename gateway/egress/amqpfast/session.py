@@ -102,7 +102,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         self._sending = 0  # channel number
         self._reopen_at = 0.0
         self._by_handle: dict[int, FastLinkConsumer] = {}
-        self._asked: dict[int, FastLinkConsumer] = {}  # with an unanswered CONSUME, by handle
+        self._unanswered: dict[int, FastLinkConsumer] = {}  # with an unanswered CONSUME, by handle
         self._surveys: dict[LinkSource, Survey] = {}  # of prefixes of queues
         self._survey_channel = 0
 
@@ -154,13 +154,13 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         """Number of received messages that are not acknowledged."""
         return sum(len(consumer.unsettled) for consumer in self._consumers.values())
 
-    def rearrange(self, fresh: list[LinkSource], gone: list[LinkSource]) -> None:
+    def rearrange(self, fresh: list[LinkSource], obsolete: list[LinkSource]) -> None:
         """Consume new sources and stop unwanted ones, as the mapping has changed."""
         consumed = {
             consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
         }
         resting = [source for source, consumer in consumed.items() if consumer.resting]
-        for source in gone:
+        for source in obsolete:
             survey = self._surveys.pop(source, None)
             if survey is not None:
                 self.machine.close_handle(survey.handle)
@@ -245,10 +245,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _replies(self, rows: list[ReplyRow]) -> None:
         publisher = self._session.publisher
-        if self._asked or not publisher.opened:
+        if self._unanswered or not publisher.opened:
             sent: list[ReplyRow] = []
             for row in rows:
-                consumer = self._asked.pop(row[1], None)
+                consumer = self._unanswered.pop(row[1], None)
                 if consumer is not None:
                     self._session.met(consumer.source)
                     self._begin_survey(consumer.source)
@@ -312,7 +312,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     def _forget_handle(self, consumer: FastLinkConsumer) -> None:
         self._by_handle.pop(consumer.handle, None)
-        self._asked.pop(consumer.handle, None)
+        self._unanswered.pop(consumer.handle, None)
 
     # Sources of the routes.
 
@@ -326,20 +326,20 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     def _consume(self, source: LinkSource) -> None:
         consumer = self._consumer(source)
         if consumer is not None:
-            self._asked[consumer.handle] = consumer
+            self._unanswered[consumer.handle] = consumer
             consumer.begin(self._session.settings.prefetch)
 
     def _survey(self, now: float) -> None:
         """Query the prefixes of queues whose survey is due and that have no unacknowledged message."""
         for source, survey in self._surveys.items():
             if survey.due(now) and self._idle(source) is not None:
-                survey.asked = True
+                survey.awaits_reply = True
                 self.machine.send(m.HandleQuery(survey.handle))
 
     def _idle(self, source: LinkSource) -> FastLinkConsumer | None:
         """Return the consumer of a source if it has no unacknowledged message, else None."""
         for consumer in self._consumers.values():
-            away = consumer.stopping or consumer.resting or consumer.handle in self._asked
+            away = consumer.stopping or consumer.resting or consumer.handle in self._unanswered
             if consumer.source is source and not away:
                 return None if len(consumer.unsettled) else consumer
         return None
@@ -428,13 +428,13 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         caches = session.caches()
         publish = session.dispatcher.publish
         batch = session.begun_batch()
-        others_wait = session.held.on or session.held_back.on
+        others_wait = session.held_receipts.on or session.held_back.on
         short = session.dispatcher.memory.short
         sender = self._sender
         last_handle, last_head = -1, b""
         consumer: FastLinkConsumer | None = None
         in_turn = iter(rows)
-        left: list[NotifyRow] = []
+        postponed: list[NotifyRow] = []
         for row in in_turn:
             handle, number, bits, head, body, name = row
             if handle != last_handle:
@@ -447,7 +447,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 self._pass_over(consumer)
                 continue
             if name not in entries and self._stream.spent():
-                left = [row, *in_turn]
+                postponed = [row, *in_turn]
                 break
             consumer.unsettled.add(number)
             try:
@@ -483,8 +483,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
-        session.stats.messages_in += len(rows) - len(left)
-        return left
+        session.stats.messages_in += len(rows) - len(postponed)
+        return postponed
 
     def _check_head(self, head: bytes) -> None:
         """Check the properties against the limits of listeners. Raises RemoteProtocolError."""
@@ -570,11 +570,11 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
         `targets` is not used: destinations of an AMQP/Fast server cannot be declared.
         """
-        fresh, gone = self.sources.want(subscriptions)
+        fresh, obsolete = self.sources.want(subscriptions)
         if self._connection is not None and self._connection.open:
-            self._connection.rearrange(fresh, gone)
+            self._connection.rearrange(fresh, obsolete)
         else:
-            self.sources.leave_behind(gone)
+            self.sources.leave_behind(obsolete)
 
     def connect(self, stream: Stream, target: LinkUrl, now: float) -> FastLinkConnection:
         """Begin the negotiation on a new connection. Return the owner of its stream."""

@@ -55,25 +55,25 @@ class Survey:
     Then the prefix has to be consumed again. `handle` is the one for queries.
     """
 
-    __slots__ = ("_at", "_doubtful", "_wait", "asked", "handle")
+    __slots__ = ("_at", "_doubtful", "_wait", "awaits_reply", "handle")
 
     def __init__(self, handle: int, now: float) -> None:
         self.handle = handle
-        self.asked = False  # True while a query is unanswered
+        self.awaits_reply = False  # True while a query is unanswered
         self._wait = SURVEY_SECS
         self._at = now + SURVEY_SECS
         self._doubtful = False
 
     def due(self, now: float) -> bool:
         """Return True if it is time for the next query."""
-        return not self.asked and now >= self._at
+        return not self.awaits_reply and now >= self._at
 
     def answered(self, *, waits: bool, now: float) -> bool:
         """Process the reply to a query. Return True if the prefix has to be consumed again.
 
         `waits` is True if a message waits.
         """
-        self.asked = False
+        self.awaits_reply = False
         if not waits:
             self._wait, self._doubtful, self._at = SURVEY_SECS, False, now + SURVEY_SECS
             return False
@@ -87,9 +87,9 @@ class Survey:
 
 
 def _identifier(name: str) -> str:
-    given = IDENTIFIER + name
-    if len(given.encode()) <= SHORT_STRING_MAX:
-        return given
+    identifier = IDENTIFIER + name
+    if len(identifier.encode()) <= SHORT_STRING_MAX:
+        return identifier
     return IDENTIFIER + hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -117,24 +117,24 @@ class LinkSources:
 
     def want(self, subscriptions: Subscriptions) -> tuple[list[LinkSource], list[LinkSource]]:
         """Set the sources of a changed mapping. Return the new ones and those no longer wanted."""
-        given = subscriptions.prefixes
+        prefixes = subscriptions.prefixes
         before = self._sources
         self._sources = {
             key: before.get(key) or LinkSource(*key, durable=self._durable)
-            for key in given
-            if not _covered(key, given)
+            for key in prefixes
+            if not _covered(key, prefixes)
         }
         fresh = [source for key, source in self._sources.items() if key not in before]
         return fresh, [source for key, source in before.items() if key not in self._sources]
 
-    def leave_behind(self, gone: list[LinkSource]) -> None:
+    def leave_behind(self, obsolete: list[LinkSource]) -> None:
         """Remember durable subscriptions to cancel, while there is no connection."""
-        self._left_behind += [source for source in gone if source.identifier]
+        self._left_behind += [source for source in obsolete if source.identifier]
 
     def left_behind(self) -> list[LinkSource]:
         """Return, once, the remembered durable subscriptions that are still unwanted."""
-        left, self._left_behind = self._left_behind, []
-        return [source for source in left if source.key not in self._sources]
+        sources, self._left_behind = self._left_behind, []
+        return [source for source in sources if source.key not in self._sources]
 
     def in_force(self, source: LinkSource) -> bool:
         """Return True if the current mapping needs the source."""

@@ -93,10 +93,10 @@ class Upload:
         else:
             self._start(resumed=False)
 
-    def ready(self, held: int) -> None:
-        """Start behind the `held` bytes that the server has. Raises LocalProtocolError like `begin`."""
+    def ready(self, held_bytes: int) -> None:
+        """Start behind `held_bytes`, which the server has. Raises LocalProtocolError like `begin`."""
         self.prepared = False
-        self.at = self.resumed_at = held
+        self.at = self.resumed_at = held_bytes
         self._start(resumed=True)
 
     def _start(self, *, resumed: bool) -> None:

@@ -1,6 +1,6 @@
 """Topic filters that a link has subscribed to.
 
-`_given` are the filters that were requested on this session and not refused or cancelled; `granted` are
+`_requested_filters` are those that were requested on this session and not refused or cancelled; `granted` are
 those that the broker has confirmed, and that it therefore still knows when it resumes the session. A refused
 filter is requested again after a wait that doubles, as permissions change while a gateway runs. A filter that
 the broker's CONNACK or packet limit excludes is not requested on that connection, which would violate the
@@ -38,29 +38,29 @@ class Filters:
 
     def __init__(self, link: str, qos: int, stats: LinkStats, share: str | None = None) -> None:
         self.qos = qos
-        self.wanted: tuple[str, ...] = ()
+        self.topic_filters: tuple[str, ...] = ()
         self.granted: set[str] = set()
         self._link = link
         self._stats = stats
         self._group = "" if share is None else f"{SHARE}{share}/"
         self._refused: set[str] = set()
         self._machine: ClientConnection | None = None
-        self._given: set[str] = set()
-        self._asked: dict[int, tuple[str, ...]] = {}
+        self._requested_filters: set[str] = set()
+        self._unanswered: dict[int, tuple[str, ...]] = {}
         self._attempts: dict[str, int] = {}
-        self._due: dict[str, float] = {}
+        self._retry_times: dict[str, float] = {}
         self._next_id = FIRST_ID
         self._version: Version | None = None  # of the connection on which the granted filters were requested
 
     def want(self, filters: tuple[str, ...]) -> None:
         """Set the wanted filters. The changes are sent at once if the link is up."""
-        filters = self.wanted = tuple(self._group + one for one in filters)
+        filters = self.topic_filters = tuple(self._group + one for one in filters)
         self._forgive()
         self._attempts.clear()
-        self._due.clear()
+        self._retry_times.clear()
         if self._machine is not None:
-            self._unsubscribe([one for one in self._given if one not in filters])
-            self._subscribe([one for one in filters if one not in self._given])
+            self._unsubscribe([one for one in self._requested_filters if one not in filters])
+            self._subscribe([one for one in filters if one not in self._requested_filters])
 
     def attach(self, machine: ClientConnection, *, present: bool) -> None:
         """Subscribe on a new connection. `present` is True if the broker resumed the session.
@@ -72,17 +72,17 @@ class Filters:
         """
         self._machine = machine
         self._forgive()
-        self._asked.clear()
+        self._unanswered.clear()
         self._attempts.clear()
-        self._due.clear()
+        self._retry_times.clear()
         if not present:
             self.granted.clear()
         changed = machine.version is not self._version
         self._version = machine.version
-        self._given = set(self.granted)
-        self._unsubscribe([one for one in self.granted if changed or one not in self.wanted])
+        self._requested_filters = set(self.granted)
+        self._unsubscribe([one for one in self.granted if changed or one not in self.topic_filters])
         repeats = machine.version is Version.V5
-        self._subscribe([one for one in self.wanted if repeats or one not in self._given])
+        self._subscribe([one for one in self.topic_filters if repeats or one not in self._requested_filters])
 
     def detach(self) -> None:
         """Forget the connection, which is lost."""
@@ -90,12 +90,12 @@ class Filters:
 
     def answered(self, packet_id: int, reasons: tuple[int, ...], now: float) -> None:
         """Handle SUBACK: a granted QoS or a refusal for each filter of the packet."""
-        for one, reason in zip(self._asked.pop(packet_id, ()), reasons, strict=False):
+        for one, reason in zip(self._unanswered.pop(packet_id, ()), reasons, strict=False):
             if reason >= FAILURE:
                 self._refuse(one)
                 self._ask_again(one, reason_name(reason), now)
                 continue
-            if one in self._given:
+            if one in self._requested_filters:
                 self.granted.add(one)
                 self._refused.discard(one)
                 self._stats.filters_refused = len(self._refused)
@@ -105,20 +105,20 @@ class Filters:
 
     def tick(self, now: float) -> None:
         """Request refused filters whose wait is over."""
-        due = [one for one, at in self._due.items() if at <= now]
-        if due and self._machine is not None:
-            for one in due:
-                del self._due[one]
-            self._subscribe(due)
+        due_filters = [one for one, at in self._retry_times.items() if at <= now]
+        if due_filters and self._machine is not None:
+            for one in due_filters:
+                del self._retry_times[one]
+            self._subscribe(due_filters)
 
     def _forgive(self) -> None:
         self._refused.clear()
         self._stats.filters_refused = 0
 
     def _refuse(self, one: str) -> None:
-        self._given.discard(one)
+        self._requested_filters.discard(one)
         self.granted.discard(one)
-        if one in self.wanted:
+        if one in self.topic_filters:
             self._refused.add(one)
             self._stats.filters_refused = len(self._refused)
 
@@ -128,11 +128,11 @@ class Filters:
         log.error("link subscription failed", link=self._link, filter=one, why=why)
 
     def _ask_again(self, one: str, reason: str, now: float) -> None:
-        if one not in self.wanted:
+        if one not in self.topic_filters:
             return
         attempts = self._attempts[one] = self._attempts.get(one, 0) + 1
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, 6), RETRY_SECS_MAX)
-        self._due[one] = now + wait
+        self._retry_times[one] = now + wait
         log.warning(
             "link subscription refused",
             link=self._link,
@@ -146,11 +146,11 @@ class Filters:
         assert machine is not None
         for chunk in _chunks([one for one in filters if self._possible(machine, one)]):
             packet_id = self._take_id()
-            self._asked[packet_id] = chunk
-            self._given.update(chunk)
+            self._unanswered[packet_id] = chunk
+            self._requested_filters.update(chunk)
             if not machine.subscribe(packet_id, [self._subscription(one) for one in chunk]):
-                del self._asked[packet_id]
-                self._given.difference_update(chunk)
+                del self._unanswered[packet_id]
+                self._requested_filters.difference_update(chunk)
                 if len(chunk) > 1:
                     for one in chunk:
                         self._subscribe([one])
@@ -171,7 +171,7 @@ class Filters:
         machine = self._machine
         assert machine is not None
         for one in filters:
-            self._given.discard(one)
+            self._requested_filters.discard(one)
             self.granted.discard(one)
             machine.unsubscribe(self._take_id(), [one])
 
@@ -184,9 +184,9 @@ class Filters:
 
         Their acknowledgements arrive in order, long before the ids are used again.
         """
-        taken = self._next_id
-        self._next_id = taken + 1 if taken < WORD_MAX else FIRST_ID
-        return taken
+        packet_id = self._next_id
+        self._next_id = packet_id + 1 if packet_id < WORD_MAX else FIRST_ID
+        return packet_id
 
 
 def _chunks(filters: list[str]) -> Iterable[tuple[str, ...]]:

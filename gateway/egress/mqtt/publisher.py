@@ -151,7 +151,7 @@ class MqttLinkPublisher(ConfirmedSink):
         # Packet ids in flight for which PUBREC has arrived and PUBREL was sent.
         self._received: dict[int, None] = {}
         # Packet ids of messages that were in flight when the connection was lost.
-        self._kept: dict[PlaceInBatch, int] = {}
+        self._packet_ids: dict[PlaceInBatch, int] = {}
         self._released: dict[PlaceInBatch, None] = {}  # those of them for which PUBREC had arrived
         self._inherited = True  # True if the broker may hold unknown packet ids of QoS 2
         self._sweeps = 0  # connections on which they were released, since the last PUBCOMP
@@ -189,7 +189,7 @@ class MqttLinkPublisher(ConfirmedSink):
         if present:
             self._release_again(outlet)
         else:
-            self._kept.clear()
+            self._packet_ids.clear()
             self._released.clear()
             self._inherited = False
         self._fruitful = False
@@ -203,7 +203,7 @@ class MqttLinkPublisher(ConfirmedSink):
             return
         for part, positions in self._withdraw_waiting(lambda part, at: (part, at) in released):
             for at, number in zip(positions, self._number(part, positions, clock.now()), strict=True):
-                packet_id = self._kept.pop((part, at))
+                packet_id = self._packet_ids.pop((part, at))
                 self._numbers[packet_id] = number
                 self._received[packet_id] = None
         outlet.release(list(self._received))
@@ -264,7 +264,7 @@ class MqttLinkPublisher(ConfirmedSink):
             run = self._run_of(number)
             assert run is not None
             entry = (run.part, run.positions[number - run.first])
-            self._kept[entry] = packet_id
+            self._packet_ids[entry] = packet_id
             if packet_id in self._received:
                 self._released[entry] = None
         self._numbers.clear()
@@ -273,23 +273,23 @@ class MqttLinkPublisher(ConfirmedSink):
 
     # Handover to another replica.
 
-    def in_doubt(self, wanted: Callable[[SubBatch], bool]) -> bool:
+    def in_doubt(self, selects: Callable[[SubBatch], bool]) -> bool:
         """Return True if QoS 2 messages may be at the broker, which detects duplicates by packet id."""
-        return any(wanted(part) and self._known_again(part, at) for part, at in self._kept)
+        return any(selects(part) and self._known_again(part, at) for part, at in self._packet_ids)
 
-    def give_up(self, wanted: Callable[[SubBatch], bool], outcome: Outcome) -> None:
+    def give_up(self, selects: Callable[[SubBatch], bool], outcome: Outcome) -> None:
         """Settle the waiting messages of wanted parts with this outcome, and free their packet ids.
 
         Messages of QoS 2 that were sent before are not included, because the broker may have them.
         """
-        taken = self._withdraw_waiting(lambda part, at: wanted(part) and not self._known_again(part, at))
-        for part, positions in taken:
+        withdrawn = self._withdraw_waiting(lambda part, at: selects(part) and not self._known_again(part, at))
+        for part, positions in withdrawn:
             for at in positions:
-                self._kept.pop((part, at), None)
-        settle_all(taken, outcome)
+                self._packet_ids.pop((part, at), None)
+        settle_all(withdrawn, outcome)
 
     def _known_again(self, part: SubBatch, at: int) -> bool:
-        return (part, at) in self._kept and min(part.messages[at].assurance, self._max_qos) == 2
+        return (part, at) in self._packet_ids and min(part.messages[at].assurance, self._max_qos) == 2
 
     # Sending.
 
@@ -311,7 +311,7 @@ class MqttLinkPublisher(ConfirmedSink):
 
     def _may_expire(self, part: SubBatch, at: int) -> bool:
         """Return False for a message that was sent before, as its packet id is in use."""
-        return (part, at) not in self._kept
+        return (part, at) not in self._packet_ids
 
     def _take(self, room: int) -> UnconfirmedSlice:
         """Remove the next waiting messages and return them.
@@ -321,15 +321,15 @@ class MqttLinkPublisher(ConfirmedSink):
         """
         if self._outlet is not None:
             return super()._take(room)
-        (taken,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
-        self._kept.pop((taken.part, taken.positions[0]), None)
-        return taken
+        (oldest,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
+        self._packet_ids.pop((oldest.part, oldest.positions[0]), None)
+        return oldest
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         outlet, stream = self._outlet, self._stream
         assert outlet is not None
         assert stream is not None
-        if self._plain and not self._kept and self._send_at_once(outlet, part, positions, messages):
+        if self._plain and not self._packet_ids and self._send_at_once(outlet, part, positions, messages):
             return ()
         sent = _Sent()
         at = 0
@@ -343,9 +343,9 @@ class MqttLinkPublisher(ConfirmedSink):
             numbers = self._number(part, sent.positions, clock.now())
             self._numbers.update(zip(sent.ids, numbers, strict=True))
             self._count_in_flight()
-        if self._kept:
+        if self._packet_ids:
             for one in positions[:at]:
-                self._kept.pop((part, one), None)
+                self._packet_ids.pop((part, one), None)
         self._written(sent.written, sent.byte_count)
         for settled, outcome in sent.settled:
             self._settle_unsent(settled, outcome)
@@ -373,8 +373,8 @@ class MqttLinkPublisher(ConfirmedSink):
         refused = outlet.send(rows)
         large = [positions[at] for at in refused]
         if large:
-            left = [at for at in range(count) if at not in refused]
-            positions, ids = [positions[at] for at in left], [ids[at] for at in left]
+            accepted = [at for at in range(count) if at not in refused]
+            positions, ids = [positions[at] for at in accepted], [ids[at] for at in accepted]
         if positions:
             numbers = self._number(part, positions, clock.now())
             self._numbers.update(zip(ids, numbers, strict=False))
@@ -413,8 +413,8 @@ class MqttLinkPublisher(ConfirmedSink):
             self._count_lowered(chunk)
         if refused := outlet.send(rows):
             sent.settled.append(([positions[index] for index in refused], TOO_LARGE))
-            left = [index for index in range(count) if index not in refused]
-            positions, ids = [positions[index] for index in left], [ids[index] for index in left]
+            accepted = [index for index in range(count) if index not in refused]
+            positions, ids = [positions[index] for index in accepted], [ids[index] for index in accepted]
         if not self._five and self._ledger is not None:
             self._ledger.send(chunk, clock.now(), [row[2] for row in rows])
         sent.written += len(positions)
@@ -451,9 +451,9 @@ class MqttLinkPublisher(ConfirmedSink):
     def _ids(self, part: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
         """Return a packet id for each message. A repeated message keeps its id and gets the DUP flag."""
         count = len(positions)
-        if not self._kept:
+        if not self._packet_ids:
             return self._new_ids(count)
-        found = [self._kept.get((part, at), 0) for at in positions]
+        found = [self._packet_ids.get((part, at), 0) for at in positions]
         new = iter(self._new_ids(found.count(0)))
         for index, packet_id in enumerate(found):
             if packet_id:
@@ -469,8 +469,8 @@ class MqttLinkPublisher(ConfirmedSink):
             first = 1
         self._next_id = first + count
         ids: Sequence[int] = range(first, first + count)
-        if self._kept or not self._numbers.keys().isdisjoint(ids):
-            used = {*self._numbers, *self._kept.values()}
+        if self._packet_ids or not self._numbers.keys().isdisjoint(ids):
+            used = {*self._numbers, *self._packet_ids.values()}
             found: list[int] = []
             while len(found) < count:
                 if first not in used:
@@ -611,32 +611,34 @@ class MqttLinkPublisher(ConfirmedSink):
         """Handle PUBREC: send PUBREL for accepted messages. Return the refused rows and the unknown ids."""
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
-        taken: list[int] = []
+        accepted_ids: list[int] = []
         for packet_id, reason in rows:
             if reason >= FAILURE:
                 refused.append((packet_id, reason))
             elif packet_id in self._numbers:
-                taken.append(packet_id)
+                accepted_ids.append(packet_id)
             else:
                 strangers.append(packet_id)
-        if strangers and self._kept:
+        if strangers and self._packet_ids:
             strangers = self._take_unasked(strangers)
-        if taken:
+        if accepted_ids:
             self._bore_fruit()
-            self._received.update(dict.fromkeys(taken))
+            self._received.update(dict.fromkeys(accepted_ids))
             if self._outlet is not None:
-                self._outlet.release(taken)
+                self._outlet.release(accepted_ids)
         return refused, strangers
 
     def _take_unasked(self, packet_ids: list[int]) -> list[int]:
         """Send PUBREL for messages whose PUBREC arrives before they are repeated. Return unknown ids."""
-        kept = {packet_id: entry for entry, packet_id in self._kept.items() if self._known_again(*entry)}
+        entries = {
+            packet_id: entry for entry, packet_id in self._packet_ids.items() if self._known_again(*entry)
+        }
         for packet_id in packet_ids:
-            if packet_id in kept:
-                self._released[kept[packet_id]] = None
+            if packet_id in entries:
+                self._released[entries[packet_id]] = None
         if self._outlet is not None:
             self._release_again(self._outlet)
-        return [packet_id for packet_id in packet_ids if packet_id not in kept]
+        return [packet_id for packet_id in packet_ids if packet_id not in entries]
 
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
         """Settle messages at their last acknowledgement.
@@ -682,8 +684,8 @@ class MqttLinkPublisher(ConfirmedSink):
         self._early.clear()
         self._next = self._floor = 1
         for run in runs:
-            if left := run.left():
-                self._number(run.part, left, run.sent)
+            if open_offsets := run.left():
+                self._number(run.part, open_offsets, run.sent)
         self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 
     def _bore_fruit(self) -> None:

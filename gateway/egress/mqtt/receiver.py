@@ -109,7 +109,7 @@ class MqttLinkReceiver:
         self._once: dict[int, bool] = {}
         # Unreadable messages that wait for space among the dead letters.
         self._burials: list[tuple[Receipt, Outcome]] = []
-        self._held: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
+        self._held_receipts: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
         """Use a new connection. `present` is True if the broker resumed the session."""
@@ -146,15 +146,15 @@ class MqttLinkReceiver:
         entries = self._entries
         publish = dispatcher.publish
         sender = connection.sender
-        behind, waits = self._held.on, self._held_back.on
+        behind, waits = self._held_receipts.on, self._held_back.on
         memory = dispatcher.memory
         raw_max, properties_max = self._limits.properties_bytes_max, self._limits.properties_max
         in_turn = iter(rows)
-        left: list[PublishRow] = []
+        postponed: list[PublishRow] = []
         for flags, topic, packet_id, raw, body in in_turn:
             entry = entries.get(topic)
             if entry is None and connection.stream.spent():
-                left = [(flags, topic, packet_id, raw, body), *in_turn]
+                postponed = [(flags, topic, packet_id, raw, body), *in_turn]
                 break
             qos = flags >> 1 & 3
             properties: PropertySet = NO_PROPERTIES
@@ -165,10 +165,10 @@ class MqttLinkReceiver:
                 if raw:
                     if len(raw) > raw_max:
                         raise too_much(f"{len(raw)} bytes of properties")
-                    known = publish_essentials(raw, properties_max)
-                    properties, hops = known, known.hops
-                    if known.expiry is not None:
-                        expires = clock.utc() + known.expiry
+                    parsed = publish_essentials(raw, properties_max)
+                    properties, hops = parsed, parsed.hops
+                    if parsed.expiry is not None:
+                        expires = clock.utc() + parsed.expiry
                 elif echoes is not None:
                     hops = echoes.hops(topic, body, sender, now)
             except RemoteProtocolError as error:
@@ -194,7 +194,7 @@ class MqttLinkReceiver:
                 self.unsettled += 1
                 receipt = (connection, packet_id, qos, message)
                 if behind and entry.plan.branches:
-                    self._held.behind(receipt)
+                    self._held_receipts.behind(receipt)
                     continue
                 if (
                     waits
@@ -213,16 +213,16 @@ class MqttLinkReceiver:
                 dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
                 if receipt is not None:
                     self._accept(receipt)
-        self._stats.messages_in += len(rows) - len(left)
-        return left
+        self._stats.messages_in += len(rows) - len(postponed)
+        return postponed
 
     def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Handle PUBREL, which frees packet ids of QoS 2. Return the known and the unknown ids."""
-        known: list[int] = []
+        known_ids: list[int] = []
         strangers: list[int] = []
         for packet_id, _ in rows:
-            (known if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
-        return known, strangers
+            (known_ids if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
+        return known_ids, strangers
 
     def _new_batch(self) -> Batch:
         """Return an empty batch.
@@ -267,7 +267,7 @@ class MqttLinkReceiver:
             return
         if not self.batch.receipts:
             self.batch.received = clock.now()
-        for receipt in self._held.due():
+        for receipt in self._held_receipts.due():
             if not self._held_back.behind(self._line_of(receipt), receipt, Monotonic(now)):
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
@@ -289,9 +289,9 @@ class MqttLinkReceiver:
             return
         self._sending_held_back = True
         try:
-            while due := self._held_back.due(now):
+            while receipts := self._held_back.due(now):
                 batch = self._new_batch()
-                for receipt in due:
+                for receipt in receipts:
                     self._retry(receipt, batch)
                 batch.send()
         finally:
@@ -357,9 +357,11 @@ class MqttLinkReceiver:
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
                 self._held_back.settled(receipt, by_target=False)
-                self._held.refused(receipt)  # retried once there is memory, with the messages behind it
+                self._held_receipts.refused(
+                    receipt
+                )  # retried once there is memory, with the messages behind it
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
-                self._held.refused(receipt)
+                self._held_receipts.refused(receipt)
             else:
                 self._held_back.released(self._line_of(receipt), receipt, clock.now())
             return
@@ -446,13 +448,13 @@ class MqttLinkReceiver:
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
             return rows
-        kept: list[PublishRow] = []
+        fitting: list[PublishRow] = []
         for row in rows:
             if len(row[4]) <= limit:
-                kept.append(row)
+                fitting.append(row)
             else:
                 self._bury(connection, row, OVERSIZED)
-        return kept
+        return fitting
 
     def _bury(self, connection: Bringer, row: PublishRow, outcome: Outcome) -> None:
         """Acknowledge a malformed or oversized message and store it as a dead letter.

@@ -82,7 +82,7 @@ class MqttLinkConnection(Bringer):
         super().__init__(stream, machine, sender)
         self.answered = False  # a CONNACK arrived
         self.opened = False  # and it accepted the connection
-        self.held = False
+        self.is_paused = False
         self.refuses_version = False
         self.too_large = False  # the broker reported a packet as too large
         self.busy = False  # the broker reported that it accepts nothing now
@@ -141,17 +141,17 @@ class MqttLinkConnection(Bringer):
             if now >= self._deadline:
                 self.stream.abort("no CONNACK in time")
             return
-        if self.held:
+        if self.is_paused:
             # Its packets wait in the socket, but PINGREQ must be sent all the same.
             machine.last_received = now
-            due = machine.keep_alive > 0 and now >= self._ping_at
+            is_due = machine.keep_alive > 0 and now >= self._ping_at
         elif machine.timed_out(now):
             self._session.stats.protocol_errors.add("keep_alive_timeout")
             self.stream.abort(f"the broker has been silent for {1.5 * machine.keep_alive:g} s")
             return
         else:
-            due = now >= machine.ping_at()
-        if due:
+            is_due = now >= machine.ping_at()
+        if is_due:
             self._ping_at = now + machine.keep_alive / 2
             machine.send_pingreq(now)
             self.stream.mark()
@@ -174,8 +174,8 @@ class MqttLinkConnection(Bringer):
 
     def send(self, rows: list[PublishRow]) -> Sequence[int]:
         """Encode PUBLISH packets. Return the positions of those that are larger than the broker accepts."""
-        given = self.machine.aliased(rows) if self.machine.alias_max else rows
-        return self.machine.publish_many(given)
+        sent_rows = self.machine.aliased(rows) if self.machine.alias_max else rows
+        return self.machine.publish_many(sent_rows)
 
     def release(self, packet_ids: list[int]) -> None:
         """Send PUBREL, if the connection is open."""
@@ -185,12 +185,12 @@ class MqttLinkConnection(Bringer):
 
     # Interface for the link session.
 
-    def hold(self, wanted: bool) -> None:
+    def hold(self, on: bool) -> None:
         """Stop or resume reading."""
-        if wanted is self.held or self.over:
+        if on is self.is_paused or self.over:
             return
-        self.held = wanted
-        if wanted:
+        self.is_paused = on
+        if on:
             self.stream.hold()
         else:
             self.stream.release()
@@ -229,9 +229,9 @@ class MqttLinkConnection(Bringer):
         unknown = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if five else ReasonCode.SUCCESS
         if kind is PacketType.PUBREL:
             answer = PacketType.PUBCOMP
-            known, strangers = self._session.receiver.release(rows)
-            if known and self.is_open:
-                machine.acknowledge(answer, known)
+            known_ids, strangers = self._session.receiver.release(rows)
+            if known_ids and self.is_open:
+                machine.acknowledge(answer, known_ids)
         else:
             answer = PacketType.PUBREL
             strangers = self._session.publisher.acked(kind, rows)
@@ -243,11 +243,11 @@ class MqttLinkConnection(Bringer):
         if self._proof is None or self.opened or packet.reason != ReasonCode.CONTINUE_AUTHENTICATION:
             raise violation("AUTH that nobody has asked for")
         try:
-            given = self._proof.answer(packet.properties.get(Property.AUTHENTICATION_DATA, b""))
+            response = self._proof.answer(packet.properties.get(Property.AUTHENTICATION_DATA, b""))
         except ScramError as error:
             self.stream.abort(f"authentication failed: {error}")
             return
-        properties = {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: given}
+        properties = {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: response}
         self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
 
     def _connack(self, packet: Connack) -> None:
@@ -266,9 +266,9 @@ class MqttLinkConnection(Bringer):
         self._session.came_up(self, present=packet.session_present)
 
 
-def _given(reason: int, properties: PropertyMap, what: str) -> str:
+def _given(reason: int, properties: PropertyMap, subject: str) -> str:
     text = properties.get(Property.REASON_STRING, "")
-    words = f"{what}: {reason_name(reason)}" + (f" ({text})" if text else "")
+    words = f"{subject}: {reason_name(reason)}" + (f" ({text})" if text else "")
     if elsewhere := properties.get(Property.SERVER_REFERENCE):
         words += f"; it says to use {elsewhere}"
     if reason == ReasonCode.SESSION_TAKEN_OVER:
@@ -326,9 +326,9 @@ class MqttLinkSession(OneSink):
         """True if no message waits for the broker, and every received one is settled."""
         return self.idle_but(0)
 
-    def idle_but(self, held: int) -> bool:
-        """Return True if the session is idle except for up to `held` received messages."""
-        return self.publisher.idle and self.receiver.unsettled <= held
+    def idle_but(self, held_count: int) -> bool:
+        """Return True if the session is idle except for up to `held_count` received messages."""
+        return self.publisher.idle and self.receiver.unsettled <= held_count
 
     @property
     def unconfirmed(self) -> int:
@@ -393,7 +393,7 @@ class MqttLinkSession(OneSink):
     def publish(self, part: SubBatch) -> None:
         """Send the messages to the broker, or queue them."""
         self.publisher.publish(part)
-        if self._connection is not None and self._connection.held:
+        if self._connection is not None and self._connection.is_paused:
             self.balance()
 
     # Interface for the connection.
@@ -447,15 +447,16 @@ class MqttLinkSession(OneSink):
             return
         most = self._settings.prefetch
         unsettled = self.receiver.unsettled
-        if connection.held or unsettled > most:
+        if connection.is_paused or unsettled > most:
             connection.hold(
-                unsettled > (most // 2 if connection.held else most) and not self.publisher.awaits_answers
+                unsettled > (most // 2 if connection.is_paused else most)
+                and not self.publisher.awaits_answers
             )
 
     def _version(self) -> Version:
-        given = self._settings.version
-        if given != "auto":
-            return VERSIONS[given]
+        version = self._settings.version
+        if version != "auto":
+            return VERSIONS[version]
         if self._shares or self._proves:
             return Version.V5
         return Version.V311 if self._older or self._other else Version.V5

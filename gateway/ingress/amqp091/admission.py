@@ -61,15 +61,15 @@ class AmqpEntrance(ListenerSource):
 
     def __init__(self, name: str, services: Services, guests: IngressClients) -> None:
         super().__init__(name, services, guests)
-        given = services.settings.listeners[name]
-        assert isinstance(given, AmqpListener)
-        tls = given.tls
+        options = services.settings.listeners[name]
+        assert isinstance(options, AmqpListener)
+        tls = options.tls
         certificates = tls is not None and tls.client_ca_file is not None
-        if given.proxy_protocol == "required" and self.access.reads_certificates:
+        if options.proxy_protocol == "required" and self.access.reads_certificates:
             certificates = True  # the balancer forwards the client's certificate
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
-        self.server_properties = server_properties(given.announce)
-        self.host_names = given.virtual_hosts
+        self.server_properties = server_properties(options.announce)
+        self.host_names = options.virtual_hosts
 
     @staticmethod
     def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
@@ -166,8 +166,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         name = name or DEFAULT_EXCHANGE
         decision = rights.amqp(self.host_name, permission, name, kind)
         if not decision.allowed:
-            what = f"{kind} '{name}' in vhost '{self.host_name}'"
-            self._refuse_access(permission, what, decision.rule)
+            resource = f"{kind} '{name}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, resource, decision.rule)
 
     def check_topic(self, permission: str, exchange: str, key: str | None) -> None:
         """Check a permission for a routing key of a topic exchange; None stands for all keys.
@@ -180,13 +180,13 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
         decision = rights.amqp_key(self.host_name, permission, exchange, key)
         if not decision.allowed:
             topic = "every topic" if key is None else f"topic '{key}'"
-            what = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
-            self._refuse_access(permission, what, decision.rule)
+            resource = f"{topic} in exchange '{exchange}' in vhost '{self.host_name}'"
+            self._refuse_access(permission, resource, decision.rule)
 
-    def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
+    def _refuse_access(self, permission: str, resource: str, rule: str) -> NoReturn:
         """Log the denial and raise Refused 403."""
-        self._entrance.denied(self.sender, permission, what, rule)
-        raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
+        self._entrance.denied(self.sender, permission, resource, rule)
+        raise access_refused(f"access to {resource} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
         """Recheck the client against changed rules.
@@ -201,8 +201,8 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._recheck()
         else:
             self._entrance.denied(self.sender, "connect", f"vhost '{self.host_name}'", decision.rule)
-            what = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
-            text = f"ACCESS_REFUSED - {what}"
+            refusal = f"access to vhost '{self.host_name}' refused for user '{self.sender.user}'"
+            text = f"ACCESS_REFUSED - {refusal}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self._dismiss(ReplyCode.ACCESS_REFUSED, text)
         self.stream.mark()

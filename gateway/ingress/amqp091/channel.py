@@ -262,8 +262,8 @@ class AmqpConsumer:
         begin = position
         if self.no_ack:
             positions = range(position, position + len(messages))
-            left = [at for at in positions if at - position + first not in aside] if aside else positions
-            queue.acknowledged(left)
+            remaining = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(remaining)
         else:
             unacknowledged = channel.unacknowledged
             tag = first
@@ -362,15 +362,15 @@ class AmqpChannel:
         Return the unknown tag, or None if all are known.
         """
         unknown = None
-        taken: list[Unacknowledged] = []
+        deliveries: list[Unacknowledged] = []
         pop = self.unacknowledged.pop
         for tag in tags:
             found = pop(tag, None)
             if found is None:
                 unknown = tag
                 break
-            taken.append(found)
-        self.settle(taken, None, touched)
+            deliveries.append(found)
+        self.settle(deliveries, None, touched)
         return unknown
 
     def acknowledge(self, tag: int, multiple: bool, touched: Touched) -> bool:
@@ -397,12 +397,12 @@ class AmqpChannel:
             return False
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, requeue)
-        taken = self.tagged(tag, multiple)
+        deliveries = self.tagged(tag, multiple)
         touched: Touched = {}
-        self.settle([one for _, one in taken], requeue, touched)
+        self.settle([one for _, one in deliveries], requeue, touched)
         for one in touched:
             one.dispatch()
-        return bool(taken) or (multiple and tag == 0)
+        return bool(deliveries) or (multiple and tag == 0)
 
     def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
         """Remove one unacknowledged delivery, or all up to `tag`, and return them with their tags.
@@ -412,9 +412,9 @@ class AmqpChannel:
         unacknowledged = self.unacknowledged
         if not multiple:
             found = unacknowledged.pop(tag, None)
-            taken = [] if found is None else [(tag, found)]
+            deliveries = [] if found is None else [(tag, found)]
         elif tag == 0:
-            taken = list(unacknowledged.items())
+            deliveries = list(unacknowledged.items())
             unacknowledged.clear()
         else:
             tags = []
@@ -422,14 +422,14 @@ class AmqpChannel:
                 if candidate > tag:
                     break
                 tags.append(candidate)
-            taken = [(candidate, unacknowledged.pop(candidate)) for candidate in tags]
-        return taken
+            deliveries = [(candidate, unacknowledged.pop(candidate)) for candidate in tags]
+        return deliveries
 
-    def untake(self, taken: list[tuple[int, Unacknowledged]]) -> None:
+    def untake(self, deliveries: list[tuple[int, Unacknowledged]]) -> None:
         """Add deliveries that `tagged` removed to the unacknowledged ones again."""
-        self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
+        self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *deliveries)))
 
-    def settle(self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
+    def settle(self, deliveries: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
         """Settle removed deliveries in their queues: acknowledge, requeue or reject them.
 
         `requeue` None acknowledges, True requeues and False rejects. Add to `touched` what the caller has to
@@ -439,15 +439,15 @@ class AmqpChannel:
         for line in (self.connection.line, self.line):
             if line:
                 touched[line] = None
-        for queue, consumer, position, message in taken:
+        for queue, consumer, position, message in deliveries:
             byte_count += message.byte_count
             if consumer is not None:
                 consumer.outstanding -= 1
                 self.outstanding -= 1
             if requeue is None or queue.deleted:
                 queue.unacknowledged -= 1
-                if queue.gone is not None:
-                    queue.gone.append(position)
+                if queue.removed_positions is not None:
+                    queue.removed_positions.append(position)
             elif requeue:
                 queue.requeue([(position, message)])
             else:
@@ -681,10 +681,10 @@ class Transaction:
 
         Return False if the tag is unknown.
         """
-        taken = self._channel.tagged(tag, multiple)
-        if taken:
-            self._settlements.append((taken, requeue))
-        return bool(taken) or (multiple and tag == 0)
+        deliveries = self._channel.tagged(tag, multiple)
+        if deliveries:
+            self._settlements.append((deliveries, requeue))
+        return bool(deliveries) or (multiple and tag == 0)
 
     def rollback(self) -> None:
         """Discard all publishes; what was acknowledged or rejected is unacknowledged again."""
@@ -740,9 +740,9 @@ class Transaction:
 
     def _acknowledge_beside(self) -> None:
         """Write the acknowledgements in the disk transaction of the messages just published."""
-        for taken, requeue in self._committing:
+        for deliveries, requeue in self._committing:
             if requeue is None:
-                for _, (queue, _, position, _) in taken:
+                for _, (queue, _, position, _) in deliveries:
                     if queue.storage is not None and not queue.deleted:
                         queue.storage.forget_beside((position,))
 
@@ -781,8 +781,8 @@ class Transaction:
                 found.append((self._renewed(entry), message, content))
             except RouteRefused as error:
                 connection, address = self._channel.connection, message.address
-                what = f"exchange '{address.scope}' with routing key '{address.name}'"
-                connection.ingress.denied(connection.sender, "write", what, str(error))
+                place = f"exchange '{address.scope}' with routing key '{address.name}'"
+                connection.ingress.denied(connection.sender, "write", place, str(error))
                 return None
         return found
 
@@ -801,12 +801,12 @@ class Transaction:
         """
         settlements, self._committing = self._committing, []
         if self._failed and not self._closed:
-            self._channel.untake([one for taken, _ in settlements for one in taken])
+            self._channel.untake([one for deliveries, _ in settlements for one in deliveries])
             self._answer(False)
             return
         touched: Touched = {}
-        for taken, requeue in settlements:
-            self._channel.settle([one for _, one in taken], self._failed or requeue, touched)
+        for deliveries, requeue in settlements:
+            self._channel.settle([one for _, one in deliveries], self._failed or requeue, touched)
         for one in touched:
             one.dispatch()
         store = self._channel.connection.ingress.store

@@ -230,7 +230,7 @@ class AmqpConnection(AmqpActions):
 
     def _process(self, events: list[Event]) -> None:
         """Process events in order; postpone the rest while the stream is suspended or a result is pending."""
-        self.stream.expect(self.machine.due)
+        self.stream.expect(self.machine.body_bytes_remaining)
         if self.waiting.on:
             events = self._without_waiting(events)
         for at, event in enumerate(events):
@@ -253,42 +253,42 @@ class AmqpConnection(AmqpActions):
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
-        due = waiting.take_released()
+        ready_events = waiting.take_released()
         for event in events:
             if isinstance(event, Publishes):
                 if contents := self._unheld(event.contents):
-                    due.append(Publishes(contents))
+                    ready_events.append(Publishes(contents))
             elif isinstance(event, Acks):
                 if acks := self._unheld_acks(event.acks):
-                    due.append(Acks(acks))
+                    ready_events.append(Acks(acks))
             elif isinstance(event, ChannelClosed):
-                due += [*waiting.take(event.channel), event]
+                ready_events += [*waiting.take(event.channel), event]
             elif isinstance(event, Closed):
-                due += [*waiting.take_all(), event]
+                ready_events += [*waiting.take_all(), event]
             elif isinstance(event, LargePublish) and self._blocks(event.content[0], publishes=True):
                 waiting.add(event.content[0], event, 1, 0)
             elif isinstance(event, MethodReceived) and self._waits(event):
                 waiting.add(event.channel, event, 1, argument_bytes(getattr(event.method, "arguments", ())))
             else:
-                due.append(event)
+                ready_events.append(event)
         for number in waiting.full():
             if waiting.is_held_alone(number) and self.consumes:
-                due += waiting.take(number)
+                ready_events += waiting.take(number)
             else:
                 waiting.stop_reading()
-        return due
+        return ready_events
 
     def _unheld(self, contents: list[Content]) -> list[Content]:
         """Hold the messages of held channels, and return the others."""
         unheld: list[Content] = []
-        held: dict[int, list[Content]] = {}
+        by_channel: dict[int, list[Content]] = {}
         for content in contents:
             number = content[0]
             if self._blocks(number, publishes=True):
-                held.setdefault(number, []).append(content)
+                by_channel.setdefault(number, []).append(content)
             else:
                 unheld.append(content)
-        for number, of_channel in held.items():
+        for number, of_channel in by_channel.items():
             size = sum([len(properties) + len(body) for _, _, properties, body in of_channel])
             self.waiting.add(number, Publishes(of_channel), len(of_channel), size)
         return unheld
@@ -475,14 +475,14 @@ class AmqpConnection(AmqpActions):
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
             return []
-        left = self._publish_each(contents, large=large)
-        done = len(contents) - len(left)
+        postponed = self._publish_each(contents, large=large)
+        done = len(contents) - len(postponed)
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
         if self.unsettled >= ingress.unsettled_max and self._let_publish is None:
             self._let_publish = self.waiting.hold(EVERY_CHANNEL)
-        return left
+        return postponed
 
     def _publish_each(self, contents: list[Content], *, large: bool) -> list[Content]:  # noqa: PLR0915 - every message
         """Publish messages one by one. Return those that are postponed to another turn."""
@@ -491,24 +491,24 @@ class AmqpConnection(AmqpActions):
         entries = ingress.entries_of(self.rights, self.host)
         batch = ingress.begun_batch()
         channels = self.channels
-        known: tuple[bytes, bytes] | None = None  # of the previous message, compared by identity
+        previous: tuple[bytes, bytes] | None = None  # of the previous message, compared by identity
         in_turn = iter(contents)
-        left: list[Content] = []
+        postponed: list[Content] = []
         for content in in_turn:
             number, data, raw, body = content
             channel = channels.get(number)
             if channel is None:
                 continue  # it was closed by a message before this one
             try:
-                if known is None or data is not known[0] or raw is not known[1]:
-                    known = None
+                if previous is None or data is not previous[0] or raw is not previous[1]:
+                    previous = None
                     if data not in entries and not large and self.stream.spent():
-                        left = [content, *in_turn]
+                        postponed = [content, *in_turn]
                         break
                     found = entries.get(data) or self._resolve(data, entries)
                     shared = content_properties(raw)
                     durable, expiration, retained, hops, special = essentials(shared)
-                    known = data, raw
+                    previous = data, raw
                 entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
@@ -520,7 +520,7 @@ class AmqpConnection(AmqpActions):
                     self.refuse(number, access_refused("it is not known whether this is allowed"), PUBLISH)
                     continue
                 ingress.suspend(self.stream, pending.awaited)
-                left = [content, *in_turn]
+                postponed = [content, *in_turn]
                 break
             message = Message(
                 entry.address,
@@ -543,14 +543,14 @@ class AmqpConnection(AmqpActions):
                 self.unsettled += 1
             try:
                 if large:
-                    taken = ingress.publish_large(batch, entry, message, receipt)
+                    accepted = ingress.publish_large(batch, entry, message, receipt)
                 else:
-                    taken = dispatcher.publish(batch, entry, message, receipt)
-                if not taken:
+                    accepted = dispatcher.publish(batch, entry, message, receipt)
+                if not accepted:
                     ingress.unclaimed(entry, message, receipt)
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
-        return left
+        return postponed
 
     def _refuse_publish(self, content: Content, refusal: RemoteProtocolError | AmqpRefused) -> None:
         """Close the channel of a message that may not be published.
@@ -636,8 +636,8 @@ class AmqpConnection(AmqpActions):
         try:
             found = PublishTarget(ingress.route(rights, address, find), method)
         except RouteRefused as error:
-            what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
-            self._refuse_access("write", what, str(error))
+            place = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
+            self._refuse_access("write", place, str(error))
         make_room(entries, ingress.limits.cache_entries_max)
         entries[data] = found
         return found
@@ -812,12 +812,12 @@ class AmqpConnection(AmqpActions):
         self.machine.close(ReplyCode.RESOURCE_ERROR, text)
         self.stream.end(LOW_ON_MEMORY.text)
 
-    def _block(self, what: str, reason: str) -> None:
+    def _block(self, cause: str, reason: str) -> None:
         """Update one reason for blocking.
 
         Send connection.blocked or connection.unblocked on a change, if the client has that capability.
         """
-        self._blocked[what] = reason
+        self._blocked[cause] = reason
         blocked = any(self._blocked.values())
         if blocked is self._told_blocked or not (self._ready and self._hears_blocked):
             return

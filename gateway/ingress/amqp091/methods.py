@@ -49,8 +49,8 @@ class AmqpActions(AmqpGuest):
     Each action sends its reply, or raises AmqpRefused with RabbitMQ's reply code.
     """
 
-    def _reply(self, channel: AmqpChannel, wanted: bool, method: m.Method) -> None:
-        if wanted:
+    def _reply(self, channel: AmqpChannel, wants_reply: bool, method: m.Method) -> None:
+        if wants_reply:
             self.machine.send_method(channel.number, method)
 
     def _queue(self, channel: AmqpChannel, name: str) -> AmqpQueue:
@@ -235,16 +235,16 @@ class AmqpActions(AmqpGuest):
         self._check_queue(channel, "read", method.queue)
         queue = self._queue(channel, method.queue)
         _check_tag(channel, tag)
-        what = f"queue '{queue.name}' in vhost '{self.host.name}'"
-        rank = consumer_priority(method.arguments, what, quorum=queue.options.quorum)
+        resource = f"queue '{queue.name}' in vhost '{self.host.name}'"
+        rank = consumer_priority(method.arguments, resource, quorum=queue.options.quorum)
         if queue.options.quorum and channel.prefetch_all:
             raise AmqpRefused(
-                ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos"
+                ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {resource} does not support global qos"
             )
         exclusive = method.exclusive and not queue.options.quorum  # quorum queues ignore it
         single = exclusive and (queue.consumers or queue.options.single_active)
         if queue.exclusive_consumer is not None or single:
-            raise access_refused(f"{what} in exclusive use")
+            raise access_refused(f"{resource} in exclusive use")
         if sum(len(other.consumers) for other in self.channels.values()) >= ingress.limits.consumers_max:
             most = ingress.limits.consumers_max
             raise failed(f"reached maximum ({most}) of consumers per connection (limits.consumers_max)")
@@ -298,11 +298,11 @@ class AmqpActions(AmqpGuest):
             raise Pending(loaded)
         if not method.no_ack:
             self._check_unacknowledged(channel)
-        taken = self._take_sound(queue)
-        if taken is None:
+        head = self._take_sound(queue)
+        if head is None:
             self._reply(channel, True, m.BasicGetEmpty())
             return
-        position, message, redelivered, properties = taken
+        position, message, redelivered, properties = head
         tag = channel.next_tag
         channel.next_tag += 1
         if method.no_ack:
@@ -332,8 +332,8 @@ class AmqpActions(AmqpGuest):
         def fits(message: Message) -> bool:
             return len(own_properties(queue, message, utc, None)) + RETURNS_BYTES_MAX <= most
 
-        while (taken := queue.take_aside(fits) or queue.take()) is not None:
-            position, message, redelivered = taken
+        while (head := queue.take_aside(fits) or queue.take()) is not None:
+            position, message, redelivered = head
             try:
                 if isinstance(message.body, Spooled):
                     message.body.check()
@@ -394,11 +394,11 @@ class AmqpActions(AmqpGuest):
 
     def _tx_commit(self, channel: AmqpChannel, method: m.TxCommit) -> None:
         """Commit the transaction; later input of the client waits until the commit is complete."""
-        transaction, told, suspended = _transaction(channel), False, False
+        transaction, replied, suspended = _transaction(channel), False, False
 
         def committed(whole: bool) -> None:
-            nonlocal told
-            told = True
+            nonlocal replied
+            replied = True
             if whole:
                 self._reply(channel, True, m.TxCommitOk())
             else:
@@ -408,7 +408,7 @@ class AmqpActions(AmqpGuest):
                 self.stream.resume()
 
         transaction.commit(committed)
-        if not told:
+        if not replied:
             suspended = True
             self.stream.suspend()
 

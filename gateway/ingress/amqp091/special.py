@@ -48,7 +48,7 @@ class Copies:
 
 
 def look_closer(
-    channel: AmqpChannel, entry: RoutingEntry, given: PropertySet
+    channel: AmqpChannel, entry: RoutingEntry, properties: PropertySet
 ) -> tuple[RoutingEntry, PropertySet]:
     """Return the routing entry of a message with special properties, and its properties.
 
@@ -57,7 +57,7 @@ def look_closer(
     be re-encoded, or if a direct reply is requested on a channel that does not consume direct replies. Raises
     Refused 403 if the client may not write to a copied key.
     """
-    native = decode_properties(given.raw)
+    native = decode_properties(properties.raw)
     principal = channel.connection.principal
     assert principal is not None
     if native.user_id is not None and native.user_id != principal.name:
@@ -81,7 +81,7 @@ def look_closer(
         keys = (address.name, *copies)
         entry = entry.chosen_by(Copies(host, address.scope, keys))
     if not changed:
-        return entry, given
+        return entry, properties
     try:
         data = encode_basic_properties(native)
     except LocalProtocolError:

@@ -225,8 +225,8 @@ class DeliveryRun:
         self._let_go()
         queue = self.queue
         queue.unacknowledged -= self.count
-        if queue.gone is not None:
-            queue.gone.extend(range(self.position, self.position + self.count))
+        if queue.removed_positions is not None:
+            queue.removed_positions.extend(range(self.position, self.position + self.count))
 
     def forget_beside(self) -> None:
         """Settle the messages on disk in the transaction of what is published in this wake-up."""
@@ -251,20 +251,20 @@ class DeliveryRun:
 
 
 class Join:
-    """Receipt that collects `left` outcomes, then calls `then` with the worst of them."""
+    """Receipt that collects `count` outcomes, then calls `then` with the worst of them."""
 
-    __slots__ = ("_then", "left", "worst")
+    __slots__ = ("_then", "remaining", "worst")
 
-    def __init__(self, left: int, then: Callable[[Outcome], None]) -> None:
-        self.left = left
+    def __init__(self, count: int, then: Callable[[Outcome], None]) -> None:
+        self.remaining = count
         self.worst = ACCEPTED
         self._then = then
 
     def settled(self, outcome: Outcome) -> None:
         """Record one outcome."""
         self.worst = worse(self.worst, outcome)
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self._then(self.worst)
 
 
@@ -305,7 +305,7 @@ class FastChannel:
         self.is_restrained = False  # True while the user exceeds its share of memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self.streams: list[ReturningStream] = []  # of peers, with bytes that wait for a reply
-        self._kept: list[
+        self._held_runs: list[
             tuple[DeliveryRun, bool]
         ] = []  # waiting deliveries without numbers, and `redelivered`
         self._deliveries: deque[DeliveryRun] = deque()
@@ -360,15 +360,15 @@ class FastChannel:
     def _take(self, number: int) -> list[DeliveryRun]:
         """Remove and return the deliveries up to a message number."""
         deliveries = self._deliveries
-        taken = []
+        removed = []
         while deliveries and deliveries[0].number <= number:
             first = deliveries[0]
             count = number - first.number + 1
             if count < first.count:
-                taken.append(first.split(count))
+                removed.append(first.split(count))
                 break
-            taken.append(deliveries.popleft())
-        return taken
+            removed.append(deliveries.popleft())
+        return removed
 
     def unget(self, handle: FastHandle, number: int) -> bool:
         """Requeue one message that the client of `handle` rejects.
@@ -418,23 +418,23 @@ class FastChannel:
     @property
     def keeps(self) -> bool:
         """True if deliveries wait for a reply, so that later ones must queue behind them."""
-        return bool(self._kept)
+        return bool(self._held_runs)
 
     def keep(self, delivery: DeliveryRun, redelivered: bool) -> None:
         """Hold a delivery until no reply is due on the channel (3.2.11); it gets message numbers then.
 
         Until then it cannot be acknowledged, and counts against its consumer's window.
         """
-        delivery.consumer.kept += delivery.count
+        delivery.consumer.waiting_count += delivery.count
         self.connection.outstanding.byte_count += weight_of(delivery.messages)
-        self._kept.append((delivery, redelivered))
+        self._held_runs.append((delivery, redelivered))
 
     def _deliver_kept(self) -> None:
         """Deliver the held messages; requeue those whose consumer no longer accepts them."""
-        kept, self._kept = self._kept, []
-        for delivery, redelivered in kept:
+        held_runs, self._held_runs = self._held_runs, []
+        for delivery, redelivered in held_runs:
             consumer, queue = delivery.consumer, delivery.queue
-            consumer.kept -= delivery.count
+            consumer.waiting_count -= delivery.count
             self.connection.outstanding.byte_count -= weight_of(delivery.messages)
             if queue.deleted:
                 queue.unacknowledged -= delivery.count
@@ -450,14 +450,14 @@ class FastChannel:
     def give_back_kept(self, handle: FastHandle | None = None) -> None:
         """Requeue the held messages of a handle, or of all handles (None)."""
         back: list[DeliveryRun] = []
-        left: list[tuple[DeliveryRun, bool]] = []
-        for delivery, redelivered in self._kept:
+        remaining: list[tuple[DeliveryRun, bool]] = []
+        for delivery, redelivered in self._held_runs:
             if handle is None or delivery.consumer.handle is handle:
                 back.append(delivery)
-                delivery.consumer.kept -= delivery.count
+                delivery.consumer.waiting_count -= delivery.count
             else:
-                left.append((delivery, redelivered))
-        self._kept = left
+                remaining.append((delivery, redelivered))
+        self._held_runs = remaining
         if back:
             self._give_back(back, {})
 
@@ -512,8 +512,8 @@ class FastChannel:
         touched: dict[Queue, None] = {}
         settled, self._acked = self._acked, []
         if everything:
-            seen = self._written if self.connection.stream.backlogged else self._sent
-            confirmed = self._take(seen)
+            sent_at = self._written if self.connection.stream.backlogged else self._sent
+            confirmed = self._take(sent_at)
             for delivery in confirmed:
                 delivery.consumer.acknowledged(delivery.count, touched)
                 delivery.consumer.provisional += delivery.count
@@ -537,14 +537,14 @@ class FastChannel:
             delivery.settle()
             touched[delivery.queue] = None
 
-    def finish(self, deliveries: list[DeliveryRun], *, taken: bool) -> bool:
-        """Settle the deliveries of a commit, or requeue them if `taken` is False (a message was refused).
+    def finish(self, deliveries: list[DeliveryRun], *, accepted: bool) -> bool:
+        """Settle the deliveries of a commit, or requeue them if `accepted` is False (a message was refused).
 
         Return True if any settlement has to be written to disk.
         """
         touched: dict[Queue, None] = {}
         self._final(deliveries)
-        if not taken:
+        if not accepted:
             self._give_back(deliveries, touched)
             return False
         self.settle(deliveries, touched)
@@ -558,14 +558,14 @@ class FastChannel:
         back, self._acked = self._acked, []
         self._final(back)
         touched: dict[Queue, None] = {}
-        kept: deque[DeliveryRun] = deque()
+        remaining: deque[DeliveryRun] = deque()
         for delivery in self._deliveries:
             if before := min(max(self._boundary - delivery.number, 0), delivery.count):
-                kept.append(delivery.split(before))
+                remaining.append(delivery.split(before))
             if delivery.count:
                 delivery.consumer.acknowledged(delivery.count, touched)
                 back.append(delivery)
-        self._deliveries = kept
+        self._deliveries = remaining
         self._begin()
         self._give_back(back, touched)
 
@@ -661,7 +661,7 @@ class FastConsumer:
         self.handle = handle
         self.queues: list[PriorityQueue] = []
         self.provisional = 0  # messages acknowledged in an open transaction
-        self.kept = 0  # messages that wait for a reply on the channel
+        self.waiting_count = 0  # messages that wait for a reply on the channel
         self.prefetch = prefetch
         self.unreliable = unreliable
         self.outstanding = 0
@@ -704,8 +704,8 @@ class FastConsumer:
             if channel.connection.outstanding.full:
                 return 0
         if self.unreliable:
-            return DISPATCH_MESSAGES_MAX - self.kept
-        room = self.prefetch - self.outstanding - self.kept
+            return DISPATCH_MESSAGES_MAX - self.waiting_count
+        room = self.prefetch - self.outstanding - self.waiting_count
         return 0 if channel.connection.outstanding.full else room
 
     def takes_kept(self) -> bool:
@@ -782,8 +782,8 @@ class FastConsumer:
         aside = unsent if isinstance(queue, FastQueue) and queue.owner is None else []
         if self.unreliable:
             positions = range(position, position + count)
-            left = [at for at in positions if at - position + first not in aside] if aside else positions
-            queue.acknowledged(left)
+            remaining = [at for at in positions if at - position + first not in aside] if aside else positions
+            queue.acknowledged(remaining)
         else:
             channel.delivered(DeliveryRun(first, queue, self, position, messages))
             self.outstanding += count

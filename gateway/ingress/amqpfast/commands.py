@@ -169,8 +169,8 @@ class FastActions(FastGuest):
         if handle.service == "peer":
             self.check("talk", "peer", name)
             return
-        named = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
-        if named is None or named.owner != self.owner:
+        destination = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
+        if destination is None or destination.owner != self.owner:
             self.check_named(right, handle.service, name, whole=whole)
 
     def _handle_consume(self, handle: FastHandle, command: m.HandleConsume) -> None:
@@ -256,7 +256,7 @@ class FastActions(FastGuest):
             selects=selects,
             no_local=command.no_local,
         )
-        known = None if key is None else host.known_durable(key, None if self.rights.unlimited else user)
+        existing = None if key is None else host.known_durable(key, None if self.rights.unlimited else user)
         subscription = host.subscribe(interest, key, user)
         subscription.attached = True
         subscription.local = self.sender if subscription.interest.no_local else None
@@ -275,7 +275,7 @@ class FastActions(FastGuest):
                 consumer.queues.append(subscription)
                 subscription.add(consumer)
 
-        if key is None or subscription is known:
+        if key is None or subscription is existing:
             begin(ACCEPTED)
         else:  # a new durable subscription is confirmed when it is on disk
             self.ingress.after_commit(begin)
@@ -347,16 +347,16 @@ class FastActions(FastGuest):
         above = -1 if anew and not command.message_number else command.message_number
         numbers, more = index.enter(scan.found, above)
         most = self.machine.index_bytes_max
-        data, taken = encode_message_list(numbers, singly=anew, bytes_max=most)
-        highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
+        data, count = encode_message_list(numbers, singly=anew, bytes_max=most)
+        highest = numbers[count - 1] if count and (more or count < len(numbers)) else 0
         self.machine.send(m.HandleIndex(handle.number, highest, data))
 
     def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
         """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
         if handle.service != "queue":
             return list(handle.subscriptions)
-        named = self.host.find("queue", name, whole=whole, creates=False)
-        return [one for one in named if isinstance(one, FastQueue)]
+        queues = self.host.find("queue", name, whole=whole, creates=False)
+        return [one for one in queues if isinstance(one, FastQueue)]
 
     @staticmethod
     def _waiting(
@@ -367,12 +367,12 @@ class FastActions(FastGuest):
         whole: bool,
     ) -> Iterator[tuple[PriorityQueue, int, Message]]:
         """Yield queue, position and message of each message that a QUERY covers."""
-        wanted = name.encode()
+        encoded_name = name.encode()
         for queue in queues:
             for position, message in queue.browse():
                 if handle.service == "topic":
                     topic = name_bytes(message.address)
-                    if not (topic.startswith(wanted) if whole else topic == wanted):
+                    if not (topic.startswith(encoded_name) if whole else topic == encoded_name):
                         continue
                 yield queue, position, message
 

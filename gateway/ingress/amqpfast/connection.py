@@ -470,43 +470,43 @@ class FastConnection(FastActions):
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
-        due = waiting.take_released()
+        ready_events = waiting.take_released()
         opened: dict[int, int] = {}  # channel numbers of the handles that these events open
         for event in events:
             if isinstance(event, Sends):
                 if rows := self._unheld(event.rows, opened):
-                    due.append(Sends(rows))
+                    ready_events.append(Sends(rows))
             elif isinstance(event, Acks):
                 if rows_of_acks := self._unheld_acks(event.rows):
-                    due.append(Acks(rows_of_acks))
+                    ready_events.append(Acks(rows_of_acks))
             elif isinstance(event, HandleClosed | ChannelClosed):
-                due += [*waiting.take(event.channel), event]
+                ready_events += [*waiting.take(event.channel), event]
             elif isinstance(event, Closed):
-                due += [*waiting.take_all(), event]
+                ready_events += [*waiting.take_all(), event]
             elif channel := self._channel_waited_for(event, opened):
                 waiting.add(channel.number, event, 1, _size_of(event))
             else:
-                due.append(event)
+                ready_events.append(event)
                 if isinstance(event, CommandReceived) and isinstance(event.command, m.HandleOpen):
                     opened[event.command.handle_id] = event.command.channel_id
         for number in waiting.full():
             if waiting.is_held_alone(number) and self.consumes:
-                due += waiting.take(number)
+                ready_events += waiting.take(number)
             else:
                 waiting.stop_reading()
-        return due
+        return ready_events
 
     def _unheld(self, rows: list[SendRow], opened: dict[int, int]) -> list[SendRow]:
         """Hold the messages of held channels, and return the others."""
         unheld: list[SendRow] = []
-        held: dict[int, list[SendRow]] = {}
+        by_channel: dict[int, list[SendRow]] = {}
         for row in rows:
             channel = self._channel_of(row[0], opened)
             if channel is None or not self._blocks(channel, publishes=not channel.transacted):
                 unheld.append(row)
             else:
-                held.setdefault(channel.number, []).append(row)
-        for number, of_channel in held.items():
+                by_channel.setdefault(channel.number, []).append(row)
+        for number, of_channel in by_channel.items():
             size = sum([len(head) + len(body) for _, _, head, body, _ in of_channel])
             self.waiting.add(number, Sends(of_channel), len(of_channel), size)
         return unheld
@@ -764,11 +764,11 @@ class FastConnection(FastActions):
         lost = 0
         for event in self.waiting.take(channel.number):
             if isinstance(event, Sends):
-                kept = [] if handle is None else [row for row in event.rows if row[0] != handle]
-                lost += len(event.rows) - len(kept)
-                if kept:
-                    size = sum([len(head) + len(body) for _, _, head, body, _ in kept])
-                    self.waiting.add(channel.number, Sends(kept), len(kept), size)
+                remaining = [] if handle is None else [row for row in event.rows if row[0] != handle]
+                lost += len(event.rows) - len(remaining)
+                if remaining:
+                    size = sum([len(head) + len(body) for _, _, head, body, _ in remaining])
+                    self.waiting.add(channel.number, Sends(remaining), len(remaining), size)
             elif handle is not None and _handle_of(event) != handle:
                 self.waiting.add(channel.number, event, 1, _size_of(event))
             else:
@@ -778,15 +778,15 @@ class FastConnection(FastActions):
 
     def reopen_channel(self, number: int) -> None:
         """Discard pending replies of a closed channel, as its number is reused."""
-        left = self._left_channels.pop(number, None)
-        if left is not None:
-            left.silent = True
+        abandoned = self._left_channels.pop(number, None)
+        if abandoned is not None:
+            abandoned.silent = True
 
     def reopen_handle(self, number: int) -> None:
         """Discard pending replies of a closed handle, as its number is reused."""
-        left = self._left_handles.pop(number, None)
-        if left is not None:
-            left.silent = True
+        abandoned = self._left_handles.pop(number, None)
+        if abandoned is not None:
+            abandoned.silent = True
 
     def _report(self, code: int, text: str, part: str = "connection") -> None:
         """Count and log an error that closes the connection, or only a channel or handle (`part`)."""
@@ -901,8 +901,8 @@ class FastConnection(FastActions):
         if not decision.allowed:
             self._ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
         if not decision.allowed or not self._has_its_name(rights, event.client_name):
-            what = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
-            text = f"{what} is not for user {self.principal.name!r}"
+            resource = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
+            text = f"{resource} is not for user {self.principal.name!r}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return

@@ -91,8 +91,8 @@ class IncomingTransfer:
         if isinstance(data, memoryview):
             last = parts[-1] if parts else None
             beside = isinstance(last, memoryview) and last.obj is data.obj
-            held = self.file is None and not beside and 2 * len(data) < len(data.obj)  # type: ignore[arg-type]
-            parts.append(bytes(data) if held else data)
+            is_small_part = self.file is None and not beside and 2 * len(data) < len(data.obj)  # type: ignore[arg-type]
+            parts.append(bytes(data) if is_small_part else data)
         elif len(data) >= PART_BYTES_MIN:
             parts.append(data)
         elif parts and isinstance(parts[-1], bytearray):
@@ -204,7 +204,7 @@ class IncomingTransfers:
         if prepared is not None:
             transfer, head, _ = prepared
             anew = (head, transfer.body_size) == (event.head, event.body_size)
-            self._ingress.partials.end(transfer, taken=anew)
+            self._ingress.partials.end(transfer, accepted=anew)
         return IncomingTransfer(spool, handle, event.head, event.body_size, user=user)
 
     # Restartable transfers (3.5.13).

@@ -183,8 +183,8 @@ class FastIngress(FastSource):
 
         Raises FastRefused 540 if the string is not accepted.
         """
-        given = self.options.out_of_band
-        path = None if given is None else agreed(text, given.folder)
+        options = self.options.out_of_band
+        path = None if options is None else agreed(text, options.folder)
         if path is None:
             text = f"out-of-band transfer by {text!r} is not available"
             raise FastRefused(ReplyCode.NOT_IMPLEMENTED, text)
@@ -192,8 +192,8 @@ class FastIngress(FastSource):
 
     def folder_name(self, path: Path) -> str:
         """Return the name of a folder in the listener's shared folder, or "" for the shared folder itself."""
-        given = self.options.out_of_band
-        return "" if given is None else name_in(path, given.folder)
+        options = self.options.out_of_band
+        return "" if options is None else name_in(path, options.folder)
 
     def share_folder(self, path: Path) -> SharedFolder:
         """Return the folder at `path` for one channel.

@@ -321,10 +321,10 @@ class LargeDeliveries:
     def close(self) -> None:
         """End all messages, because the channel is closed."""
         self.over = True
-        left = [*([] if self.active is None else [self.active]), *self._answers, *self._waiting]
+        remaining = [*([] if self.active is None else [self.active]), *self._answers, *self._waiting]
         self._answers.clear()
         self._waiting.clear()
         self.active = None
         self._channel.connection.sending.pop(self, None)
-        for large in left:
+        for large in remaining:
             large.then(False)

@@ -56,28 +56,28 @@ class PeerReplyStream:
         channel.streamed = True
         self._channel = channel
         self._connection = channel.connection
-        self._held: list[bytes | memoryview] = []
-        self.held = 0  # bytes that wait for a reply on the channel, which nothing may precede (3.2.11)
+        self._buffer: list[bytes | memoryview] = []
+        self.buffered_bytes = 0  # waiting for a reply on the channel, which nothing may precede (3.2.11)
 
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes to the stream, in fragments of the client's frame size.
 
         While a reply is due on the channel, the bytes wait.
         """
-        if not self._held and not self._connection.machine.owes(self._channel.number):
+        if not self._buffer and not self._connection.machine.owes(self._channel.number):
             self._write(data)
             return
-        if not self._held:
+        if not self._buffer:
             self._channel.streams.append(self)
-        self._held.append(data)
-        self.held += len(data)
+        self._buffer.append(data)
+        self.buffered_bytes += len(data)
         self._connection.await_replies(self._channel)
 
     def go_on(self) -> None:
         """Write the waiting bytes."""
-        held, self._held = self._held, []
-        self.held = 0
-        for data in held:
+        pieces, self._buffer = self._buffer, []
+        self.buffered_bytes = 0
+        for data in pieces:
             self._write(data)
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -210,9 +210,9 @@ class Tunnel:
         while data := await stream.receive_some(READ_BYTES):
             self._returning.write(data)
             connection.ingress.flush()
-            while connection.stream.congested or self._returning.held > UNSENT_BYTES_HIGH:
+            while connection.stream.congested or self._returning.buffered_bytes > UNSENT_BYTES_HIGH:
                 await trio.sleep(CONGESTED_SECS)
-        while self._returning.held:
+        while self._returning.buffered_bytes:
             await trio.sleep(CONGESTED_SECS)
 
     async def _write(self, stream: trio.SocketStream) -> None:

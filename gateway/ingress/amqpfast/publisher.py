@@ -95,7 +95,7 @@ class FastPublisher:
         handle: FastHandle | None = None
         last_number, last_head = -1, b""
         in_turn = iter(rows)
-        left: list[SendRow] = []
+        postponed: list[SendRow] = []
         for row in in_turn:
             number, tag, head, body, name = row
             if number != last_number or handle is None or handle.silent:
@@ -119,13 +119,13 @@ class FastPublisher:
                 last_head = head
             if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
                 if connection.stream.spent():
-                    left = [row, *in_turn]
+                    postponed = [row, *in_turn]
                     break
                 try:
                     self._send(handle, tag, properties.raw, body, name)
                 except Pending as pending:
                     ingress.suspend(connection.stream, pending.awaited)
-                    left = [row, *in_turn]
+                    postponed = [row, *in_turn]
                     break
                 generation = dispatcher.generation
                 continue
@@ -150,12 +150,12 @@ class FastPublisher:
                     replies.append((number, tag))
         if replies:
             connection.machine.reply_many(replies)
-        done = len(rows) - len(left)
+        done = len(rows) - len(postponed)
         ingress.stats.messages_in += done
         if (rate := connection.stream.rate) is not None:
             rate.messages += done
         self._hold_back()
-        return left
+        return postponed
 
     def _refuse(self, number: int, tag: int) -> None:
         """Refuse a message for lack of memory."""
@@ -213,17 +213,17 @@ class FastPublisher:
             connection.refuse(handle, error.code, str(error))
             return
         channel = handle.channel
-        known = essentials(head_properties(head))
+        parsed = essentials(head_properties(head))
         messages = [
             Message(
                 entry.address,
                 body,
                 head_properties(head),
-                2 if channel.transacted else QOS_OF_DURABLE[known.durable or tag > 0],
-                known.durable,
-                known.retain,
-                clock.from_wall(known.expires),
-                known.hops,
+                2 if channel.transacted else QOS_OF_DURABLE[parsed.durable or tag > 0],
+                parsed.durable,
+                parsed.retain,
+                clock.from_wall(parsed.expires),
+                parsed.hops,
                 channel.sender,
             )
             for entry in entries
@@ -258,7 +258,7 @@ class FastPublisher:
 
         def done(outcome: Outcome) -> None:
             if partial is not None:
-                partials.end(partial, taken=outcome is ACCEPTED)
+                partials.end(partial, accepted=outcome is ACCEPTED)
             self.settled((handle, tag), outcome)
 
         join = Join(len(sent), done)
@@ -274,10 +274,10 @@ class FastPublisher:
         self.unsettled += counts
         if isinstance(message.body, Spooled):
             most = ingress.limits.message_bytes_max
-            taken = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
+            accepted = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
         else:
-            taken = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
-        if not taken:
+            accepted = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
+        if not accepted:
             self.settled(receipt, ingress.unclaimed(entry, message))
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
@@ -357,8 +357,8 @@ class FastPublisher:
         """Return the handle's session with a peer, created at first use."""
         found = handle.peer_sessions.get(peer)
         if found is None:
-            given = self._ingress.peers[self._connection.host.name][peer]
-            found = handle.peer_sessions[peer] = begin_session(given, handle, peer)
+            options = self._ingress.peers[self._connection.host.name][peer]
+            found = handle.peer_sessions[peer] = begin_session(options, handle, peer)
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:
@@ -632,8 +632,8 @@ class _Commit:
         publisher = self._publisher
         ingress = publisher._ingress
         for partial in self._transferred:
-            ingress.partials.end(partial, taken=outcome is ACCEPTED)
-        if self._channel.finish(self._acknowledged, taken=outcome is ACCEPTED):
+            ingress.partials.end(partial, accepted=outcome is ACCEPTED)
+        if self._channel.finish(self._acknowledged, accepted=outcome is ACCEPTED):
             # Settlements remain valid if the disk is full: they are written once there is space.
             ingress.after_commit(self._answer_accepted)
         else:

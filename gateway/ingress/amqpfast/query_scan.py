@@ -19,32 +19,32 @@ from gateway.model.message import Message
 class QueryScan:
     """Scan for the messages that a QUERY selects. `found` has their queues and positions."""
 
-    __slots__ = ("_left", "_selects", "found")
+    __slots__ = ("_remaining", "_selects", "found")
 
     def __init__(
         self, waiting: Iterable[tuple[PriorityQueue, int, Message]], selects: Selects | None
     ) -> None:
         """Prepare the scan of `waiting`; without a selector, find all messages at once."""
         self._selects = selects
-        self._left: list[tuple[PriorityQueue, int, Message]] = []
+        self._remaining: list[tuple[PriorityQueue, int, Message]] = []
         self.found: list[tuple[PriorityQueue, int]] = []
         if selects is None:
             self.found = [(queue, position) for queue, position, _ in waiting]
         else:
-            self._left = list(waiting)
-            self._left.reverse()
+            self._remaining = list(waiting)
+            self._remaining.reverse()
 
     def go_on(self) -> bool:
         """Apply the selector for some milliseconds. Return True if all messages have been processed."""
-        until = clock.perf_counter() + PASS_SECS
-        while self._left:
-            queue, position, message = self._left.pop()
+        deadline = clock.perf_counter() + PASS_SECS
+        while self._remaining:
+            queue, position, message = self._remaining.pop()
             assert self._selects is not None
             if self._selects(message):
                 self.found.append((queue, position))
-            if clock.perf_counter() >= until:
+            if clock.perf_counter() >= deadline:
                 break
-        return not self._left
+        return not self._remaining
 
     async def wait(self) -> None:
         """Let other tasks run before the next portion."""

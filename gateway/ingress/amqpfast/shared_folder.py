@@ -58,13 +58,13 @@ class SharedFolder:
     def __init__(self, path: Path) -> None:
         """Check that `path` is a folder. Raises OSError if it is not."""
         self.path = path
-        self._taken: dict[int, int] = {}  # fragments by handle
+        self._fragment_counts: dict[int, int] = {}  # fragments by handle
         self._put: set[str] = set()
         os.close(os.open(path, FOLDER))
 
     def next_name(self, handle: int) -> str:
         """Return the name of the file with the client's next fragment on `handle`."""
-        count = self._taken[handle] = self._taken.get(handle, 0) + 1
+        count = self._fragment_counts[handle] = self._fragment_counts.get(handle, 0) + 1
         return f"{handle}-{count}.send"
 
     @contextmanager

@@ -63,17 +63,17 @@ class Front(NamedTuple):
         )
 
 
-def front_of(name: str, given: ListenerSettings) -> Front:
+def front_of(name: str, options: ListenerSettings) -> Front:
     """Return the configured layers of the listener `name`.
 
     Raises ConfigurationError for unusable certificates.
     """
-    tls = given.tls
-    web = given if isinstance(given, WebListener) else None
+    tls = options.tls
+    web = options if isinstance(options, WebListener) else None
     return Front(
         proxies=None
-        if given.proxy_protocol == "off"
-        else tuple(ipaddress.ip_network(network) for network in given.proxy_protocol_from),
+        if options.proxy_protocol == "off"
+        else tuple(ipaddress.ip_network(network) for network in options.proxy_protocol_from),
         tls=None
         if tls is None
         else server_context(
@@ -85,6 +85,6 @@ def front_of(name: str, given: ListenerSettings) -> Front:
             optional=tls.client_certificate == "optional",
         ),
         websocket_path=web.websocket_path if web is not None and web.websocket_path else "",
-        subprotocols=DIALECTS[given.protocol].subprotocols if web is not None else (),
+        subprotocols=DIALECTS[options.protocol].subprotocols if web is not None else (),
         origins=None if web is None else web.websocket_origins,
     )

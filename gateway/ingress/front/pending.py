@@ -25,11 +25,11 @@ class PendingConnection(IngressClient):
     The bytes of the connection count for this listener only if no other owner takes the stream over.
     """
 
-    def __init__(self, guests: IngressClients, stream: Stream, since: float) -> None:
-        """Create the owner of a stream that was accepted at `since`, in loop-clock seconds."""
+    def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float) -> None:
+        """Create the owner of a stream that was accepted at `accepted_at`, in loop-clock seconds."""
         self.stream = stream
         self.sender = Sender(guests.name)
-        self.since = since
+        self.accepted_at = accepted_at
         self.data = b""
         self.received: Any = ()
         self.sent: Any = ()
@@ -110,7 +110,7 @@ class PendingConnection(IngressClient):
 
     def tick(self, now: float) -> None:
         """Close the connection if its protocol has not begun within limits.connect_timeout_secs."""
-        if now >= self.since + self._guests.limits.connect_timeout_secs:
+        if now >= self.accepted_at + self._guests.limits.connect_timeout_secs:
             self._guests.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("it did not say in time what it is")
 

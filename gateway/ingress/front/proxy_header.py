@@ -25,8 +25,8 @@ Begin = Callable[[Stream, float, bytes, float], None]
 class AwaitingProxyHeader(PendingConnection):
     """Connection that waits for the PROXY protocol header, ahead of TLS; then calls `begin`."""
 
-    def __init__(self, guests: IngressClients, stream: Stream, since: float, begin: Begin) -> None:
-        super().__init__(guests, stream, since)
+    def __init__(self, guests: IngressClients, stream: Stream, accepted_at: float, begin: Begin) -> None:
+        super().__init__(guests, stream, accepted_at)
         self._begin = begin
 
     def look(self, now: float) -> None:
@@ -43,7 +43,7 @@ class AwaitingProxyHeader(PendingConnection):
             stream.remote = f"{header.address}:{header.port}"
         stream.secured = header.secured
         rest = self.leave()[header.byte_count :]
-        self._begin(stream, self.since, rest, now)
+        self._begin(stream, self.accepted_at, rest, now)
 
 
 def within_any(networks: Networks, host: str) -> bool:

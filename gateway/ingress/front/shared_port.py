@@ -37,20 +37,20 @@ def shared_listeners(
 ) -> list[Listener]:
     """Return the shared ports of the configuration, which hand their connections to `listeners`."""
     made = []
-    for name, given in settings.listeners.items():
-        if not isinstance(given, SharedListener):
+    for name, options in settings.listeners.items():
+        if not isinstance(options, SharedListener):
             continue
-        front = front_of(name, given)
-        guests = IngressClients(settings.limits_of(name), metrics.listener(name, given.protocol), writes)
+        front = front_of(name, options)
+        guests = IngressClients(settings.limits_of(name), metrics.listener(name, options.protocol), writes)
         port = SharedPort(
-            [(settings.listeners[one].protocol, listeners[one]) for one in given.shares],
+            [(settings.listeners[one].protocol, listeners[one]) for one in options.shares],
             guests,
             tls=front.tls,
         )
         listener = Listener(
             name,
-            given.host,
-            given.port,
+            options.host,
+            options.port,
             port,
             guests,
             writes,
@@ -104,8 +104,8 @@ class SharedPort:
 class UndecidedConnection(PendingConnection):
     """Connection to a shared port whose protocol is not known yet."""
 
-    def __init__(self, port: SharedPort, guests: IngressClients, stream: Stream, since: float) -> None:
-        super().__init__(guests, stream, since)
+    def __init__(self, port: SharedPort, guests: IngressClients, stream: Stream, accepted_at: float) -> None:
+        super().__init__(guests, stream, accepted_at)
         self._port = port
         self._secure = False
 
@@ -140,7 +140,7 @@ class UndecidedConnection(PendingConnection):
         if listener.front.tls is not None and not self._secure:
             self._does_not_fit(secure=True)
         elif not listener.guests.no_place(self.stream):
-            listener.adopt(self.stream, self.since, self.leave(), now)
+            listener.adopt(self.stream, self.accepted_at, self.leave(), now)
 
     def _does_not_fit(self, *, secure: bool) -> None:
         """Refuse the client, for it uses TLS, or none, where its listener is the other kind."""

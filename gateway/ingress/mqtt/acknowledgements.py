@@ -77,13 +77,13 @@ def acknowledged(
         _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.received_ids.release)
         return
     if kind is PacketType.PUBREC:
-        taken = []
+        known_ids = []
         for packet_id, reason in rows:
             if reason >= FAILURE:
                 session.finish(packet_id)
             else:
-                taken.append(packet_id)
-        _answer(machine, answers, PUBREL, taken, session.received)
+                known_ids.append(packet_id)
+        _answer(machine, answers, PUBREL, known_ids, session.received)
     else:
         for packet_id, _ in rows:
             session.finish(packet_id)
@@ -95,21 +95,21 @@ def _answer(
     answers: Answers | None,
     kind: PacketType,
     packet_ids: list[int],
-    known: Callable[[int], bool],
+    is_known: Callable[[int], bool],
 ) -> None:
     """Send responses to acknowledgements, or have them wait for the disk.
 
-    `known` returns True if it knew the packet identifier. In MQTT 5 an unknown identifier gets reason code
+    `is_known` returns True if it knew the packet identifier. In MQTT 5 an unknown identifier gets reason code
     0x92, in older versions the normal response (3.1.1: 4.3.3).
     """
     waiting = []
     for packet_id in packet_ids:
-        found = known(packet_id)
+        found = is_known(packet_id)
         if found and answers is not None:
             waiting.append(packet_id)
         elif machine.state is State.OPEN:  # otherwise the client sent DISCONNECT right behind
-            given = found or machine.version < Version.V5
-            reason = ReasonCode.SUCCESS if given else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            succeeds = found or machine.version < Version.V5
+            reason = ReasonCode.SUCCESS if succeeds else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             machine.send_ack(kind, packet_id, reason)
     if waiting and answers is not None:
         answers.say_when_safe(kind, waiting)

@@ -76,10 +76,10 @@ def identifier_refused(packet: Connect) -> bool:
 def expiry_secs(packet: Connect, most: int) -> float:
     """Return the seconds for which the session outlives its connection: at most `most`."""
     if packet.version < Version.V5:
-        wanted = 0 if packet.clean_start else NO_EXPIRY
+        requested_secs = 0 if packet.clean_start else NO_EXPIRY
     else:
-        wanted = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
-    return float(min(wanted, most))
+        requested_secs = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
+    return float(min(requested_secs, most))
 
 
 def connack_properties(
@@ -94,8 +94,8 @@ def connack_properties(
     if not offer.retain:
         properties[Property.RETAIN_AVAILABLE] = 0
     if options.response_information and packet.properties.get(Property.REQUEST_RESPONSE_INFORMATION):
-        told = options.response_information.replace("{client_id}", assigned)
-        properties[Property.RESPONSE_INFORMATION] = told
+        response_information = options.response_information.replace("{client_id}", assigned)
+        properties[Property.RESPONSE_INFORMATION] = response_information
     if not packet.client_id:
         properties[Property.ASSIGNED_CLIENT_IDENTIFIER] = assigned
     most = limits.keep_alive_secs_max
@@ -109,11 +109,11 @@ def connack_properties(
 class AdmittedGuest(MqttGuest):
     """Client connection from CONNECT to the open session, and its later AUTH packets."""
 
-    __slots__ = ("_ingress", "authentication", "gone", "principal", "session", "will")
+    __slots__ = ("_ingress", "authentication", "is_closed", "principal", "session", "will")
 
     def __init__(self, ingress: MqttIngress, stream: Stream, machine: ServerConnection) -> None:
         super().__init__(stream, Sender(ingress.name), machine)
-        self.gone = False
+        self.is_closed = False
         self.session: Session | None = None
         self.principal: Principal | None = None
         self.will: Will | None = None
@@ -257,7 +257,7 @@ class AdmittedGuest(MqttGuest):
         def looked_at(found: Principal | Denial) -> None:
             connecting = self.machine.state is not State.OPEN
             self._shown(ongoing, found)
-            if connecting and not self.gone:
+            if connecting and not self.is_closed:
                 self.receive(b"", self._ingress.now())
 
         self._ingress.logins.verify(self.stream, credentials, looked_at, behind=self.machine.held)
@@ -310,7 +310,7 @@ class AdmittedGuest(MqttGuest):
             self._deny(packet, found)
             return
         self._admit(packet, found, LOGIN_REFUSED[Denial.WRONG.value])
-        if not self.gone:
+        if not self.is_closed:
             self.receive(b"", self._ingress.now())
 
     def _admit(
@@ -390,10 +390,10 @@ class AdmittedGuest(MqttGuest):
         client_id: str,
     ) -> None:
         """Admit a client whose pending checks are complete, then process what follows CONNECT."""
-        if self.gone:
+        if self.is_closed:
             return
         self._admit(packet, principal, otherwise, proof, client_id)
-        if not self.gone and self.session is not None:
+        if not self.is_closed and self.session is not None:
             self.receive(b"", self._ingress.now())
         self.stream.mark()
 
@@ -404,7 +404,7 @@ class AdmittedGuest(MqttGuest):
         """
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         client_id = packet.client_id
-        known = namespace.sessions.get(client_id)
+        existing = namespace.sessions.get(client_id)
         if why := namespace.unavailable:
             return CONNECT_REFUSED[Reason.TARGET_DOWN], why
         if identifier_refused(packet):
@@ -413,10 +413,10 @@ class AdmittedGuest(MqttGuest):
             return CLIENT_ID_REFUSED, f"more than limits.client_id_bytes_max ({most})"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
-        alone = known is None or known.outlet is None  # or it replaces its own earlier connection
+        alone = existing is None or existing.outlet is None  # or it replaces its own earlier connection
         if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
             return CONNECT_REFUSED[Reason.QUOTA], f"{limit} is reached"
-        recorded = known is not None and known.kept and not packet.clean_start
+        recorded = existing is not None and existing.is_durable and not packet.clean_start
         expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
         if namespace.failing and not recorded and expires > 0:
             return CONNECT_REFUSED[Reason.STORE], "the gateway cannot store a session now"
@@ -501,7 +501,7 @@ class AdmittedGuest(MqttGuest):
 
     def not_served(self, why: str) -> None:
         """Refuse the CONNECT, as the server is unavailable, unless the connection is closed."""
-        if not self.gone:
+        if not self.is_closed:
             self._refuse(CONNECT_REFUSED[Reason.TARGET_DOWN], why)
 
     def _turn_away(self, reason: ReasonCode, text: str) -> None:

@@ -223,7 +223,7 @@ class MqttConnection(AdmittedGuest):
                     elif not self._perform(event):
                         self.stream.postpone([event, *events[number:]])
                         return
-                    if self.gone:
+                    if self.is_closed:
                         return
                 if not machine.pending:
                     break
@@ -237,30 +237,30 @@ class MqttConnection(AdmittedGuest):
     def _without_waiting(self, events: list[Event]) -> list[Event]:
         """Return the events to process now: released ones, then those of `events` that need not wait."""
         waiting = self.waiting
-        due = waiting.take_released()
-        if self._awaits_ids and len(due) > 1:
-            due = _joined(due)
+        ready_events = waiting.take_released()
+        if self._awaits_ids and len(ready_events) > 1:
+            ready_events = _joined(ready_events)
         for event in events:
             if isinstance(event, Publishes):
                 if waiting.blocks(EVERY_CHANNEL):
                     size = sum([len(raw) + len(body) for _, _, _, raw, body in event.rows])
                     waiting.add(EVERY_CHANNEL, event, len(event.rows), size)
                 else:
-                    due.append(event)
+                    ready_events.append(event)
             elif (isinstance(event, Oversized | Subscribe | Unsubscribe) and waiting.has(EVERY_CHANNEL)) or (
                 isinstance(event, Disconnect) and self._let_ids is not None
             ):
                 waiting.add(EVERY_CHANNEL, event, 1, _size_of(event))
             elif isinstance(event, Disconnect):
-                due += [*waiting.take(EVERY_CHANNEL), event]
+                ready_events += [*waiting.take(EVERY_CHANNEL), event]
             else:
-                due.append(event)
+                ready_events.append(event)
         if waiting.full():
             if self.consumes and self._let_publish is None and self._let_ids is None:
-                due += waiting.take(EVERY_CHANNEL)
+                ready_events += waiting.take(EVERY_CHANNEL)
             else:
                 waiting.stop_reading()
-        return due
+        return ready_events
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return the encoded output, preceded by the collected PUBACKs and PUBRECs."""
@@ -287,7 +287,7 @@ class MqttConnection(AdmittedGuest):
         """Handle the end of the connection: detach or discard its session, and publish its will."""
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
-        self.gone = True
+        self.is_closed = True
         self._drop_waiting(finish(self.waiting, self.stream, self._publish_last))
         ingress.forget(self, reason)
         session = self.session
@@ -295,7 +295,7 @@ class MqttConnection(AdmittedGuest):
             return
         if self._retries is not None:
             for receipt in self._retries.give_up():
-                self._forget_incoming(receipt, told=False)
+                self._forget_incoming(receipt, refusal_sent=False)
         if session.outlet is not self:
             return
         session.detach()
@@ -360,9 +360,11 @@ class MqttConnection(AdmittedGuest):
             return
         if not self.stream.listening:
             self.machine.last_received = now  # the gateway does not read, so silence is no fault
-        late = self.machine.timed_out(now)
-        if late or self.session.stalled(now):
-            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
+        timed_out = self.machine.timed_out(now)
+        if timed_out or self.session.stalled(now):
+            self._ingress.let_go(
+                self, ReasonCode.KEEP_ALIVE_TIMEOUT if timed_out else ReasonCode.QUOTA_EXCEEDED
+            )
             return
         if self._retries is not None:
             for receipt in self._retries.due(now):
@@ -408,7 +410,7 @@ class MqttConnection(AdmittedGuest):
         raw = b""
         like: OutgoingPublish | None = None  # the row that `raw` was encoded for
         byte_count = 0
-        given = []
+        publish_rows = []
         for row in rows:
             message, grant = row.message, row.grant
             if five and not (
@@ -426,12 +428,12 @@ class MqttConnection(AdmittedGuest):
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             byte_count += len(body) + len(raw) + 32
-            given.append(
+            publish_rows.append(
                 (row.dup << 3 | row.qos << 1 | retain, message.address.wire, row.packet_id, raw, body)
             )
         if self.machine.alias_max:
-            given = self.machine.aliased(given)
-        too_large = [rows[at] for at in self.machine.publish_many(given)]
+            publish_rows = self.machine.aliased(publish_rows)
+        too_large = [rows[at] for at in self.machine.publish_many(publish_rows)]
         self._ingress.stats.messages_out += len(rows) - len(too_large)
         self.stream.queued += byte_count
         self.stream.mark()
@@ -473,15 +475,15 @@ class MqttConnection(AdmittedGuest):
 
     # Outcomes of published messages, reported by the source.
 
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+    def accepted(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
-        `taken` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
         """
         self.unsettled -= 1
         if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
-        if not taken and self.machine.version is Version.V5 and self.machine.state is OPEN:
+        if not has_target and self.machine.version is Version.V5 and self.machine.state is OPEN:
             self._accepted_for_nobody(packet_id, qos)
         elif qos == 1:
             if self._pubacks is None:
@@ -536,16 +538,16 @@ class MqttConnection(AdmittedGuest):
         and is acknowledged.
         """
         _, packet_id, qos, _, _ = receipt
-        if self.gone or self.machine.state is not State.OPEN:
+        if self.is_closed or self.machine.state is not State.OPEN:
             heir = self._heir(packet_id) if qos == 2 else None
             if heir is None:
-                self._forget_incoming(receipt, told=False)
+                self._forget_incoming(receipt, refusal_sent=False)
             else:
                 heir.unsettled += 1
                 heir.refused((heir, *receipt[1:]), outcome)
         elif self.machine.version == Version.V5:
             self._ingress.tell_refused(receipt[3], outcome)
-            self._forget_incoming(receipt, told=True)
+            self._forget_incoming(receipt, refusal_sent=True)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, publish_refused(outcome), outcome.text)
             self.stream.mark()
@@ -589,7 +591,7 @@ class MqttConnection(AdmittedGuest):
 
     def note_undone(self, packet_id: int, routes: frozenset[str]) -> None:
         """Record the names of the only routes that have not accepted a message, for its next attempt."""
-        if not self.gone and self.machine.state is State.OPEN and self.machine.version < Version.V5:
+        if not self.is_closed and self.machine.state is State.OPEN and self.machine.version < Version.V5:
             self._needed_retries().note_undone(packet_id, routes)
 
     def left_of(self, packet_id: int, entry: RoutingEntry) -> RoutingEntry:
@@ -601,18 +603,18 @@ class MqttConnection(AdmittedGuest):
 
         `retries` is True if the route is configured for another attempt, in case that can change the outcome.
         """
-        if self.gone or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
+        if self.is_closed or self.machine.state is not State.OPEN or self.machine.version == Version.V5:
             return False
         return outcome.reason in FINAL or not retries
 
-    def _forget_incoming(self, receipt: Receipt, *, told: bool) -> None:
+    def _forget_incoming(self, receipt: Receipt, *, refusal_sent: bool) -> None:
         """Forget the identifier of a refused QoS 2 message, so that a repetition is published.
 
-        `told` is False if the client was sent no refusal.
+        `refusal_sent` is False if the client was sent no refusal.
         """
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
-            self.session.received_ids.forget(packet_id, told=told)
+            self.session.received_ids.forget(packet_id, refusal_sent=refusal_sent)
 
     # Packets.
 
@@ -678,20 +680,20 @@ class MqttConnection(AdmittedGuest):
         Rows are postponed if the turn's time is used up by topics not yet in the cache, or if a decision is
         pending.
         """
-        left = self._prepare(rows)
-        if left is not None:
-            return left
+        postponed = self._prepare(rows)
+        if postponed is not None:
+            return postponed
         if len(rows) >= BURST_MIN:
-            left = self._publish_together(rows)
-        if left is None:
-            left = self._publish_each(rows)
-        ingress, done = self._ingress, len(rows) - len(left)
+            postponed = self._publish_together(rows)
+        if postponed is None:
+            postponed = self._publish_each(rows)
+        ingress, done = self._ingress, len(rows) - len(postponed)
         ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
             rate.messages += done
         if self._unacknowledged >= ingress.unsettled_max and self._let_publish is None:
             self._overrun()
-        return left
+        return postponed
 
     def _prepare(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Check the conditions for all rows. Return None if they may be published.
@@ -740,30 +742,30 @@ class MqttConnection(AdmittedGuest):
         batch = ingress.begun_batch()
         sender = self.sender
         body_max = ingress.body_max
-        held = None if self._retries is None else self._retries.waiting
+        held_receipts = None if self._retries is None else self._retries.waiting
         echoes = None
         if self.machine.version < Version.V5 and dispatcher.echoes.awaited:
             echoes = dispatcher.echoes
         one_by_one = iter(rows)
-        left: list[PublishRow] = []
+        postponed: list[PublishRow] = []
         property_set: PropertySet
-        known = NOTHING_SAID
+        parsed = NOTHING_SAID
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
                 if self.stream.spent():
-                    left = [(flags, topic, packet_id, raw, body), *one_by_one]
+                    postponed = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
                 try:
                     entry = self._first_seen(topic, entries)
                 except Pending as pending:
                     ingress.suspend(self.stream, pending.awaited)
-                    left = [(flags, topic, packet_id, raw, body), *one_by_one]
+                    postponed = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
             qos = flags >> 1 & 3
             if raw:
-                known = publish_essentials(raw)
-                property_set, interval, hops = known, known.expiry, known.hops
+                parsed = publish_essentials(raw)
+                property_set, interval, hops = parsed, parsed.expiry, parsed.hops
                 expires = NEVER if interval is None else clock.utc() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
@@ -782,13 +784,13 @@ class MqttConnection(AdmittedGuest):
                 receipt = None
             if len(body) > body_max:
                 self._decline(entry, message, receipt, TOO_LARGE)
-            elif raw and known.read_texts is None and UTF8 in raw and not is_what_it_says(message):
+            elif raw and parsed.read_texts is None and UTF8 in raw and not is_what_it_says(message):
                 self._decline(entry, message, receipt, NOT_TEXT)
-            elif held is not None and receipt is not None:
-                held.behind(receipt)  # keeps its place behind messages held for the disk
+            elif held_receipts is not None and receipt is not None:
+                held_receipts.behind(receipt)  # keeps its place behind messages held for the disk
             elif not dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
-        return left
+        return postponed
 
     def _waits_for_ids(self, rows: list[PublishRow]) -> list[PublishRow] | None:
         """Return None if the identifiers of all QoS 2 messages in rows are stored, or need not be.
@@ -809,7 +811,7 @@ class MqttConnection(AdmittedGuest):
             if self._elsewhere:  # the identifiers are not known there
                 self._give_way()
                 return self._publishes(_not_repeated(rows))
-            if self.gone:  # the client repeats what had no acknowledgement
+            if self.is_closed:  # the client repeats what had no acknowledgement
                 return self._publishes(_not_repeated(rows))
             if self._let_ids is None:
                 self._awaits_ids = True
@@ -834,9 +836,9 @@ class MqttConnection(AdmittedGuest):
         flags, raw, packet_ids, bodies = burst
         property_set, expires, hops = NO_PROPERTIES, NEVER, 0
         if raw:
-            known = publish_essentials(raw)
-            property_set, hops = known, known.hops
-            expires = NEVER if known.expiry is None else clock.utc() + known.expiry
+            parsed = publish_essentials(raw)
+            property_set, hops = parsed, parsed.hops
+            expires = NEVER if parsed.expiry is None else clock.utc() + parsed.expiry
         address, sender, qos = entry.address, self.sender, flags >> 1 & 3
         durable = DURABLE_AT_QOS[qos]
         messages = [
@@ -969,8 +971,8 @@ class MqttConnection(AdmittedGuest):
         if session.received_ids.take(packet_id):
             if self._repeated:
                 self._repeated.discard(packet_id)
-            held = None if self._retries is None else self._retries.waiting
-            if held is None:
+            held_receipts = None if self._retries is None else self._retries.waiting
+            if held_receipts is None:
                 self._note_taken(packet_id, entry)
             return True
         self._ingress.stats.duplicates += 1
@@ -984,8 +986,8 @@ class MqttConnection(AdmittedGuest):
     def _note_taken(self, packet_id: int, entry: RoutingEntry) -> None:
         """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
         session = self.session
-        if session is not None and session.kept and self._ingress.ends_here(entry):
-            self._ingress.taken.append((session.received_ids, packet_id))
+        if session is not None and session.is_durable and self._ingress.ends_here(entry):
+            self._ingress.local_ids.append((session.received_ids, packet_id))
 
     # Subscriptions and DISCONNECT.
 
@@ -1002,28 +1004,30 @@ class MqttConnection(AdmittedGuest):
             self._ingress.turn_done()  # messages retained by earlier publishes must be found
         bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
         identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
-        for wanted in islice(packet.subscriptions, len(reasons), None):
+        for subscription in islice(packet.subscriptions, len(reasons), None):
             if self.stream.spent():
                 return False
-            why = self._filter_refusal(session, rights, wanted)
+            why = self._filter_refusal(session, rights, subscription)
             if why is not None:
                 refused = SUBSCRIBE_REFUSED[why]
-                if machine.version < Version.V5 and not is_filter(wanted.filter):
-                    raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
-                self._ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
+                if machine.version < Version.V5 and not is_filter(subscription.filter):
+                    raise RemoteProtocolError(
+                        f"topic filter {subscription.filter!r} is malformed", reason=refused
+                    )
+                self._ingress.tell_unsubscribed(session.client_id, subscription.filter, refused)
                 reasons.append(refused)  # before MQTT 5 the codec sends 0x80 for all of them
                 continue
-            qos = wanted.qos if self.offer is None else min(wanted.qos, self.offer.qos_max)
-            if shared_pattern(wanted.filter) is not None:
+            qos = subscription.qos if self.offer is None else min(subscription.qos, self.offer.qos_max)
+            if shared_pattern(subscription.filter) is not None:
                 qos = min(qos, self._ingress.namespace.offers.shared_qos_max)
             options = SubscriptionOptions(
                 qos,
-                wanted.no_local or (bridge and shared_pattern(wanted.filter) is None),
-                wanted.retain_as_published or bridge,
-                wanted.retain_handling,
+                subscription.no_local or (bridge and shared_pattern(subscription.filter) is None),
+                subscription.retain_as_published or bridge,
+                subscription.retain_handling,
                 identifier,
             )
-            self._ingress.namespace.subscribe(session, wanted.filter, options)
+            self._ingress.namespace.subscribe(session, subscription.filter, options)
             reasons.append(qos)
         if machine.state is State.OPEN:
             machine.send_suback(packet.packet_id, reasons)
@@ -1034,28 +1038,30 @@ class MqttConnection(AdmittedGuest):
         self,
         session: Session,
         rights: Rights,
-        wanted: Subscription,
+        subscription: Subscription,
     ) -> Reason | None:
         """Return why a filter of a SUBSCRIBE is refused, or None.
 
         Raises Pending if the permission check has to wait.
         """
         limits = self._ingress.limits
-        decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
-        size = len(wanted.filter.encode())
+        decision = rights.mqtt_subscribe(subscription.filter, subscription.qos)
+        size = len(subscription.filter.encode())
         if size > limits.topic_filter_bytes_max or size > self._ingress.namespace.filter_bytes_max:
             return Reason.NAME_INVALID
-        if wanted.filter.count("/") >= limits.topic_levels_max or not is_filter(wanted.filter):
+        if subscription.filter.count("/") >= limits.topic_levels_max or not is_filter(subscription.filter):
             return Reason.NAME_INVALID
         if not decision.allowed:
-            self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
+            self._ingress.denied(self.sender, "subscribe", subscription.filter, decision.rule)
             return Reason.NOT_AUTHORIZED
         if session.persistent and self._ingress.namespace.failing:
             return Reason.STORE  # it could not be recorded
-        known = wanted.filter in session.subscriptions
-        if not known and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:
+        is_subscribed = subscription.filter in session.subscriptions
+        if not is_subscribed and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:
             return Reason.QUOTA
-        if not known and self._ingress.namespace.subscriptions_full(session.user, wanted.filter):
+        if not is_subscribed and self._ingress.namespace.subscriptions_full(
+            session.user, subscription.filter
+        ):
             return Reason.QUOTA
         return None
 
@@ -1068,8 +1074,8 @@ class MqttConnection(AdmittedGuest):
         for topic_filter in islice(packet.filters, len(reasons), None):
             if self.stream.spent():
                 return False
-            known = namespace.unsubscribe(session, topic_filter)
-            reasons.append(ReasonCode.SUCCESS if known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            was_subscribed = namespace.unsubscribe(session, topic_filter)
+            reasons.append(ReasonCode.SUCCESS if was_subscribed else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         if self.machine.state is State.OPEN:
             self.machine.send_unsuback(packet.packet_id, reasons)
         return True
@@ -1130,7 +1136,7 @@ class MqttConnection(AdmittedGuest):
 
     def owe_retained(self) -> None:
         """Continue to send the retained messages that the session is due."""
-        if self.session is not None and self.session.owed and not self.gone:
+        if self.session is not None and self.session.walks and not self.is_closed:
             self._ingress.owe_retained(self.session)
 
     def taken_over(self, *, patient: bool = False) -> None:
@@ -1141,7 +1147,7 @@ class MqttConnection(AdmittedGuest):
         """
         self.stream.hear_out(self._ingress.now())
         self._ingress.turn_done()
-        if self.gone:
+        if self.is_closed:
             return
         # Publishes that wait for the log are left to the new connection, to which they are new.
         if patient and self.session is not None and self.session.in_flight and self.stream.listening:
@@ -1152,7 +1158,7 @@ class MqttConnection(AdmittedGuest):
 
     def _give_way(self) -> None:
         """Send DISCONNECT 0x8E (session taken over) and close, unless already closed."""
-        if self.gone:
+        if self.is_closed:
             return
         self._yields = False  # the client has reconnected
         self.machine.send_disconnect(ReasonCode.SESSION_TAKEN_OVER)

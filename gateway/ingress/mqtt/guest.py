@@ -35,10 +35,10 @@ class MqttGuest(IngressClient):
     # Outcomes of published messages, reported by the source.
 
     @abstractmethod
-    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+    def accepted(self, packet_id: int, qos: int, *, has_target: bool = True) -> None:
         """Acknowledge a message that every target has accepted.
 
-        `taken` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
+        `has_target` False: no target exists, which MQTT 5 reports with 0x10 (5: 3.4.2.1).
         """
 
     @abstractmethod

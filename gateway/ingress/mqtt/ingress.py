@@ -66,14 +66,14 @@ class MqttIngress(ListenerSource):
         self.body_max = limits.message_bytes_max  # faster to read than an attribute of a settings model
         self.unsettled_max = limits.inflight_max
         self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
-        given = services.settings.listeners[name]
-        assert isinstance(given, MqttListener)
-        self.options = given
-        self.anonymous = given.anonymous
-        self.byte_order = given.byte_order
+        options = services.settings.listeners[name]
+        assert isinstance(options, MqttListener)
+        self.options = options
+        self.anonymous = options.anonymous
+        self.byte_order = options.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self._owing: dict[Session, None] = {}  # retained messages
-        self.taken: list[tuple[ReceivedIds, int]] = []  # QoS 2 messages of the batch with local targets only
+        self.local_ids: list[tuple[ReceivedIds, int]] = []  # of QoS 2 messages with local targets only
         self._handing_on = False
         self._sending = False
         self._discarding = False
@@ -99,7 +99,7 @@ class MqttIngress(ListenerSource):
 
     def turn_done(self) -> None:
         """Send the batch, then have the identifiers of its QoS 2 messages stored."""
-        taken, self.taken = self.taken, []
+        local_ids, self.local_ids = self.local_ids, []
         before, self._handing_on = self._handing_on, True
         put_off = self.dispatcher.put_off_count()
         try:
@@ -108,7 +108,7 @@ class MqttIngress(ListenerSource):
             self._handing_on = before
         if self.dispatcher.put_off_count() != put_off:
             return  # then an identifier is stored when all targets have accepted its message
-        for ids, packet_id in taken:
+        for ids, packet_id in local_ids:
             ids.handed_on(packet_id)
 
     def tick(self, now: float) -> None:
@@ -209,7 +209,7 @@ class MqttIngress(ListenerSource):
                 self.dead_letters.add([message], "", UNROUTED)
             self.nobody_wanted(entry, message)
         if receipt is not None:
-            receipt[0].accepted(receipt[1], receipt[2], taken=refusal is not None)
+            receipt[0].accepted(receipt[1], receipt[2], has_target=refusal is not None)
 
     def _not_allowed(self, entry: DeniedEntry, message: Message, receipt: Receipt | None) -> None:
         """Refuse a message that its client may not publish: MQTT 5 acknowledges QoS 1 and 2 with 0x87.
@@ -298,7 +298,7 @@ class MqttIngress(ListenerSource):
                 return False
         except Exception as error:
             contained("delivery", error, client=session.client_id)
-            session.owed.clear()
+            session.walks.clear()
         self.guests.flush()
         return True
 
@@ -473,15 +473,15 @@ class MqttIngress(ListenerSource):
             if not decision.allowed:
                 self.denied(sender, "will", will.topic, decision.rule)
                 return
-        kept: dict[Property, Any] = {
+        will_properties: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
-        said = publish_essentials(encode_list(kept, PacketType.PUBLISH))
-        expires = NEVER if said.expiry is None else clock.utc() + said.expiry
+        parsed = publish_essentials(encode_list(will_properties, PacketType.PUBLISH))
+        expires = NEVER if parsed.expiry is None else clock.utc() + parsed.expiry
         message = Message(
             topic_address(will.topic),
             will.body,
-            said,
+            parsed,
             will.qos,
             DURABLE_AT_QOS[will.qos],
             will.retain,
@@ -498,11 +498,11 @@ class MqttIngress(ListenerSource):
         if self.namespace.claims_wills or not self.ends_here(entry):
             sent.keep()
         try:
-            taken = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
+            accepted = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
         except RemoteProtocolError:  # it can never be published, not even after a restart
             sent.settled(None)
             raise
-        if not taken:
+        if not accepted:
             self.unclaimed(entry, message, None)
             sent.settled(None)
         put_off = self.dispatcher.put_off_count()

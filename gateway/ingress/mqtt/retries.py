@@ -22,10 +22,10 @@ DOUBLINGS_MAX: Final = 5
 class Retries:
     """Refused messages of one connection. The second element of a receipt is its packet identifier."""
 
-    __slots__ = ("_undone", "_waiting", "attempts", "held")
+    __slots__ = ("_undone", "_waiting", "attempts", "held_receipts")
 
     def __init__(self, disk_healthy: Callable[[], bool]) -> None:
-        self.held: HeldReceipts[Any] = HeldReceipts(disk_healthy)
+        self.held_receipts: HeldReceipts[Any] = HeldReceipts(disk_healthy)
         self._waiting: list[tuple[float, Any]] = []
         self.attempts: dict[int, int] = {}  # by packet identifier; removed on acceptance
         self._undone: dict[int, frozenset[str]] = {}  # names of routes, by packet id
@@ -36,7 +36,7 @@ class Retries:
 
         Later messages must queue behind them.
         """
-        return self.held if self.held.on else None
+        return self.held_receipts if self.held_receipts.on else None
 
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
         """Schedule another attempt: when the disk is healthy, or after a delay that doubles each time.
@@ -44,7 +44,7 @@ class Retries:
         `now` is in loop-clock seconds.
         """
         if outcome.reason is Reason.STORE:
-            self.held.refused(receipt)
+            self.held_receipts.refused(receipt)
             return
         attempts = self.attempts[receipt[1]] = self.attempts.get(receipt[1], 0) + 1
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, DOUBLINGS_MAX), RETRY_SECS_MAX)
@@ -63,16 +63,16 @@ class Retries:
         routes = self._undone.pop(packet_id, None)
         if routes is None:
             return entry
-        left = entry.by_routes(routes)
-        return left if left.plan.branches else entry
+        remaining = entry.by_routes(routes)
+        return remaining if remaining.plan.branches else entry
 
     def due(self, now: float) -> list[Any]:
         """Remove and return the receipts that are due."""
-        due = [receipt for at, receipt in self._waiting if at <= now]
-        if due:
+        due_receipts = [receipt for at, receipt in self._waiting if at <= now]
+        if due_receipts:
             self._waiting = [retry for retry in self._waiting if retry[0] > now]
-        return self.held.due() + due
+        return self.held_receipts.due() + due_receipts
 
     def give_up(self) -> list[Any]:
         """Remove and return all receipts, because the connection is closed."""
-        return self.due(float("inf")) + self.held.give_up()
+        return self.due(float("inf")) + self.held_receipts.give_up()

@@ -131,15 +131,15 @@ def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry
     """Remove every topic that one of the filters (lists of levels) may match, and possibly some more."""
     below: set[bytes] = set()
     for pattern in filters:
-        named = 0
-        while named < len(pattern) and pattern[named] not in WILDCARDS:
-            named += 1
-        if not named:
+        prefix_length = 0
+        while prefix_length < len(pattern) and pattern[prefix_length] not in WILDCARDS:
+            prefix_length += 1
+        if not prefix_length:
             entries.clear()
             return
-        begin = "/".join(pattern[:named]).encode()
+        begin = "/".join(pattern[:prefix_length]).encode()
         entries.pop(begin, None)
-        if named < len(pattern):
+        if prefix_length < len(pattern):
             below.add(begin + b"/")
     if below and entries:  # one pass over the topics for all filters
         begins = tuple(below)

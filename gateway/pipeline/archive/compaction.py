@@ -68,11 +68,11 @@ def _filled(files: Iterable[Filed], file_bytes: int) -> Iterator[list[Filed]]:
     yield run
 
 
-def merge(archive: Archive, wanted: Merge, file_bytes: int) -> list[Filed]:
+def merge(archive: Archive, merge_plan: Merge, file_bytes: int) -> list[Filed]:
     """Write the files of one merge as one file, or as few as possible. The old files stay."""
-    first = wanted.files[0]
-    writer = ArchiveWriter(archive, wanted.name, first.date, first.route, 2 * file_bytes)
-    for file in wanted.files:
+    first = merge_plan.files[0]
+    writer = ArchiveWriter(archive, merge_plan.name, first.date, first.route, 2 * file_bytes)
+    for file in merge_plan.files:
         with archive.system.open_input_file(archive.path(file.path)) as source:
             for batch in pq.ParquetFile(source, read_dictionary=CODED_NAMES).iter_batches():
                 writer.write(batch)

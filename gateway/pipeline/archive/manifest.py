@@ -93,19 +93,19 @@ class Manifest:
         Files of `gained` are added, and files of `lost` are removed at the time `now` in seconds UTC. The
         positions in `offsets` replace those of the same shards.
         """
-        gone = set(lost)
+        lost_files = set(lost)
         return replace(
             self,
             number=self.number + 1,
             offsets=self.offsets | (offsets or {}),
-            files=tuple(file for file in (*self.files, *gained) if file not in gone),
+            files=tuple(file for file in (*self.files, *gained) if file not in lost_files),
             left=(*self.left, *(RemovedFile(file.path, now) for file in lost)),
         )
 
-    def without(self, left: Collection[RemovedFile]) -> Manifest:
-        """Return the next manifest after the removed files `left` were deleted."""
-        kept = tuple(one for one in self.left if one not in left)
-        return replace(self, number=self.number + 1, left=kept)
+    def without(self, deleted: Collection[RemovedFile]) -> Manifest:
+        """Return the next manifest after the removed files `deleted` were deleted."""
+        remaining = tuple(one for one in self.left if one not in deleted)
+        return replace(self, number=self.number + 1, left=remaining)
 
 
 class OvertakenError(PipelineError):
@@ -140,10 +140,12 @@ class Archive:
         if not names:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
-            given = json.loads(stream.read())
-        left = tuple(RemovedFile(**one) for one in given["left"])
-        files = tuple(Filed(**{FIELDS.get(key, key): file[key] for key in file}) for file in given["files"])
-        return Manifest(given["number"], given["offsets"], files, left)
+            document = json.loads(stream.read())
+        left = tuple(RemovedFile(**one) for one in document["left"])
+        files = tuple(
+            Filed(**{FIELDS.get(key, key): file[key] for key in file}) for file in document["files"]
+        )
+        return Manifest(document["number"], document["offsets"], files, left)
 
     def found(self, files: Sequence[Filed]) -> Sequence[Filed]:
         """Return `files` after checking that all exist with the reported size.
@@ -199,13 +201,13 @@ class Archive:
         found = times.keys()
         if not manifest.number and found and FOLDER not in found:
             raise PipelineError(f"{self.uri} is not empty and not an archive; give another folder")
-        named = {file.path for file in manifest.files} | {file.path for file in manifest.left}
+        referenced = {file.path for file in manifest.files} | {file.path for file in manifest.left}
         oldest = time.time() - grace_secs
         over = [path for path in found if times[path] <= oldest]
-        left = [path for path in over if OURS.fullmatch(path) and path not in named]
-        for path in (*left, *(path for path in over if HALF.fullmatch(path))):
+        orphans = [path for path in over if OURS.fullmatch(path) and path not in referenced]
+        for path in (*orphans, *(path for path in over if HALF.fullmatch(path))):
             self._delete(path)
-        return len(left)
+        return len(orphans)
 
     def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
         """Delete files. Files that an interrupted run has already deleted are ignored."""

@@ -63,10 +63,10 @@ class FiledRows:
 
     def read(self, piece: Piece) -> Iterator[Arrow]:
         """Yield the rows of a piece as Arrow batches with dictionary-encoded texts."""
-        wanted = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
+        column_names = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
         with self._archive.system.open_input_file(self._archive.path(piece.file.path)) as source:
             file = pq.ParquetFile(source, read_dictionary=self._texts)
-            there = [name for name in wanted if name in file.schema_arrow.names]
+            there = [name for name in column_names if name in file.schema_arrow.names]
             for group in range(piece.first, file.num_row_groups, piece.step):
                 for batch in file.iter_batches(
                     BATCH_ROWS, row_groups=[group], columns=there, use_threads=False

@@ -157,9 +157,9 @@ class Delta:
         text = json.dumps({POSITION: offsets, RUN: name})
         # Delta applies a version of an application once: it skips a later commit with the same version, and a
         # concurrent one fails.
-        given = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
+        options = {"userMetadata": text, "txnAppId": POSITION, "txnVersion": str(begun + 1)}
         try:
-            rows.writeTo(table).options(**given).append()
+            rows.writeTo(table).options(**options).append()
         except (PySparkException, Py4JJavaError) as error:
             if "ConcurrentTransactionException" in str(error) or "CONCURRENT_TRANSACTION" in str(error):
                 raise another_run(table) from error
@@ -194,9 +194,9 @@ class Delta:
                 "at_us", F.unix_micros("timestamp")
             )
             rows = history.select("version", "at_us", "userMetadata", "operationMetrics").collect()
-            named = [row for row in rows if word in (row["userMetadata"] or "")]
-            if named or most is None or len(rows) < most:
-                return max(named, key=lambda row: int(row["version"]), default=None)
+            matching = [row for row in rows if word in (row["userMetadata"] or "")]
+            if matching or most is None or len(rows) < most:
+                return max(matching, key=lambda row: int(row["version"]), default=None)
         return None
 
     def keep_house(self, spark: SparkSession, table: str) -> None:
@@ -266,8 +266,11 @@ class Iceberg:
             now = self.position(spark, table)
             if begun != (self.newest(spark, table) if now is None else now.version):
                 raise another_run(table)
-            told = {f"snapshot-property.{POSITION}": json.dumps(offsets), f"snapshot-property.{RUN}": branch}
-            rows.writeTo(f"{table}.branch_{branch}").options(**told).append()
+            options = {
+                f"snapshot-property.{POSITION}": json.dumps(offsets),
+                f"snapshot-property.{RUN}": branch,
+            }
+            rows.writeTo(f"{table}.branch_{branch}").options(**options).append()
             self._bring_forward(spark, table, branch)
         finally:
             spark.sql(f"ALTER TABLE {table} DROP BRANCH {branch}")
@@ -308,7 +311,7 @@ class Iceberg:
         spark.sql(f"REFRESH TABLE {table}")  # A catalog caches the table for half a minute.
         main = spark.table(f"{table}.refs").where("name = 'main'").first()
         summary = F.col("summary")
-        known = spark.table(f"{table}.snapshots").select(
+        snapshots = spark.table(f"{table}.snapshots").select(
             "snapshot_id",
             "parent_id",
             F.unix_micros("committed_at").alias("at_us"),
@@ -316,7 +319,7 @@ class Iceberg:
             summary[RUN].alias("run"),
             summary["added-records"].cast("long").alias("added"),
         )
-        found = {row["snapshot_id"]: row for row in known.collect()}
+        found = {row["snapshot_id"]: row for row in snapshots.collect()}
         row = None if main is None else found.get(main["snapshot_id"])
         while row is not None:
             yield row
@@ -352,9 +355,9 @@ def format_at(place: StoreFolder) -> TableFormat | None:
 
 
 def session_options(
-    formats: set[str], spark: str, given: Mapping[str, str], *, fetch: bool
+    formats: set[str], spark: str, user_options: Mapping[str, str], *, fetch: bool
 ) -> dict[str, str]:
-    """Return the session options that these formats need, without those that are `given`.
+    """Return the session options that these formats need, without those that are `user_options`.
 
     With `fetch`, their packages are included unless jars are named. Raises PipelineError for an unsupported
     Spark.
@@ -367,12 +370,12 @@ def session_options(
                 value = ",".join(filter(None, (found.get(key), value)))
             found[key] = value
         package = one.packages(spark)
-        if fetch and not {"spark.jars", "spark.jars.packages"} & set(given):
+        if fetch and not {"spark.jars", "spark.jars.packages"} & set(user_options):
             packages.append(package)
     if packages:
         found["spark.jars.packages"] = ",".join(packages)
         found["spark.jars.excludes"] = ",".join(f"{group}:*" for group in OF_SPARK)
-    return {key: value for key, value in found.items() if key not in given}
+    return {key: value for key, value in found.items() if key not in user_options}
 
 
 def run(
@@ -515,8 +518,8 @@ def _said(error: PySparkException | Py4JJavaError) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _offsets(given: Any) -> Offsets:
-    return {str(shard): int(number) for shard, number in given.items()}
+def _offsets(numbers: Any) -> Offsets:
+    return {str(shard): int(number) for shard, number in numbers.items()}
 
 
 class TableName(NamedTuple):
@@ -532,8 +535,8 @@ def table_at(spark: SparkSession, path: str) -> TableName | None:
     Raises PipelineError if the store is unreachable.
     """
     if is_table_name(path):
-        told = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
-        return TableName(path, None if told is None else FORMATS.get(told["data_type"].lower()))
+        provider = spark.sql(f"DESCRIBE TABLE EXTENDED {path}").where("col_name = 'Provider'").first()
+        return TableName(path, None if provider is None else FORMATS.get(provider["data_type"].lower()))
     place = place_of(path, hadoop_of(spark))
     form = format_at(place)
     return None if form is None else TableName(form.table(spark, place), form)
@@ -581,8 +584,8 @@ def since(
 
     Raises PipelineError if the journal ends before that position, unless `fail` is False.
     """
-    given = {"path": journal, "failOnDataLoss": str(fail).lower()}
-    options = options_of(given, stream=False, hadoop=hadoop_of(spark))
+    load_options = {"path": journal, "failOnDataLoss": str(fail).lower()}
+    options = options_of(load_options, stream=False, hadoop=hadoop_of(spark))
     reader = reader_of(options)
     with reader.at_a_glance():
         shards = reader.shards()

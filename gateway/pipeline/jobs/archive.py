@@ -158,8 +158,8 @@ def _appended(
     for part in parts:
         ends[part.shard] = max(part.next, ends.get(part.shard, 0))
     begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
-    wanted = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
-    missing = wanted - sum(file.rows for file in files)
+    row_count = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
+    missing = row_count - sum(file.rows for file in files)
     return _saved(archive, manifest.changed(offsets=ends, gained=files), files), missing
 
 
@@ -181,24 +181,26 @@ def _shared_out(parts: Sequence[JournalPartition], tasks: int) -> Iterator[Seque
 
 def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> LoadOptions:
     hadoop = hadoop_of(spark)
-    given = {
+    load_options = {
         "path": journal,
         "partitionBytes": str(PART_BYTES),
         "failOnDataLoss": str(fail).lower(),
     }
-    reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
+    reader = reader_of(options_of(load_options, stream=False, hadoop=hadoop))
     with reader.at_a_glance():
         shards = reader.shards()
-        known = {shard: number for shard, number in offsets.items() if shard in shards}
-        ends = {shard: next_of(reader, shard) for shard in known}
-    for shard, number in known.items():
+        shard_offsets = {shard: number for shard, number in offsets.items() if shard in shards}
+        ends = {shard: next_of(reader, shard) for shard in shard_offsets}
+    for shard, number in shard_offsets.items():
         end = ends[shard]
         if end < number and fail:
             raise PipelineError(
                 f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
                 f" rows before {number}: its end is lost, or it is another journal; --skip-lost goes on"
             )
-    return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False, hadoop=hadoop)
+    return options_of(
+        load_options | {"startingOffsets": json.dumps(shard_offsets)}, stream=False, hadoop=hadoop
+    )
 
 
 def _retained(
@@ -218,15 +220,15 @@ def _compacted(
     spark: SparkSession, archive: Archive, manifest: Manifest, file_bytes: int
 ) -> tuple[Manifest, int]:
     """Merge small files. Return the manifest, and the number of files merged."""
-    wanted = merges_of(manifest, file_bytes)
-    if not wanted:
+    merges = merges_of(manifest, file_bytes)
+    if not merges:
         return manifest, 0
     made = (
-        spark.sparkContext.parallelize(wanted, len(wanted))
+        spark.sparkContext.parallelize(merges, len(merges))
         .map(lambda one: merge(archive, one, file_bytes))
         .collect()
     )
-    old = [file for one in wanted for file in one.files]
+    old = [file for one in merges for file in one.files]
     gained = archive.found([file for some in made for file in some])
     return _saved(archive, manifest.changed(gained=gained, lost=old, now=time.time()), gained), len(old)
 
@@ -298,14 +300,14 @@ def _of_table(table: DataFrame, name: str) -> DataFrame:
     """
     if not {"shard", "sequence", "date"} <= set(table.columns):
         raise PipelineError(f"{name} is no archive: it has the columns {', '.join(table.columns)}")
-    kept = {one.name: one.dataType.simpleString() for one in table.schema.fields}
+    types = {one.name: one.dataType.simpleString() for one in table.schema.fields}
 
     def column(field: StructField) -> Column:
         if field.name == "route":  # The partition of an empty route is null.
             return F.coalesce(F.col("route"), F.lit("")).alias("route")
-        found = F.col(field.name) if field.name in kept else F.lit(None)
+        found = F.col(field.name) if field.name in types else F.lit(None)
         # A table may store numbers in a wider type.
-        as_is = kept.get(field.name) == field.dataType.simpleString()
+        as_is = types.get(field.name) == field.dataType.simpleString()
         return found if as_is else found.cast(field.dataType).alias(field.name)
 
     return table.select(*map(column, spark_schema().fields), "date")
@@ -329,18 +331,18 @@ def run_stream(
     to = to if is_table else spark_writes(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
-    kept = checkpoint or f"{to}/_checkpoint"
+    checkpoint_folder = checkpoint or f"{to}/_checkpoint"
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
     rows = spark.readStream.format("gateway_journal").options(**options).load(journal)
     sink = (
         rows.withColumn("date", utc_date())
         .writeStream.format(format_)
         .partitionBy("date", "route")
-        .option("checkpointLocation", kept)
+        .option("checkpointLocation", checkpoint_folder)
         .trigger(availableNow=True)
     )
     try:
-        with FolderLease([place_of(kept, hadoop_of(spark))]):
+        with FolderLease([place_of(checkpoint_folder, hadoop_of(spark))]):
             query = sink.toTable(to) if is_table else sink.start(to)
             query.awaitTermination()
     except (AnalysisException, Py4JJavaError) as error:

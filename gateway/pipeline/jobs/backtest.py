@@ -142,9 +142,9 @@ def _reported(groups: Sequence[Any], texts: dict[int, str], samples: int) -> Rep
         report.changed += messages * any(change.verdict not in FINE for change in changes)
         for change in changes:
             _note(report, change, messages, place)
-        kept = report.samples.setdefault(tuple(fate.route for fate in after), [])
-        if len(kept) < samples:
-            kept.append(place)
+        rows = report.samples.setdefault(tuple(fate.route for fate in after), [])
+        if len(rows) < samples:
+            rows.append(place)
     return report
 
 

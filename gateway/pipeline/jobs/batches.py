@@ -12,15 +12,17 @@ from gateway.errors import PipelineError
 from gateway.pipeline.stores import StoreFolder
 
 
-def belong(to: StoreFolder, kept: StoreFolder) -> None:
+def belong(to: StoreFolder, checkpoint: StoreFolder) -> None:
     """Raise PipelineError if the micro-batches in the folder `to` are of another checkpoint.
 
-    They are if `to` has micro-batches, but `kept`, the folder of the checkpoint, has no offsets.
+    They are if `to` has micro-batches, but `checkpoint`, the folder of the checkpoint, has no offsets.
     """
-    if _has(to, "batch=") and not _has(StoreFolder(f"{kept.uri}/_checkpoint/offsets", kept.hadoop), ""):
+    if _has(to, "batch=") and not _has(
+        StoreFolder(f"{checkpoint.uri}/_checkpoint/offsets", checkpoint.hadoop), ""
+    ):
         raise PipelineError(
-            f"{to.uri} has what a stream has written whose position is not in {kept.uri}, and it would be"
-            " written over: say the --checkpoint of before, or another folder"
+            f"{to.uri} has what a stream has written whose position is not in {checkpoint.uri}, and it would"
+            " be written over: say the --checkpoint of before, or another folder"
         )
 
 

@@ -96,8 +96,8 @@ def schema_of(file: Path) -> BodySchema:
             f"{file} does not describe an object with properties, which are the columns of the table"
         )
     validator(text)
-    known = json.loads(text).get("$id")
-    return BodySchema(text, kind, str(known or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
+    identifier = json.loads(text).get("$id")
+    return BodySchema(text, kind, str(identifier or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
 
 
 def validator(text: str) -> Any:
@@ -294,30 +294,32 @@ class Fitted:
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
         separator = route.pattern.dialect.separator
-        known: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
+        cache: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
         nothing: tuple[str | None, ...] = (None,) * len(self._captures)
-        asked = validator(self._schema)
+        body_validator = validator(self._schema)
         for batch in batches:
             captured = []
             words = [batch.column(name).to_pylist() for name in ("protocol", "scope", "name")]
             for address in zip(*words, strict=True):
-                if address not in known:
-                    if len(known) >= KNOWN_MAX:
-                        known.clear()
+                if address not in cache:
+                    if len(cache) >= KNOWN_MAX:
+                        cache.clear()
                     found = route.pattern.match(address_of(*address), queue)
-                    known[address] = (
+                    cache[address] = (
                         nothing  # Routed by an earlier mapping with another pattern.
                         if found is None
                         else tuple(separator.join(found.get(name, ())) for name in self._captures)
                     )
-                captured.append(known[address])
-            told = [told_of(body, asked, self._kind) for body in batch.column("body").to_pylist()]
+                captured.append(cache[address])
+            verdicts = [
+                told_of(body, body_validator, self._kind) for body in batch.column("body").to_pylist()
+            ]
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            columns["body"] = pa.array([one.body for one in told], pa.binary())
-            columns["registry_id"] = pa.array([one.registry_id for one in told], pa.int64())
-            columns["fault"] = pa.array([one.fault for one in told], pa.string())
-            columns["place"] = pa.array([one.place for one in told], pa.string())
-            columns["rescued"] = pa.array([one.rescued for one in told], pa.string())
+            columns["body"] = pa.array([one.body for one in verdicts], pa.binary())
+            columns["registry_id"] = pa.array([one.registry_id for one in verdicts], pa.int64())
+            columns["fault"] = pa.array([one.fault for one in verdicts], pa.string())
+            columns["place"] = pa.array([one.place for one in verdicts], pa.string())
+            columns["rescued"] = pa.array([one.rescued for one in verdicts], pa.string())
             for at, name in enumerate(self._captures):
                 columns[captured_as(name)] = pa.array([one[at] for one in captured], pa.string())
             yield pa.RecordBatch.from_pydict(columns)
@@ -343,8 +345,8 @@ class BodyVerdict(NamedTuple):
     rescued: str | None = None
 
 
-def told_of(body: bytes | None, asked: Any, kind: DataType) -> BodyVerdict:
-    """Validate a body. `asked` is the validator of its schema, `kind` its Spark type."""
+def told_of(body: bytes | None, body_validator: Any, kind: DataType) -> BodyVerdict:
+    """Validate a body. `body_validator` is the validator of its schema, `kind` its Spark type."""
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
     number = None
@@ -355,7 +357,7 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> BodyVerdict:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         return BodyVerdict(body, number, f"no JSON: {_first_line(str(error))}")
-    if asked.is_valid(found):
+    if body_validator.is_valid(found):
         exact = LONG.search(body) is not None
         placing = Placing(exact=exact)
         try:
@@ -365,7 +367,7 @@ def told_of(body: bytes | None, asked: Any, kind: DataType) -> BodyVerdict:
             return BodyVerdict(body, number, _first_line(str(error)), "/".join(error.path))
         rescued = _dumped(placing.rescued).decode() if placing.rescued else None
         return BodyVerdict(body if placed is found else _dumped(placed), number, rescued=rescued)
-    first = next(iter(asked.iter_errors(found)))
+    first = next(iter(body_validator.iter_errors(found)))
     return BodyVerdict(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
 
 
@@ -398,12 +400,12 @@ def merged(old: DataType, new: DataType, place: str) -> DataType:
 def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
     after = {one.name: one.dataType for one in new.fields}
     before = {one.name: one.dataType for one in old.fields}
-    kept = [
+    present_fields = [
         StructField(name, merged(kind, after.get(name, kind), f"{place}.{name}"))
         for name, kind in before.items()
     ]
     fresh = [StructField(name, kind) for name, kind in after.items() if name not in before]
-    return StructType([*kept, *fresh])
+    return StructType([*present_fields, *fresh])
 
 
 def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:

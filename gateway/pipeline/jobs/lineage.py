@@ -40,6 +40,6 @@ def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
     counted = used.agg(
         F.count("*").alias("rows"), F.min("received").alias("first"), F.max("received").alias("last")
     )
-    known = F.broadcast(files)
-    found = counted.join(known, "version", "left").orderBy("first", "route")
+    versions = F.broadcast(files)
+    found = counted.join(versions, "version", "left").orderBy("first", "route")
     return found.select("route", "version", "file", "first", "last", "rows", "text")

@@ -79,13 +79,13 @@ def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
     """
     latency = F.col("latency_ms")
     ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]
-    told = (
+    deliveries = (
         rows.where(~F.col("reason_text").rlike(LEFT_OUTBOX))
         .withColumn("latency_ms", (_micros("settled") - _micros("received")) / 1_000)
         .withColumn("frames", _frames())
     )
     percentiles = F.percentile_approx(latency, [0.5, 0.95, 0.99], 1_000)
-    grouped = told.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
+    grouped = deliveries.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
     found = grouped.agg(
         F.count("*").alias("messages"),
         F.sum("body_size").alias("body_bytes"),
@@ -152,8 +152,8 @@ def run(
     window: str = "1 minute",
     clients: bool = False,
     archive: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
     to: str | None = None,
     format_: str = PARQUET,
     report: Path | None = None,
@@ -161,22 +161,22 @@ def run(
 ) -> Rates:
     """Compute rates of a journal, of an archive, or of both (then archived rows are read from the archive).
 
-    Rows from `since` to before `until` (ISO 8601) count. The result is written as Parquet to the new folder
+    Rows from `start` to before `end` (ISO 8601) count. The result is written as Parquet to the new folder
     `to`, or into a table of this format or a database, replacing older rates; and as a page to `report`.
     Raises PipelineError.
     """
     source = " and ".join(filter(None, (archive, journal)))
     if archive is None:
-        bounds = zip(("receivedFrom", "receivedBefore"), (since, until), strict=True)
-        given = {name: moment(time).isoformat() for name, time in bounds if time is not None}
-        rows = _journal(spark, str(journal), **given)
+        bounds = zip(("receivedFrom", "receivedBefore"), (start, end), strict=True)
+        load_options = {name: moment(time).isoformat() for name, time in bounds if time is not None}
+        rows = _journal(spark, str(journal), **load_options)
     else:
         rows = read_archive(spark, archive, journal, columns=NEEDED)
     received = F.col("received")
-    if since is not None:
-        rows = rows.where(received >= F.lit(moment(since)))
-    if until is not None:
-        rows = rows.where(received < F.lit(moment(until)))
+    if start is not None:
+        rows = rows.where(received >= F.lit(moment(start)))
+    if end is not None:
+        rows = rows.where(received < F.lit(moment(end)))
     is_folder = to is not None and not is_database(to) and format_ not in FORMATS
     try:
         with _fresh(spark, str(to)) if is_folder else nullcontext() as new, progress(spark, "rates", tell):
@@ -201,7 +201,7 @@ def follow(
     format_: str = PARQUET,
     checkpoint: str | None = None,
     window: str = "1 minute",
-    late: str = LATE,
+    lateness: str = LATE,
     clients: bool = False,
     starting: str = "earliest",
     report: Path | None = None,
@@ -211,26 +211,26 @@ def follow(
 ) -> StreamingQuery:
     """Compute rates as a stream, and return the running query.
 
-    A window is written when the journal is complete up to its end, or when rows received `late` after its end
-    have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows is
-    written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at the
-    present end of the journal. The position is stored in `to`/_checkpoint, pending windows in `to`/_windows.
-    A table of another format has each window once, the newest; a named table needs a `checkpoint` for the
-    position.
+    A window is written when the journal is complete up to its end, or when rows received `lateness` after its
+    end have been read, to `to`/batch=N/*.parquet; the page is rewritten each time. A window with later rows
+    is written again in a higher batch, and `told` returns the newest. With `available_now` the query ends at
+    the present end of the journal. The position is stored in `to`/_checkpoint, pending windows in
+    `to`/_windows. A table of another format has each window once, the newest; a named table needs a
+    `checkpoint` for the position.
     """
     database = is_database(to)
     if (database or is_table_name(to)) and checkpoint is None:
         raise PipelineError("a table without a folder needs --checkpoint, a folder for the position")
     if database and report is not None:
         raise PipelineError("--report cannot be combined with a database")
-    kept = _written(spark, to if checkpoint is None else checkpoint)
+    checkpoint_folder = _written(spark, to if checkpoint is None else checkpoint)
     if not (database or is_table_name(to)):
-        to = _written(spark, to, None if format_ in FORMATS else kept)
-    wanted = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
+        to = _written(spark, to, None if format_ in FORMATS else checkpoint_folder)
+    frame = rates(_journal(spark, journal), window, clients=clients)  # Spark checks the query here.
     if format_ in FORMATS and not database:
         # Before the checkpoint folder exists: Delta refuses a folder that is not empty.
-        made_for(spark, to, format_, wanted)
-    late_us = duration_us(late)
+        made_for(spark, to, format_, frame)
+    late_us = duration_us(lateness)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
     )
@@ -240,17 +240,21 @@ def follow(
     def tell_batch(batch: DataFrame, number: int) -> None:
         lease.check()
         touched = _touched(batch, window)
-        windows = _windows(spark, kept, number - 1).read(number, touched)
+        windows = _windows(spark, checkpoint_folder, number - 1).read(number, touched)
         marks = _marks(reader, windows.ends, silent, tell)
-        due = windows.due(touched, marks, late_us)
-        chosen = due.windows
-        if due.late_rows:
-            gone = _gone(reader, due.again)
-            chosen = [one for one in due.windows if one not in gone]
+        due_windows = windows.due(touched, marks, late_us)
+        chosen = due_windows.windows
+        if due_windows.late_rows:
+            pruned = _gone(reader, due_windows.again)
+            chosen = [one for one in due_windows.windows if one not in pruned]
             tell(
-                f"rates: {due.late_rows} rows came later than their window was told;"
-                f" {len(due.again) - len(gone)} windows are told again"
-                + (f", and {len(gone)} are not, for retention has deleted some of their rows" if gone else "")
+                f"rates: {due_windows.late_rows} rows came later than their window was told;"
+                f" {len(due_windows.again) - len(pruned)} windows are told again"
+                + (
+                    f", and {len(pruned)} are not, for retention has deleted some of their rows"
+                    if pruned
+                    else ""
+                )
             )
         if chosen:
             ranges = runs_of(chosen)
@@ -272,15 +276,15 @@ def follow(
                 _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
         spark.createDataFrame([(windows.encode(),)], "value string").coalesce(1).write.mode("overwrite").text(
-            f"{kept}/_windows/{number % 2}"
+            f"{checkpoint_folder}/_windows/{number % 2}"
         )
 
     stream = spark.readStream.format("gateway_journal").options(columns="shard,sequence,received")
     rows = stream.option("startingOffsets", starting).load(journal)
     writer = rows.writeStream.foreachBatch(tell_batch).queryName("rates")
     trigger: dict[str, Any] = {"availableNow": True} if available_now else {"processingTime": every}
-    ready = writer.trigger(**trigger).option("checkpointLocation", f"{kept}/_checkpoint")
-    folders = [kept] if database or format_ in FORMATS else [kept, to]
+    ready = writer.trigger(**trigger).option("checkpointLocation", f"{checkpoint_folder}/_checkpoint")
+    folders = [checkpoint_folder] if database or format_ in FORMATS else [checkpoint_folder, to]
     lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
     return lease.started(ready.start)
 
@@ -300,15 +304,15 @@ def _keys(found: DataFrame) -> list[str]:
     return [one for one in KEYS if one in found.columns]
 
 
-def _written(spark: SparkSession, to: str, kept: str | None = None) -> str:
+def _written(spark: SparkSession, to: str, checkpoint_folder: str | None = None) -> str:
     """Return the name of a folder for Spark's writers.
 
-    `kept` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store is
-    unreachable, or the folder belongs to another checkpoint.
+    `checkpoint_folder` is the folder of the checkpoint that it belongs to. Raises PipelineError if the store
+    is unreachable, or the folder belongs to another checkpoint.
     """
     hadoop = hadoop_of(spark)
-    if kept is not None:
-        belong(place_of(to, hadoop), place_of(kept, hadoop))
+    if checkpoint_folder is not None:
+        belong(place_of(to, hadoop), place_of(checkpoint_folder, hadoop))
     return spark_writes(spark, place_of(to, hadoop))
 
 
@@ -433,8 +437,8 @@ def _report(found: DataFrame, source: str, path: Path) -> None:
 def _rates(rows: Iterable[Row]) -> list[WindowRate]:
     made = []
     for row in rows:
-        given: dict[str, Any] = row.asDict()
-        begin, end = given.pop("begin").timestamp(), given.pop("end").timestamp()
-        given.pop("batch", None)
-        made.append(WindowRate(begin=begin, end=end, client=given.pop("client", ""), **given))
+        values: dict[str, Any] = row.asDict()
+        begin, end = values.pop("begin").timestamp(), values.pop("end").timestamp()
+        values.pop("batch", None)
+        made.append(WindowRate(begin=begin, end=end, client=values.pop("client", ""), **values))
     return made

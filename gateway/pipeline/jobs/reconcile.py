@@ -62,7 +62,7 @@ class Account:
     """Result of a reconciliation. `phases` has the number of rows by route and phase."""
 
     phases: dict[tuple[str, str], int] = field(default_factory=dict)
-    named: list[FaultyMessage] = field(default_factory=list)
+    faulty_messages: list[FaultyMessage] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -93,7 +93,7 @@ class Account:
                 for (route, phase), rows in sorted(self.phases.items())
             ],
             "totals": self.totals,
-            "messages": [one._asdict() for one in self.named],
+            "messages": [one._asdict() for one in self.faulty_messages],
         }
 
 
@@ -103,33 +103,33 @@ def reconcile(
     *,
     waiting: Mapping[str, int] | None = None,
     still: int = 0,
-    until: datetime | None = None,
-    asked: datetime | None = None,
+    end: datetime | None = None,
+    counted_at: datetime | None = None,
     earlier: Callable[[], DataFrame] | None = None,
 ) -> Account:
     """Reconcile `rows`, which have the journal's columns.
 
     `received` is a consumer's record of the accepted messages, with `message_id` or `body`; `still` is the
     number of messages that wait for that consumer. `waiting` has the messages that each route's outbox held
-    at the time `asked` (None: now): missing messages beyond them are lost; without `waiting` they count as
-    waiting. Messages accepted at `until` or later are not judged. `earlier` returns the rows before these; it
-    is called only for delivered messages that could be copies of earlier ones with the same body.
+    at the time `counted_at` (None: now): missing messages beyond them are lost; without `waiting` they count
+    as waiting. Messages accepted at `end` or later are not judged. `earlier` returns the rows before these;
+    it is called only for delivered messages that could be copies of earlier ones with the same body.
     """
-    known = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
+    phase_rows = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
     try:
         account = Account()
-        within = known if until is None else known.where(F.col("received") < F.lit(until))
+        within = phase_rows if end is None else phase_rows.where(F.col("received") < F.lit(end))
         for row in within.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
-        _double(known, account)
+        _double(phase_rows, account)
         if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
-            _outboxes(known, account, waiting, until, asked)
-            _repeated(known, account, until, earlier)
+            _outboxes(phase_rows, account, waiting, end, counted_at)
+            _repeated(phase_rows, account, end, earlier)
         if received is not None:
-            _consumer(known, received, account, still, until)
+            _consumer(phase_rows, received, account, still, end)
         return account
     finally:
-        known.unpersist()
+        phase_rows.unpersist()
 
 
 def _phase() -> Column:
@@ -155,15 +155,15 @@ def _key() -> Column:
     )
 
 
-def _double(known: DataFrame, account: Account) -> None:
+def _double(phase_rows: DataFrame, account: Account) -> None:
     """Name rows that occur more than once.
 
     A shard gives each number to one row, so such a journal was copied twice.
     """
-    again = known.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
+    again = phase_rows.groupBy(*ROW).agg(F.count("*").alias("rows")).where("rows > 1").persist()
     try:
         if not again.isEmpty():
-            for row in known.join(again, [*ROW]).dropDuplicates([*ROW]).orderBy(*ROW).toLocalIterator():
+            for row in phase_rows.join(again, [*ROW]).dropDuplicates([*ROW]).orderBy(*ROW).toLocalIterator():
                 _name(account, DOUBLE, row, row["rows"] - 1)
     finally:
         again.unpersist()
@@ -187,47 +187,47 @@ def _boxes(rows: DataFrame, *more: Column) -> DataFrame:
 
 
 def _outboxes(
-    known: DataFrame,
+    phase_rows: DataFrame,
     account: Account,
     waiting: Mapping[str, int] | None,
-    until: datetime | None,
-    asked: datetime | None,
+    end: datetime | None,
+    counted_at: datetime | None,
 ) -> None:
-    boxes = _boxes(known)
+    boxes = _boxes(phase_rows)
     short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
     # Of equal messages the newest still wait, because an outbox delivers in order.
     order = Window.partitionBy(*WAY).orderBy(F.desc("received"), F.desc("sequence"))
     open_ = (
-        known.where(F.col("phase") == WAS_STORED)
+        phase_rows.where(F.col("phase") == WAS_STORED)
         .join(short.select(*WAY, "missing"), [*WAY])
         .withColumn("place", F.row_number().over(order))
         .where("place <= missing")
         .orderBy(F.desc("received"), F.desc("sequence"))
         .select("received", "route", "target_address", "shard", "sequence", "message_id")
     )
-    if asked is not None:
-        open_ = open_.where(F.col("received") < F.lit(asked))  # Later messages were not counted.
-    judged = F.lit(True) if until is None else F.col("received") < F.lit(until)
+    if counted_at is not None:
+        open_ = open_.where(F.col("received") < F.lit(counted_at))  # Later messages were not counted.
+    judged = F.lit(True) if end is None else F.col("received") < F.lit(end)
     may_wait = None if waiting is None else dict(waiting)
     for row in open_.withColumn("judged", judged).toLocalIterator():
-        what = WAITING
+        fault = WAITING
         if may_wait is not None:
-            left = may_wait.get(row["route"], 0)
-            may_wait[row["route"]] = left - 1
-            what = WAITING if left > 0 else LOST
+            remaining = may_wait.get(row["route"], 0)
+            may_wait[row["route"]] = remaining - 1
+            fault = WAITING if remaining > 0 else LOST
         if row["judged"]:
-            _name(account, what, row, 1)
+            _name(account, fault, row, 1)
 
 
 def _repeated(
-    known: DataFrame, account: Account, until: datetime | None, earlier: Callable[[], DataFrame] | None
+    phase_rows: DataFrame, account: Account, end: datetime | None, earlier: Callable[[], DataFrame] | None
 ) -> None:
     first = F.min(F.when(F.col("phase") == WAS_STORED, F.col("received"))).alias("first")
-    boxes = _boxes(known, first)
-    if until is not None:
-        boxes = boxes.where(F.col("first") < F.lit(until))
+    boxes = _boxes(phase_rows, first)
+    if end is not None:
+        boxes = boxes.where(F.col("first") < F.lit(end))
     again = (
-        known.where(F.col("phase") == WAS_DELIVERED)
+        phase_rows.where(F.col("phase") == WAS_DELIVERED)
         .groupBy(*WAY)
         .agg(*_sample(), F.count("*").alias("delivered"))
         .join(boxes.select(*WAY, "stored"), [*WAY])
@@ -255,15 +255,13 @@ def _sample() -> list[Column]:
 
 
 def _consumer(
-    known: DataFrame, received: DataFrame, account: Account, still: int, until: datetime | None
+    phase_rows: DataFrame, received: DataFrame, account: Account, still: int, end: datetime | None
 ) -> None:
-    accepted = known.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
+    accepted = phase_rows.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
     expected = each.groupBy("key").agg(
         F.count("*").alias("accepted"),
-        F.count(F.when(F.lit(False) if until is None else F.col("received") >= F.lit(until), 1)).alias(
-            "later"
-        ),
+        F.count(F.when(F.lit(False) if end is None else F.col("received") >= F.lit(end), 1)).alias("later"),
         *(F.first(name).alias(name) for name in ("route", "target_address", "message_id")),
         F.max("shard").alias("shard"),
         F.max("sequence").alias("sequence"),
@@ -281,17 +279,17 @@ def _consumer(
         .where("accepted <> got")
         .orderBy(F.desc("sequence"))
     )
-    left = still
+    still_waiting = still
     for row in both.toLocalIterator():
         missing = row["accepted"] - row["got"]
         if not row["accepted"]:
             account.totals[UNKNOWN] = account.totals.get(UNKNOWN, 0) + row["got"]
-            if len(account.named) < NAMED_MAX:
-                account.named.append(FaultyMessage(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
+            if len(account.faulty_messages) < NAMED_MAX:
+                account.faulty_messages.append(FaultyMessage(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
         elif missing > 0:
             missing = max(0, missing - row["later"])  # The newest ones, which are not judged.
-            waits = min(left, missing)
-            left -= waits
+            waits = min(still_waiting, missing)
+            still_waiting -= waits
             if waits:
                 _name(account, WAITING, row, waits)
             if missing > waits:
@@ -300,12 +298,12 @@ def _consumer(
             _name(account, REPEATED, row, -missing)
 
 
-def _name(account: Account, what: str, row: Any, times: int) -> None:
-    account.totals[what] = account.totals.get(what, 0) + times
-    if len(account.named) < NAMED_MAX:
-        account.named.append(
+def _name(account: Account, fault: str, row: Any, times: int) -> None:
+    account.totals[fault] = account.totals.get(fault, 0) + times
+    if len(account.faulty_messages) < NAMED_MAX:
+        account.faulty_messages.append(
             FaultyMessage(
-                *(what, row["route"], row["target_address"] or "", row["shard"], row["sequence"]),
+                *(fault, row["route"], row["target_address"] or "", row["shard"], row["sequence"]),
                 *(row["message_id"], times),
             )
         )

@@ -112,8 +112,8 @@ class Progress:
         if self._file is None or not self._file.exists():
             return None
         try:
-            given = json.loads(self._file.read_text())
-            return ReplayPosition(**given)
+            document = json.loads(self._file.read_text())
+            return ReplayPosition(**document)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
@@ -159,7 +159,7 @@ class Replay:
         self._tell = tell
         self._clock = clock
         self._sleep = sleep
-        self._told = clock()
+        self._reported_at = clock()
         self.done = Replayed()
 
     def send(self, rows: Iterable[Any]) -> Replayed:
@@ -174,11 +174,11 @@ class Replay:
         for number, row in enumerate(self._messages(rows)):
             first = row["received_us"] if first is None else first
             whole = whole if _position(row) == last else last
-            due = begun + self._pace.due(number, (row["received_us"] - first) / SECOND)
-            if due > self._clock() or len(run) >= RUN_MAX:
+            due_at = begun + self._pace.due(number, (row["received_us"] - first) / SECOND)
+            if due_at > self._clock() or len(run) >= RUN_MAX:
                 self._flush(run, whole)
                 run = []
-                self._idle(due)
+                self._idle(due_at)
             message = self._message(row)
             last = _position(row)
             if message is None:
@@ -188,11 +188,11 @@ class Replay:
         self._flush(run, last)
         return self.done
 
-    def _idle(self, due: float) -> None:
+    def _idle(self, due_at: float) -> None:
         """Wait until a message is due, and keep the connection alive."""
-        while (left := due - self._clock()) > 0:
+        while (remaining_secs := due_at - self._clock()) > 0:
             self._client.rest(0.0)
-            self._sleep(min(left, 1.0))
+            self._sleep(min(remaining_secs, 1.0))
 
     def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
         """Yield one row for each message, or for each of its targets."""
@@ -239,8 +239,8 @@ class Replay:
                 self._tell(f"refused: {run[at].address!r}: {why.text}")
         if last is not None:
             self._progress.write(last)
-            if self._clock() - self._told >= PROGRESS_SECS:
-                self._told = self._clock()
+            if self._clock() - self._reported_at >= PROGRESS_SECS:
+                self._reported_at = self._clock()
                 moment = datetime.fromtimestamp(last.us / SECOND, UTC).isoformat(timespec="seconds")
                 self._tell(f"{self.done.sent} messages sent, up to {moment}")
 

@@ -63,27 +63,27 @@ class Captures:
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
         separator = route.pattern.dialect.separator
-        known: dict[tuple[Any, ...], tuple[str | None, ...] | None] = {}
+        cache: dict[tuple[Any, ...], tuple[str | None, ...] | None] = {}
         for batch in batches:
             addresses = zip(
                 *(batch.column(name).to_pylist() for name in ("protocol", "scope", "name")), strict=True
             )
             found = []
             for address in addresses:
-                if address not in known:
+                if address not in cache:
                     captures = route.pattern.match(address_of(*address), queue)
-                    known[address] = (
+                    cache[address] = (
                         None
                         if captures is None
                         else tuple(separator.join(captures.get(name, ())) for name in self._names)
                     )
-                found.append(known[address])
+                found.append(cache[address])
             keep = [one is not None for one in found]
             matched = [one for one in found if one is not None]
-            kept = batch.filter(pa.array(keep, pa.bool_())).select([*OWN, BODY])
+            filtered = batch.filter(pa.array(keep, pa.bool_())).select([*OWN, BODY])
             columns = [pa.array([one[at] for one in matched], pa.string()) for at in range(len(self._names))]
             names = [*OWN, BODY, *(column_of(name) for name in self._names)]
-            yield pa.RecordBatch.from_arrays([*kept.columns, *columns], names=names)
+            yield pa.RecordBatch.from_arrays([*filtered.columns, *columns], names=names)
 
 
 def route_of(candidate: CandidateMapping, name: str) -> Route:
@@ -203,8 +203,8 @@ def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
         return _typed(_referred(reference, document), document, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        named = [kind for kind in kinds if kind != "null"]
-        kinds = named[0] if len(named) == 1 else "number" if set(named) == {"integer", "number"} else None
+        types = [kind for kind in kinds if kind != "null"]
+        kinds = types[0] if len(types) == 1 else "number" if set(types) == {"integer", "number"} else None
     if kinds is None:
         others = [
             one for word in ("anyOf", "oneOf") for one in schema.get(word, ()) if one != {"type": "null"}

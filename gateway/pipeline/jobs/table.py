@@ -105,10 +105,10 @@ def follow(
         raise PipelineError(f"a route's table is parquet or {' or '.join(FORMATS)}, not {format_}")
     targets = [one if is_table_name(one) else _reached(spark, one) for one in (to, rejected)]
     good, bad = _Target(spark, targets[0], format_), _Target(spark, targets[1], format_)
-    kept = targets[0] if checkpoint is None else _reached(spark, checkpoint)
+    checkpoint_folder = targets[0] if checkpoint is None else _reached(spark, checkpoint)
     if format_ == PARQUET:
         for one in targets:
-            belong(place_of(one, hadoop_of(spark)), place_of(kept, hadoop_of(spark)))
+            belong(place_of(one, hadoop_of(spark)), place_of(checkpoint_folder, hadoop_of(spark)))
     captures = route_of(candidate, name).pattern.names
     kind = schema.kind
     there = good.there()
@@ -147,9 +147,9 @@ def follow(
             )
 
     writer = rows.load(journal).writeStream.foreachBatch(write).queryName(f"table {name}")
-    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
+    writer = writer.option("checkpointLocation", f"{checkpoint_folder}/_checkpoint")
     ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
-    folders = [kept, *targets] if format_ == PARQUET else [kept]
+    folders = [checkpoint_folder, *targets] if format_ == PARQUET else [checkpoint_folder]
     lease = FolderLease(place_of(folder, hadoop_of(spark)) for folder in folders)
     return lease.started(ready.start)
 
@@ -238,10 +238,10 @@ class _Shaped:
 
 def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
     for one in there.fields:
-        wanted = fields.get(one.name, one.dataType.simpleString())
-        if one.name != BODY and one.dataType.simpleString() != wanted:
+        expected_type = fields.get(one.name, one.dataType.simpleString())
+        if one.name != BODY and one.dataType.simpleString() != expected_type:
             raise PipelineError(
-                f"the column {one.name} of {to} is {one.dataType.simpleString()}, not {wanted}"
+                f"the column {one.name} of {to} is {one.dataType.simpleString()}, not {expected_type}"
             )
 
 

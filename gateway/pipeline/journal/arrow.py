@@ -133,24 +133,24 @@ def _dictionary(places: Arrow, texts: Arrow) -> Arrow:
 
 
 def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
-    wanted = BY_NAME[name].arrow
+    arrow_type = BY_NAME[name].arrow
     header = block.header
     if name == "shard":
-        return pa.repeat(pa.scalar(block.shard, wanted), header.rows)
+        return pa.repeat(pa.scalar(block.shard, arrow_type), header.rows)
     if name == "sequence":
         return pa.array(np.arange(header.base, header.next, dtype=np.int64))
     if name == "low_water":
-        return _low_water(block, wanted)
+        return _low_water(block, arrow_type)
     column = block.columns.get("properties" if name == "headers" else name)
     if column is None:
-        return pa.nulls(header.rows, wanted)
-    key = (*column.buffers, wanted)
+        return pa.nulls(header.rows, arrow_type)
+    key = (*column.buffers, arrow_type)
     if key not in made:
-        made[key] = _mapped(block, column, wanted)
+        made[key] = _mapped(block, column, arrow_type)
     return made[key]
 
 
-def _low_water(block: Block, wanted: Arrow) -> Arrow:
+def _low_water(block: Block, arrow_type: Arrow) -> Arrow:
     """Return the low-water mark of each row.
 
     The block's mark holds behind the block, so it is the value of its last row. For another row it is at most
@@ -158,34 +158,34 @@ def _low_water(block: Block, wanted: Arrow) -> Arrow:
     """
     header = block.header
     if not header.low_us:
-        return pa.nulls(header.rows, wanted)
+        return pa.nulls(header.rows, arrow_type)
     marks = np.full(header.rows, header.low_us, dtype=np.int64)
     received = np.frombuffer(block.buffers("received")[1], np.int64)
     earliest = np.minimum.accumulate(received[:0:-1])[::-1]
     marks[:-1] = np.minimum(earliest, header.low_us)
-    return pa.array(marks).cast(wanted)
+    return pa.array(marks).cast(arrow_type)
 
 
-def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:
+def _mapped(block: Block, column: Column, arrow_type: Arrow) -> Arrow:
     buffers = block.buffers(column.name)
     rows = block.header.rows
     if column.kind is ColumnKind.CODED:
         indices, *rest = buffers
         if not indices:
-            return pa.nulls(rows, wanted)
+            return pa.nulls(rows, arrow_type)
         valid, offsets, data = rest
-        if wanted == HEADERS_ARROW:
+        if arrow_type == HEADERS_ARROW:
             texts = headers_of(bytes(valid), bytes(offsets), bytes(data))
         else:
             texts = _texts(valid, offsets, data)
         return _taken(texts, pa.Array.from_buffers(pa.uint32(), rows, [None, pa.py_buffer(indices)]))
     if not buffers[1]:
-        return pa.nulls(rows, wanted)
+        return pa.nulls(rows, arrow_type)
     if column.kind in (ColumnKind.TEXT, ColumnKind.BINARY):
-        return pa.Array.from_buffers(wanted, rows, _arrow_buffers(*buffers))
+        return pa.Array.from_buffers(arrow_type, rows, _arrow_buffers(*buffers))
     lies = FIXED[column.kind]
     found = pa.Array.from_buffers(lies, rows, _arrow_buffers(*buffers))
-    return found if lies == wanted else found.cast(wanted)
+    return found if lies == arrow_type else found.cast(arrow_type)
 
 
 def _taken(texts: Arrow, indices: Arrow) -> Arrow:
@@ -219,11 +219,12 @@ def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
     if properties is None:
         return None
     try:
-        given = orjson.loads(properties).get("headers", ())
+        headers = orjson.loads(properties).get("headers", ())
     except orjson.JSONDecodeError:  # The text contains an unpaired surrogate.
-        given = json.loads(properties).get("headers", ())
+        headers = json.loads(properties).get("headers", ())
     return [
-        (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in given
+        (name, type_, value if isinstance(value, str) else json.dumps(value))
+        for name, type_, value in headers
     ]
 
 

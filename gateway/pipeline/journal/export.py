@@ -89,10 +89,10 @@ def _batches(
                 missing.append(block.rows)
                 continue
             first, count = block.begin - block.header.base, block.end - block.begin
-            wanted = _wanted(block, chosen)
+            mask = _wanted(block, chosen)
             batch = batch_of(block, names).slice(first, count)
-            if wanted is not None:
-                batch = batch.filter(wanted.slice(first, count))
+            if mask is not None:
+                batch = batch.filter(mask.slice(first, count))
             if batch.num_rows:
                 yield batch
 

@@ -45,27 +45,25 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to before `until`; None is no bound."""
+    """Numbers from `first` to before `end`; None is no bound."""
 
     first: int | None = None
-    until: int | None = None
+    end: int | None = None
 
     def misses(self, least: int, most: int) -> bool:
         """Return True if the range contains no number from `least` to `most`."""
-        return (self.first is not None and most < self.first) or (
-            self.until is not None and least >= self.until
-        )
+        return (self.first is not None and most < self.first) or (self.end is not None and least >= self.end)
 
     def within(self, filter_: Filter, value: int) -> Range:
         """Return this range narrowed by a comparison with `value`."""
-        first, until = self.first, self.until
+        first, end = self.first, self.end
         if isinstance(filter_, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
             least = value + isinstance(filter_, GreaterThan)
             first = least if first is None else max(first, least)
         if isinstance(filter_, LessThan | LessThanOrEqual | EqualTo | EqualNullSafe):
             most = value + (not isinstance(filter_, LessThan))
-            until = most if until is None else min(until, most)
-        return Range(first, until)
+            end = most if end is None else min(end, most)
+        return Range(first, end)
 
 
 ANY: Final = Range()
@@ -87,7 +85,7 @@ class SelectedRows:
     def rows(self, block: Block) -> Arrow | None:
         """Return the selected rows of a block as a boolean array; None if all are selected."""
         tests = [matching(block, name, texts) for name, texts in self.only.items()]
-        low, high = self.received.first, self.received.until
+        low, high = self.received.first, self.received.end
         if low is not None or high is not None:
             times = batch_of(block, ("received",))["received"].cast(pa.int64())
             if low is not None:
@@ -110,35 +108,42 @@ def wanted_of(options: LoadOptions) -> SelectedRows:
     return SelectedRows(Range(*options.received), shards=options.shards, only=only)
 
 
-def options_for(wanted: SelectedRows) -> dict[str, str]:
+def options_for(selection: SelectedRows) -> dict[str, str]:
     """Return load options that select at least these rows; sequence numbers have no option."""
     found = {}
-    for name, at_us in (("receivedFrom", wanted.received.first), ("receivedBefore", wanted.received.until)):
+    for name, at_us in (
+        ("receivedFrom", selection.received.first),
+        ("receivedBefore", selection.received.end),
+    ):
         if at_us is not None:
             found[name] = (EPOCH + timedelta(microseconds=at_us)).isoformat()
-    if wanted.shards is not None:
-        found["shards"] = json.dumps(sorted(wanted.shards))
-    if wanted.only:
-        found["only"] = json.dumps({name: sorted(texts) for name, texts in wanted.only.items()})
+    if selection.shards is not None:
+        found["shards"] = json.dumps(sorted(selection.shards))
+    if selection.only:
+        found["only"] = json.dumps({name: sorted(texts) for name, texts in selection.only.items()})
     return found
 
 
-def narrowed(wanted: SelectedRows, filters: Iterable[Filter]) -> SelectedRows:
-    """Return `wanted` narrowed by the filters that are understood."""
+def narrowed(selection: SelectedRows, filters: Iterable[Filter]) -> SelectedRows:
+    """Return `selection` narrowed by the filters that are understood."""
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))
         value = getattr(one, "value", None)
         if name == "received" and isinstance(value, datetime):
-            wanted = replace(wanted, received=wanted.received.within(one, _microseconds(value)))
+            selection = replace(selection, received=selection.received.within(one, _microseconds(value)))
         elif name == "sequence" and isinstance(value, int):
-            wanted = replace(wanted, sequence=wanted.sequence.within(one, value))
+            selection = replace(selection, sequence=selection.sequence.within(one, value))
         elif (texts := _texts(one, value)) is None:
             continue
         elif name == "shard":
-            wanted = replace(wanted, shards=texts if wanted.shards is None else wanted.shards & texts)
+            selection = replace(
+                selection, shards=texts if selection.shards is None else selection.shards & texts
+            )
         elif name in CODED:
-            wanted = replace(wanted, only=wanted.only | {name: wanted.only.get(name, texts) & texts})
-    return wanted
+            selection = replace(
+                selection, only=selection.only | {name: selection.only.get(name, texts) & texts}
+            )
+    return selection
 
 
 def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:

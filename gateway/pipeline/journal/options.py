@@ -94,17 +94,17 @@ class LoadOptions:
     """Permitted texts by column."""
 
 
-def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> LoadOptions:
+def options_of(options: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> LoadOptions:
     """Parse Spark's options, whose names are case-insensitive; `hadoop` has the options for stores.
 
     Raises PipelineError with the faulty option and the reason.
     """
-    known = {name.lower(): name for name in NAMES}
-    stated = {key.lower(): value for key, value in given.items()}
+    names_by_key = {name.lower(): name for name in NAMES}
+    stated = {key.lower(): value for key, value in options.items()}
     for key in stated:
-        if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"; do you mean {known[close[0]]}?" if close else f"; there are {', '.join(NAMES)}"
+        if key not in names_by_key:
+            close = get_close_matches(key, names_by_key, n=1)
+            hint = f"; do you mean {names_by_key[close[0]]}?" if close else f"; there are {', '.join(NAMES)}"
             raise PipelineError(f"gateway_journal has no option {key}{hint}")
     path = stated.get("path")
     if not path:
@@ -127,9 +127,9 @@ def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None 
     )
 
 
-def columns_of(given: Mapping[str, str]) -> tuple[str, ...] | None:
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the requested columns; None selects all."""
-    return _names({key.lower(): value for key, value in given.items()}.get("columns"))
+    return _names({key.lower(): value for key, value in options.items()}.get("columns"))
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -229,5 +229,5 @@ def _microseconds(text: str, name: str) -> int:
 
 def microseconds_of(time: datetime) -> int:
     """Return microseconds since 1970 UTC, exactly."""
-    since = time - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    elapsed = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds

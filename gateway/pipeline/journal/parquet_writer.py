@@ -117,8 +117,8 @@ class _ParquetFile:
                 f"{summary.rows} rows and {summary.missing} missing ones end at {summary.next}"
             )
         summary.low_us, summary.replaced = low_us, replaced
-        given = encode_summary(summary) | {"marks": self._marks, "lost": self._lost}
-        self._writer.add_key_value_metadata({METADATA_KEY: json.dumps(given, separators=(",", ":"))})
+        document = encode_summary(summary) | {"marks": self._marks, "lost": self._lost}
+        self._writer.add_key_value_metadata({METADATA_KEY: json.dumps(document, separators=(",", ":"))})
 
 
 def close_segments(

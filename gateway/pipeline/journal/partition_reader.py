@@ -26,7 +26,7 @@ BATCH_BYTES: Final = 16 * 1_048_576  # Bytes at which a batch is complete, since
 
 def read_part(
     options: LoadOptions,
-    wanted: SelectedRows,
+    selection: SelectedRows,
     names: tuple[str, ...],
     part: InputPartition,
     batches: Callable[[LoadOptions, SelectedRows, tuple[str, ...], JournalPartition], Iterator[Arrow]]
@@ -42,7 +42,7 @@ def read_part(
         return
     spare_imports()
     try:
-        yield from (batches or _gathered)(options, wanted, names, part)
+        yield from (batches or _gathered)(options, selection, names, part)
     except NoFolderError as error:
         raise PipelineError(
             f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
@@ -56,17 +56,17 @@ def read_part(
 
 
 def _gathered(
-    options: LoadOptions, wanted: SelectedRows, names: tuple[str, ...], part: JournalPartition
+    options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
     """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
-    return _joined(_mapped(options, wanted, names, part, batch_of), BATCH_ROWS)
+    return _joined(_mapped(options, selection, names, part, batch_of), BATCH_ROWS)
 
 
 def coded(
-    options: LoadOptions, wanted: SelectedRows, names: tuple[str, ...], part: JournalPartition
+    options: LoadOptions, selection: SelectedRows, names: tuple[str, ...], part: JournalPartition
 ) -> Iterator[Arrow]:
     """Yield the rows of a partition with dictionary-encoded texts, in batches of about CODED_ROWS rows."""
-    return _joined(_mapped(options, wanted, names, part, coded_batch_of), CODED_ROWS)
+    return _joined(_mapped(options, selection, names, part, coded_batch_of), CODED_ROWS)
 
 
 def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
@@ -84,26 +84,26 @@ def _joined(batches: Iterable[Arrow], most: int) -> Iterator[Arrow]:
 
 def _mapped(
     options: LoadOptions,
-    wanted: SelectedRows,
+    selection: SelectedRows,
     names: tuple[str, ...],
     part: JournalPartition,
     made: Callable[[Block, Sequence[str]], Arrow],
 ) -> Iterator[Arrow]:
     """Yield one batch for each block."""
-    received = wanted.received
+    received = selection.received
     for block in reader_of(options).blocks(
         part.shard,
         part.first,
         end=part.next,
         near=part.place,
         from_us=received.first,
-        to_us=received.until,
-        only=wanted.only,
+        to_us=received.end,
+        only=selection.only,
     ):
         if isinstance(block, Gap):
             continue
         batch = made(block, names)
-        chosen = wanted.rows(block)
+        chosen = selection.rows(block)
         first = max(part.first, block.begin) - block.header.base
         count = min(part.next, block.end) - block.header.base - first
         if count < batch.num_rows:

@@ -99,16 +99,16 @@ class Shard:
     def _is_unwanted(self, routes: frozenset[str] | None) -> bool:
         return self._routes is not None and routes is not None and not routes & self._routes
 
-    def forget(self, until: int) -> None:
-        """Drop spans whose rows are all before number `until`."""
-        left = next((place for place, span in enumerate(self._spans) if span.next > until), None)
-        del self._spans[: len(self._spans) if left is None else left]
+    def forget(self, end: int) -> None:
+        """Drop spans whose rows are all before number `end`."""
+        first_place = next((place for place, span in enumerate(self._spans) if span.next > end), None)
+        del self._spans[: len(self._spans) if first_place is None else first_place]
 
-    def parts(self, first: int, until: int, byte_count: int) -> Iterator[JournalPartition]:
-        """Yield the rows `first` to before `until` in parts of about `byte_count` bytes."""
+    def parts(self, first: int, end: int, byte_count: int) -> Iterator[JournalPartition]:
+        """Yield the rows `first` to before `end` in parts of about `byte_count` bytes."""
         begin, place, size = first, None, 0
         for span in self._spans:
-            if span.next <= first or span.first >= until:
+            if span.next <= first or span.first >= end:
                 continue
             if place is not None and size + span.byte_count > byte_count:
                 yield JournalPartition(self.name, begin, span.first, place)
@@ -117,11 +117,11 @@ class Shard:
                 begin, place = max(first, span.first), span.place
             size += span.byte_count
         if place is not None:
-            yield JournalPartition(self.name, begin, until, place)
+            yield JournalPartition(self.name, begin, end, place)
 
-    def byte_count(self, first: int, until: int) -> int:
+    def byte_count(self, first: int, end: int) -> int:
         """Return the approximate bytes of the blocks with these rows."""
-        return sum(span.byte_count for span in self._spans if span.next > first and span.first < until)
+        return sum(span.byte_count for span in self._spans if span.next > first and span.first < end)
 
 
 def reader_of(options: LoadOptions) -> JournalReader:
@@ -137,13 +137,13 @@ def know(reader: JournalReader, begins: Mapping[str, int]) -> None:
     folder: object = reader.folder
     if isinstance(folder, Path):
         return
-    wanted: list[Segment] = []
+    to_read: list[Segment] = []
     for shard, first in begins.items():
         segments = reader.segments(shard)
         later = next((place for place, one in enumerate(segments) if one.first > first), len(segments))
-        wanted += segments[max(0, later - 1) :]
+        to_read += segments[max(0, later - 1) :]
     with ThreadPoolExecutor(KNOWN_AT_A_TIME) as pool:
-        for _ in pool.map(reader.summary, wanted):
+        for _ in pool.map(reader.summary, to_read):
             pass
 
 
@@ -208,8 +208,8 @@ def settled_later(
     for block in reader.blocks(shard, place, to_us=at_us, end=end):
         if isinstance(block, Block):
             early = pc.less(batch_of(block, (TIME,))[TIME].cast("int64"), at_us)
-            wanted = chosen(block)
-            counted = early if wanted is None else pc.and_(early, wanted)
+            selected = chosen(block)
+            counted = early if selected is None else pc.and_(early, selected)
             found += pc.sum(counted.slice(block.begin - block.header.base)).as_py() or 0
     return found
 
@@ -223,8 +223,8 @@ def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
     if total <= most:
         return waiting
     shares = {shard: rows * most // total for shard, rows in waiting.items()}
-    left = most - sum(shares.values())
-    for shard in sorted(waiting, key=lambda name: waiting[name] * most % total, reverse=True)[:left]:
+    remaining = most - sum(shares.values())
+    for shard in sorted(waiting, key=lambda name: waiting[name] * most % total, reverse=True)[:remaining]:
         shares[shard] += 1
     return shares
 

@@ -85,7 +85,7 @@ class JournalTable(DataSourceReader):
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
-        self._wanted = wanted_of(options)
+        self._selection = wanted_of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of all shards. Raises GoneError, DamageError, PipelineError."""
@@ -94,7 +94,7 @@ class JournalTable(DataSourceReader):
             return self._planned(reader)
 
     def _planned(self, reader: JournalReader) -> list[InputPartition]:
-        options, wanted = self._options, self._wanted
+        options, selection = self._options, self._selection
         shards = reader.shards()
         start = bounded(reader, options.start, shards)
         know(reader, start)
@@ -103,13 +103,13 @@ class JournalTable(DataSourceReader):
         found: dict[str, Shard] = {}
         ranges: dict[str, tuple[int, int]] = {}
         for name in shards:
-            if wanted.shards is not None and name not in wanted.shards:
+            if selection.shards is not None and name not in selection.shards:
                 continue
-            first = max(start[name], wanted.sequence.first or 0)
-            until = end[name] if wanted.sequence.until is None else min(end[name], wanted.sequence.until)
-            if first < until:
-                found[name] = Shard(reader, name, first, wanted.received, wanted.only.get("route"))
-                ranges[name] = (first, min(until, found[name].look()))
+            first = max(start[name], selection.sequence.first or 0)
+            bound = end[name] if selection.sequence.end is None else min(end[name], selection.sequence.end)
+            if first < bound:
+                found[name] = Shard(reader, name, first, selection.received, selection.only.get("route"))
+                ranges[name] = (first, min(bound, found[name].look()))
         return [*parts_of(found, ranges, options)]
 
     def _tell_of_late_rows(self, reader: JournalReader, end: Offsets) -> None:
@@ -117,19 +117,19 @@ class JournalTable(DataSourceReader):
 
         They were received before `endingTimestamp` and settled behind it.
         """
-        at_us, asked = self._options.end.at_us, wanted_of(self._options)
+        at_us, selection = self._options.end.at_us, wanted_of(self._options)
         if at_us is None:
             return
-        late = {
-            shard: settled_later(reader, shard, place, at_us, asked.rows)
+        late_counts = {
+            shard: settled_later(reader, shard, place, at_us, selection.rows)
             for shard, place in end.items()
-            if asked.shards is None or shard in asked.shards
+            if selection.shards is None or shard in selection.shards
         }
-        told = ", ".join(f"shard {shard}: {rows}" for shard, rows in late.items() if rows)
-        if told:
+        summary = ", ".join(f"shard {shard}: {rows}" for shard, rows in late_counts.items() if rows)
+        if summary:
             print(
-                f"gateway_journal: {sum(late.values())} rows ({told}) were received before endingTimestamp"
-                " and settled behind the place that it stands for: they are not in this read;"
+                f"gateway_journal: {sum(late_counts.values())} rows ({summary}) were received before"
+                " endingTimestamp and settled behind the place that it stands for: they are not in this read;"
                 " where(\"received < timestamp'…'\") without it has them",
                 file=sys.stderr,
                 flush=True,
@@ -137,15 +137,15 @@ class JournalTable(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """Yield the rows of a partition."""
-        return read_part(self._options, self._wanted, self._names, partition)
+        return read_part(self._options, self._selection, self._names, partition)
 
     def read_coded(self, partition: InputPartition) -> Iterator[Arrow]:
         """Yield the rows of a partition with dictionary-encoded texts, which Spark does not accept."""
-        return read_part(self._options, self._wanted, self._names, partition, coded)
+        return read_part(self._options, self._selection, self._names, partition, coded)
 
     def narrow(self, filters: Iterable[Filter]) -> None:
         """Skip blocks and rows by conditions that hold for each wanted row.
 
         Spark does not call this method: it has one reader for all uses of a table.
         """
-        self._wanted = narrowed(self._wanted, filters)
+        self._selection = narrowed(self._selection, filters)

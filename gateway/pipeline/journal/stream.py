@@ -33,7 +33,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: LoadOptions, names: tuple[str, ...]) -> None:
         self._options = options
         self._names = names
-        self._wanted = wanted_of(options)
+        self._selection = wanted_of(options)
         self._reader = reader_of(options)
         self._shards: dict[str, Shard] = {}
         self._target: Offsets | None = None
@@ -55,7 +55,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _there(self) -> list[str]:
         """Return the selected shards that exist."""
-        only = self._wanted.shards
+        only = self._selection.shards
         return [name for name in self._reader.shards() if only is None or name in only]
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
@@ -68,21 +68,21 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {name: self._begin(start, name) for name in self._there()}
         know(self._reader, {name: max(self._known_to(name), first) for name, first in begins.items()})
         for name in self._shards.keys() - begins.keys():
-            known = self._shards.pop(name).next
-            if known > start.get(name, 0) and self._options.fail:
-                raise self._lost(name, start.get(name, 0), known)
+            next_row = self._shards.pop(name).next
+            if next_row > start.get(name, 0) and self._options.fail:
+                raise self._lost(name, start.get(name, 0), next_row)
         for name, first in begins.items():
             if self._target is not None and name not in self._target:
                 continue
             shard = self._shard(name, first)
             shard.forget(first)
-            until = shard.look()
+            bound = shard.look()
             if self._target is not None:
-                until = min(until, self._target[name])
-            if until > first:
-                ends[name] = until
+                bound = min(bound, self._target[name])
+            if bound > first:
+                ends[name] = bound
         if isinstance(limit, ReadMaxRows):
-            waiting = {name: until - self._begin(start, name) for name, until in ends.items()}
+            waiting = {name: bound - self._begin(start, name) for name, bound in ends.items()}
             shares = shared_out(waiting, limit.max_rows)
             ends = {name: self._begin(start, name) + rows for name, rows in shares.items()}
         return ends
@@ -95,19 +95,19 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the partitions of a micro-batch; the first one may have been planned by a killed query."""
         ranges: dict[str, tuple[int, int]] = {}
         with self._reader.at_a_glance():
-            for name, until in end.items():
+            for name, bound in end.items():
                 first = self._begin(start, name)
-                if first >= until:  # Nothing to read; the shard may be deleted.
+                if first >= bound:  # Nothing to read; the shard may be deleted.
                     continue
                 shard = self._shard(name, first)
-                if shard.next < until and shard.look() < until and self._options.fail:
-                    raise self._lost(name, shard.next, until)
-                ranges[name] = first, until
+                if shard.next < bound and shard.look() < bound and self._options.fail:
+                    raise self._lost(name, shard.next, bound)
+                ranges[name] = first, bound
         return [*parts_of(self._shards, ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """Yield the rows of a partition."""
-        return read_part(self._options, self._wanted, self._names, partition)
+        return read_part(self._options, self._selection, self._names, partition)
 
     def _begin(self, start: Offsets, name: str) -> int:
         found = start.get(name)
@@ -116,11 +116,11 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _known_to(self, name: str) -> int:
         return self._shards[name].next if name in self._shards else 0
 
-    def _lost(self, name: str, end: int, wanted: int) -> PipelineError:
+    def _lost(self, name: str, end: int, expected: int) -> PipelineError:
         return PipelineError(
             f"shard {name} of the journal in {self._options.folder.uri} ends before row {end}, and row"
-            f" {wanted} is wanted next: its end is lost, or it is another journal; with a new checkpoint, or"
-            " failOnDataLoss=false, the query goes on"
+            f" {expected} is wanted next: its end is lost, or it is another journal; with a new checkpoint,"
+            " or failOnDataLoss=false, the query goes on"
         )
 
     def _shard(self, name: str, first: int) -> Shard:
@@ -135,6 +135,6 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end < first and self._options.fail:
                 raise self._lost(name, end, first)
             shard = self._shards[name] = Shard(
-                self._reader, name, first, routes=self._wanted.only.get("route")
+                self._reader, name, first, routes=self._selection.only.get("route")
             )
         return shard

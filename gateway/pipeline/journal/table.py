@@ -48,21 +48,21 @@ def read_journal(spark: SparkSession, folder: str, options: Mapping[str, str] | 
     has the rows that were written until a query on it runs; retention may meanwhile delete files that it
     names. Raises PipelineError, and errors of the journal's reader.
     """
-    given = dict(options or {})
-    source = spark.read.format(FORMAT).options(**given)
-    known = options_of({"path": folder} | given, stream=False, hadoop=hadoop_of(spark))
-    if known.end.at_us is not None:  # Only the source reports rows that are settled later.
+    load_options = dict(options or {})
+    source = spark.read.format(FORMAT).options(**load_options)
+    parsed = options_of({"path": folder} | load_options, stream=False, hadoop=hadoop_of(spark))
+    if parsed.end.at_us is not None:  # Only the source reports rows that are settled later.
         return source.load(folder)
-    reader = reader_of(known)
+    reader = reader_of(parsed)
     if not reader.is_there():
         return source.load(folder)
-    found, starts = _closed(reader, known)
+    found, starts = _closed(reader, parsed)
     if not found:
         return source.load(folder)
-    names = columns_of(given) or tuple(spark_schema().names)
-    root = spark_reaches(spark, known.folder)
-    tables = [_table(spark, root, one, names, known) for one in found]
-    stated = {key: value for key, value in given.items() if not key.lower().startswith("starting")}
+    names = columns_of(load_options) or tuple(spark_schema().names)
+    root = spark_reaches(spark, parsed.folder)
+    tables = [_table(spark, root, one, names, parsed) for one in found]
+    stated = {key: value for key, value in load_options.items() if not key.lower().startswith("starting")}
     behind = json.dumps(starts)
     rest = spark.read.format(FORMAT).options(**stated, startingOffsets=behind).load(folder).select(*names)
     for table in tables:
@@ -113,8 +113,8 @@ def _table(
     spark: SparkSession, root: str, closed: _Closed, names: tuple[str, ...], options: LoadOptions
 ) -> DataFrame:
     """Return the rows of segments in Parquet. The shard's name is that below the folder that is read."""
-    wanted = wanted_of(options)
-    used = dict.fromkeys((*names, "sequence", "received", *wanted.only))
+    selection = wanted_of(options)
+    used = dict.fromkeys((*names, "sequence", "received", *selection.only))
     schema = spark_schema([name for name in used if name != "shard"])
     reader = spark.read.schema(schema)
     if not options.fail:
@@ -122,18 +122,18 @@ def _table(
     table = reader.parquet(*(f"{root}/{name}" for name in closed.names))
     if closed.is_cut:
         table = table.where((F.col("sequence") >= closed.first) & (F.col("sequence") < closed.next))
-    for condition in _conditions(wanted):
+    for condition in _conditions(selection):
         table = table.where(condition)
     shard = F.lit(closed.shard).alias("shard")
     return table.select(*(shard if name == "shard" else F.col(name) for name in names))
 
 
-def _conditions(wanted: SelectedRows) -> list[Column]:
+def _conditions(selection: SelectedRows) -> list[Column]:
     """Return the selection of the options as conditions of Spark's."""
-    found = [F.col(name).isin(*sorted(texts)) for name, texts in wanted.only.items()]
-    first, until = wanted.received.first, wanted.received.until
+    found = [F.col(name).isin(*sorted(texts)) for name, texts in selection.only.items()]
+    first, end = selection.received.first, selection.received.end
     if first is not None:
         found.append(F.col("received") >= F.timestamp_micros(F.lit(first)))
-    if until is not None:
-        found.append(F.col("received") < F.timestamp_micros(F.lit(until)))
+    if end is not None:
+        found.append(F.col("received") < F.timestamp_micros(F.lit(end)))
     return found

@@ -64,12 +64,14 @@ class RowConversion:
         self.fixed = dict(fixed)
         self.prefix = prefix
         self.names = [field.name for field in schema.fields]
-        known = {*COLUMNS, *WORDS[protocol]}
+        column_names = {*COLUMNS, *WORDS[protocol]}
         for name in self.names:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
+            if name not in column_names:
+                near = get_close_matches(name, column_names, 1)
                 hint = (
-                    f"did you mean {near[0]!r}?" if near else f"{protocol} takes {', '.join(sorted(known))}"
+                    f"did you mean {near[0]!r}?"
+                    if near
+                    else f"{protocol} takes {', '.join(sorted(column_names))}"
                 )
                 raise PipelineError(f"gateway_publish does not know the column {name!r}; {hint}")
         stated = {*self.names, *self.fixed}

@@ -30,15 +30,15 @@ SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
 class QueryOptions:
     """Options of one query. Names are case-insensitive, as Spark's are."""
 
-    def __init__(self, format_: str, given: Mapping[str, str], known: Iterable[str]) -> None:
-        """Accept the options that are in `known`.
+    def __init__(self, format_: str, options: Mapping[str, str], known_names: Iterable[str]) -> None:
+        """Accept the options that are in `known_names`.
 
         Raises PipelineError for any other option, with a suggestion.
         """
         self.format = format_
-        self._given = {name.lower(): value for name, value in given.items()}
-        names = {name.lower(): name for name in known}
-        for name in self._given:
+        self._options = {name.lower(): value for name, value in options.items()}
+        names = {name.lower(): name for name in known_names}
+        for name in self._options:
             if name not in names and name not in SPARKS:
                 near = get_close_matches(name, names, 1)
                 hint = (
@@ -51,7 +51,7 @@ class QueryOptions:
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """Return the text of an option, or the default."""
-        return self._given.get(name.lower(), default)
+        return self._options.get(name.lower(), default)
 
     def needed(self, name: str, example: str) -> str:
         """Return the text of a required option. Raises PipelineError if it is missing."""
@@ -79,7 +79,7 @@ class QueryOptions:
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
         """Return the value of an option as an integer from `least` to `most`. Raises PipelineError."""
-        return int(self.number(name, default, least=least, most=most, wanted="a whole number", kind=int))
+        return int(self.number(name, default, least=least, most=most, description="a whole number", kind=int))
 
     def number(
         self,
@@ -88,7 +88,7 @@ class QueryOptions:
         *,
         least: float = 0.0,
         most: float = 1e9,
-        wanted: str = "a number",
+        description: str = "a number",
         kind: type[float] | type[int] = float,
     ) -> float:
         """Return the value of an option as a number from `least` to `most`. Raises PipelineError."""
@@ -98,9 +98,9 @@ class QueryOptions:
         try:
             found = kind(stated)
         except ValueError as error:
-            raise PipelineError(f"option {name} is {wanted}, not {stated!r}") from error
+            raise PipelineError(f"option {name} is {description}, not {stated!r}") from error
         if not least <= found <= most:
-            raise PipelineError(f"option {name} is {wanted} from {least} to {most}, not {stated}")
+            raise PipelineError(f"option {name} is {description} from {least} to {most}, not {stated}")
         return found
 
     def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:

@@ -63,11 +63,11 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark also creates readers only to inspect them, and those do not connect.
         """
         if self._receiver is None:
-            given = self._chosen
+            options = self._chosen
             limits = BufferLimits(
                 self._window,
-                given.whole("bufferBytes", 64 * MEBIBYTE),
-                given.number("awaySecs", 60.0),
+                options.whole("bufferBytes", 64 * MEBIBYTE),
+                options.number("awaySecs", 60.0),
             )
             self._receiver = Receiver(self._connect, limits)
         return self._receiver

@@ -51,7 +51,7 @@ class Receiver:
         self._connect = connect
         self._limits = limits
         self._lock = threading.Lock()
-        self._held: deque[_HeldRow] = deque()
+        self._rows: deque[_HeldRow] = deque()
         self._first = 0  # Number of the first buffered message.
         self._planned = 0  # Spark has planned the messages before this number.
         self._byte_count = 0
@@ -79,7 +79,7 @@ class Receiver:
         """
         with self._lock:
             self._check()
-            end = self._first + len(self._held)
+            end = self._first + len(self._rows)
             if most is not None:
                 end = min(end, above + most)
             self._planned = max(self._planned, end)
@@ -96,34 +96,34 @@ class Receiver:
             self._came.clear()
             with self._lock:
                 self._check()
-                some = self._first + len(self._held) > above
-                since = self._connected_at
+                some = self._first + len(self._rows) > above
+                connected_at = self._connected_at
             if some:
                 patience = GATHER_SECS
-            elif since is None:
+            elif connected_at is None:
                 patience = TURN_SECS
             else:
-                patience = max(last, since) + seconds - time.monotonic()
+                patience = max(last, connected_at) + seconds - time.monotonic()
             if patience > 0 and self._came.wait(patience):
                 last = time.monotonic()
-            elif some or since is not None:
+            elif some or connected_at is not None:
                 return
 
     def rows(self, start: int, end: int) -> list[Received]:
         """Return the messages from `start` to before `end`, without committed ones."""
         with self._lock:
             first = self._first
-            return [held.row for held in islice(self._held, max(start - first, 0), max(end - first, 0))]
+            return [held.row for held in islice(self._rows, max(start - first, 0), max(end - first, 0))]
 
     def commit(self, end: int) -> None:
         """Acknowledge and drop all messages before `end`."""
         with self._lock:
-            while self._held and self._first < end:
-                held = self._held.popleft()
+            while self._rows and self._first < end:
+                oldest = self._rows.popleft()
                 self._first += 1
-                self._byte_count -= held.row.message.body.__len__()
-                if held.life == self._life:
-                    self._answers.append(held.arrival)
+                self._byte_count -= oldest.row.message.body.__len__()
+                if oldest.life == self._life:
+                    self._answers.append(oldest.arrival)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -170,15 +170,15 @@ class Receiver:
             self._connected_at = None
             self._life += 1
             self._answers.clear()
-            while self._first + len(self._held) > self._planned:
-                self._byte_count -= len(self._held.pop().row.message.body)
+            while self._first + len(self._rows) > self._planned:
+                self._byte_count -= len(self._rows.pop().row.message.body)
 
     def _receive(self, client: Client) -> None:
         while not self._closing:
             with self._lock:
                 answers, self._answers = list(self._answers), deque()
                 full = (
-                    len(self._held) >= self._limits.messages_max or self._byte_count >= self._limits.bytes_max
+                    len(self._rows) >= self._limits.messages_max or self._byte_count >= self._limits.bytes_max
                 )
             client.acknowledge(answers)
             if full:
@@ -190,6 +190,6 @@ class Receiver:
                 with self._lock:
                     for arrival in arrivals:
                         row = Received(arrival.message, now, arrival.redelivered)
-                        self._held.append(_HeldRow(self._life, arrival, row))
+                        self._rows.append(_HeldRow(self._life, arrival, row))
                         self._byte_count += len(arrival.message.body)
                 self._came.set()

@@ -81,24 +81,24 @@ class PublishSource(DataSource):
 class SinkSettings:
     """Settings of one query, sent to every task. `run` is part of the ids of rows without one."""
 
-    def __init__(self, given: QueryOptions, schema: StructType, run: str) -> None:
+    def __init__(self, options: QueryOptions, schema: StructType, run: str) -> None:
         """Check the options of a query and the columns of its rows.
 
         Raises PipelineError for unusable options and columns.
         """
-        protocol = given.access().target.protocol
-        fixed = {word: text for word in WORDS[protocol] if (text := given.text(word)) is not None}
-        fixed["assurance"] = str(given.whole("qos", 1, least=0, most=2))
-        self._given = given
+        protocol = options.access().target.protocol
+        fixed = {word: text for word in WORDS[protocol] if (text := options.text(word)) is not None}
+        fixed["assurance"] = str(options.whole("qos", 1, least=0, most=2))
+        self._options = options
         self._run = run
-        self._shape = RowConversion(protocol, schema, fixed, given.text("idPrefix") or "")
-        self._in_flight = given.whole("inFlight", IN_FLIGHT, most=65_000)
-        self._attempts = given.whole("attempts", 5)
-        self._skips = given.one_of("onReject", "fail", ("fail", "skip")) == "skip"
+        self._shape = RowConversion(protocol, schema, fixed, options.text("idPrefix") or "")
+        self._in_flight = options.whole("inFlight", IN_FLIGHT, most=65_000)
+        self._attempts = options.whole("attempts", 5)
+        self._skips = options.one_of("onReject", "fail", ("fail", "skip")) == "skip"
 
     def connect(self) -> None:
         """Connect and disconnect, to check the options. Raises LinkError."""
-        client_of(self._given.access()).close()
+        client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
         """Publish all rows, and return when all are confirmed. Raises LinkError or PipelineError."""
@@ -114,7 +114,7 @@ class SinkSettings:
             for arrow in batches:
                 messages = self._shape.messages(arrow, run, rows)
                 while some := list(islice(messages, CHUNK_ROWS)):
-                    client = client or client_of(self._given.access())
+                    client = client or client_of(self._options.access())
                     refused += self._publish(client, some)
                     rows += len(some)
         except BaseException:
@@ -127,29 +127,31 @@ class SinkSettings:
 
     def _publish(self, client: Client, messages: Sequence[Message]) -> int:
         """Publish some messages. Return how many were refused finally."""
-        left = dict(enumerate(messages))
+        unpublished = dict(enumerate(messages))
         final: dict[int, BrokerRefusal] = {}
         in_flight, wait = self._in_flight, RETRY_SECS
         for attempt in range(self._attempts):
-            positions = list(left)
-            refused = client.publish_many([left[at] for at in positions], in_flight=in_flight)
+            positions = list(unpublished)
+            refused = client.publish_many([unpublished[at] for at in positions], in_flight=in_flight)
             again: dict[int, Message] = {}
             for at, refusal in refused.items():
                 position = positions[at]
                 if refusal.final or attempt == self._attempts - 1:
                     final[position] = refusal
                 else:
-                    again[position] = left[position]
-            left = again
-            if not left:
+                    again[position] = unpublished[position]
+            unpublished = again
+            if not unpublished:
                 break
             # Down to one at a time, which identifies the refused message.
             in_flight = max(1, in_flight // 10)
             time.sleep(wait)
             wait = min(wait * 2, RETRY_SECS_MAX)
         if final and not self._skips:
-            given = [f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)]
-            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(given)}")
+            examples = [
+                f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)
+            ]
+            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(examples)}")
         return len(final)
 
 

@@ -88,13 +88,13 @@ class MqttSource(LiveSource):
 
     def connect(self) -> Client:
         """Connect and subscribe to all topics."""
-        given = self.chosen
-        client_id = given.text("clientId") or ""
-        session = given.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
+        options = self.chosen
+        client_id = options.text("clientId") or ""
+        session = options.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
         client = MqttClient(
-            given.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
+            options.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
         )
-        client.subscribe(given.listed("topics"), given.whole("qos", 1, least=0, most=1))
+        client.subscribe(options.listed("topics"), options.whole("qos", 1, least=0, most=1))
         return client
 
 
@@ -123,12 +123,12 @@ class LiveAmqpSource(LiveSource):
 
     def connect(self) -> Client:
         """Connect and consume from all queues."""
-        given = self.chosen
-        queues = given.listed("queues")
-        client = AmqpClient(given.access(self.protocol))
-        exchange = given.text("exchange")
+        options = self.chosen
+        queues = options.listed("queues")
+        client = AmqpClient(options.access(self.protocol))
+        exchange = options.text("exchange")
         if exchange is not None:
-            client.declare(queues[0], exchange, given.listed("bindingKeys") or ["#"])
+            client.declare(queues[0], exchange, options.listed("bindingKeys") or ["#"])
         for queue in queues:
             client.consume(queue, None, "", prefetch=min(max(1, self.window // len(queues)), 65_535))
         return client
@@ -164,14 +164,14 @@ class LiveFastSource(LiveSource):
 
     def connect(self) -> Client:
         """Connect and consume from all destinations."""
-        given = self.chosen
-        client = FastClient(given.access(self.protocol), client_name=given.text("clientId") or "")
-        destinations = given.listed("destinations")
+        options = self.chosen
+        client = FastClient(options.access(self.protocol), client_name=options.text("clientId") or "")
+        destinations = options.listed("destinations")
         prefetch = min(max(1, self.window // len(destinations)), 65_535)
         for at, one in enumerate(destinations):
             service, name = AMQPFAST.split(one)
             assert service is not None  # Verified by `check`.
-            subscription = given.text("subscription") or ""
+            subscription = options.text("subscription") or ""
             durable = f"{subscription}.{at}" if subscription and service == "topic" else ""
             client.consume(service, name, identifier=durable, prefetch=prefetch)
         return client

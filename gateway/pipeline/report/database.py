@@ -69,8 +69,8 @@ def put(url: str, rows: Iterable[Any]) -> int:
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    told = (tuple(map(partial(_value, row.asDict()), NAMES)) for row in rows)
-    while some := list(islice(told, ROWS_AT_A_TIME)):
+    values = (tuple(map(partial(_value, row.asDict()), NAMES)) for row in rows)
+    while some := list(islice(values, ROWS_AT_A_TIME)):
         yield some
 
 

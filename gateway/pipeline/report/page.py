@@ -120,7 +120,7 @@ def page(rates: Sequence[WindowRate], source: str) -> str:
 def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
     messages, errors = sum(one.messages for one in rates), sum(one.errors for one in rates)
     body_bytes = sum(one.body_bytes for one in rates)
-    shown = (
+    totals = (
         (f"{messages:,}", "messages"),
         (number(messages / seconds), "messages per second"),
         (f"{number(body_bytes)}B", "of bodies"),
@@ -131,7 +131,7 @@ def _totals(rates: Sequence[WindowRate], seconds: float) -> str:
         ),
     )
     return (
-        f'<div class="totals">{"".join(f"<span><b>{value}</b>{says}</span>" for value, says in shown)}</div>'
+        f'<div class="totals">{"".join(f"<span><b>{value}</b>{says}</span>" for value, says in totals)}</div>'
     )
 
 

@@ -48,12 +48,12 @@ def with_tests(
 ) -> Generated:
     """Return `text`, which is that of `mapping`, with a test for each of `rows`. All tests pass."""
     own = {rule.name for rule in mapping.document.routes}
-    taken = {case.name for case in mapping.document.tests}
+    used_names = {case.name for case in mapping.document.tests}
     cases: list[Case] = []
     for row in rows:
-        case = _case(row, candidate, own, taken)
+        case = _case(row, candidate, own, used_names)
         if case is not None:
-            taken.add(case["name"])
+            used_names.add(case["name"])
             cases.append(case)
     while True:
         made = _appended(text, mapping.file, cases)
@@ -78,7 +78,9 @@ def _dumped(document: Any) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _case(row: Map[str, Any], candidate: CandidateMapping, own: set[str], taken: set[str]) -> Case | None:
+def _case(
+    row: Map[str, Any], candidate: CandidateMapping, own: set[str], used_names: set[str]
+) -> Case | None:
     if row["body"] is None and row["body_size"]:
         return None
     message = message_of(row)
@@ -95,7 +97,7 @@ def _case(row: Map[str, Any], candidate: CandidateMapping, own: set[str], taken:
         return None
     to = " and ".join(dict.fromkeys(fate.route for fate in fates)) or "no route"
     name = f"recorded {row['shard']}:{row['sequence']}: {row['source_address']} takes {to}"
-    if name in taken:
+    if name in used_names:
         return None
     case: Case = {"name": name, "publish": published, "expect": arrivals}
     return case | {"refused": refused} if refused else case
@@ -106,7 +108,7 @@ def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping
 
     Raises UnicodeDecodeError for a binary body, RemoteProtocolError for properties that were not recorded.
     """
-    address, given = message.address, message.properties
+    address, properties = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
     dialect = dialect_of(address)
     words |= dialect.words_of(address)
@@ -117,10 +119,10 @@ def _published(message: Message, row: Map[str, Any], candidate: CandidateMapping
     if message.retain:
         words["retain"] = True
     for field in ("content_type", "reply_to"):
-        value = getattr(given, field)
+        value = getattr(properties, field)
         if value is not None:
             words[field] = value
-    headers = {name: one.value for name, one in given.headers if one.type in PLAIN and _plain(one.value)}
+    headers = {name: one.value for name, one in properties.headers if one.type in PLAIN and _plain(one.value)}
     if headers:
         words["headers"] = headers
     if candidate.per_sender:

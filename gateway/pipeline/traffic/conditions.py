@@ -85,32 +85,32 @@ def condition_of(spark: SparkSession, sql: str) -> Condition | None:
         return None
 
 
-def _translated(given: Java) -> Condition:
-    name = given.getClass().getSimpleName()
+def _translated(predicate: Java) -> Condition:
+    name = predicate.getClass().getSimpleName()
     if name in JOINED:
-        return JOINED[name](_translated(given.left()), _translated(given.right()))
+        return JOINED[name](_translated(predicate.left()), _translated(predicate.right()))
     if name == "Not":
-        return Opposite(_translated(given.child()))
+        return Opposite(_translated(predicate.child()))
     if name not in (*COMPARED, *SEARCHED, *NULLS, "EqualNullSafe", "In"):
         raise UntranslatedError
-    made, column = getattr(words, name), (given.attribute().lower(),)  # SQL names are case-insensitive.
+    made, column = getattr(words, name), (predicate.attribute().lower(),)  # SQL names are case-insensitive.
     found: Condition
     if name in NULLS:
         found = made(column)
     elif name == "In":
-        found = made(column, tuple(map(_value, given.values())))
+        found = made(column, tuple(map(_value, predicate.values())))
     else:
-        found = made(column, _value(given.value()))
+        found = made(column, _value(predicate.value()))
     return found
 
 
-def _value(given: Java) -> Any:
+def _value(value: Java) -> Any:
     """Return a value in a type that Arrow accepts."""
-    if given is None or isinstance(given, str | int | bool | bytes):
-        return given
-    if given.getClass().getName() != "java.sql.Timestamp":
+    if value is None or isinstance(value, str | int | bool | bytes):
+        return value
+    if value.getClass().getName() != "java.sql.Timestamp":
         raise UntranslatedError
-    instant = given.toInstant()
+    instant = value.toInstant()
     try:
         return EPOCH + timedelta(seconds=instant.getEpochSecond(), microseconds=instant.getNano() // 1_000)
     except OverflowError as error:  # Year beyond Python's range.
@@ -155,7 +155,7 @@ def _answers(condition: Any, column: Arrow) -> Arrow:
         if condition.value is None:
             return column.is_null()
         return pc.equal(column, pa.scalar(condition.value, column.type)).fill_null(False)
-    known = pa.array([value for value in condition.value if value is not None], column.type)
-    found = pc.is_in(column, value_set=known)
+    values = pa.array([value for value in condition.value if value is not None], column.type)
+    found = pc.is_in(column, value_set=values)
     unknown = column.is_null() if None not in condition.value else pc.invert(found)
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)

@@ -101,8 +101,8 @@ class Texts:
         """Return the texts that are new since the last call, one per line, or None if there are none."""
         if not self._news:
             return None
-        told, self._news = "\n".join(self._news), []
-        return told
+        texts, self._news = "\n".join(self._news), []
+        return texts
 
 
 class FirstPass:
@@ -126,7 +126,7 @@ class FirstPass:
         """
         spare_imports()
         texts = Texts()
-        asked = FateCache(self._candidate, texts)
+        fates = FateCache(self._candidate, texts)
         reference = None if self._against is None else FateCache(self._against, texts)
         recipients = _Recipients(texts)
         for batch in batches:
@@ -134,7 +134,7 @@ class FirstPass:
                 continue
             names = (*WHENCE, *WHO) if self._senders else WHENCE
             codes, firsts = combinations([batch.column(name) for name in names])
-            fate = asked.numbers(batch, codes, firsts)
+            fate = fates.numbers(batch, codes, firsts)
             recipient = (
                 recipients.numbers(batch) if reference is None else reference.numbers(batch, codes, firsts)
             )
@@ -157,7 +157,7 @@ class FateCache:
     def __init__(self, candidate: CandidateMapping, texts: Texts) -> None:
         self._candidate = candidate
         self._texts = texts
-        self._known: dict[tuple[Any, ...], int | None] = {}  # None: each message is routed.
+        self._cache: dict[tuple[Any, ...], int | None] = {}  # None: each message is routed.
 
     def numbers(self, batch: Any, codes: Numbers, firsts: Numbers) -> Numbers:
         """Return one number for each row of `batch`: the hash of its message's fates by the candidate.
@@ -177,10 +177,10 @@ class FateCache:
 
     def _number(self, sample: dict[str, Any]) -> int | None:
         key = tuple(sample.values())
-        if key in self._known:
-            return self._known[key]
-        if len(self._known) >= KNOWN_MAX:
-            self._known.clear()
+        if key in self._cache:
+            return self._cache[key]
+        if len(self._cache) >= KNOWN_MAX:
+            self._cache.clear()
         message = message_of(sample)
         resolved_routes = self._candidate.resolve(
             message.sender.endpoint, message.address, sample["route"] or ""
@@ -188,7 +188,7 @@ class FateCache:
         number = None
         if not decides_by_message(resolved_routes):
             number = self._texts.number(encode_fates(fates_of(resolved_routes, message)))
-        self._known[key] = number
+        self._cache[key] = number
         return number
 
     def _fates(self, row: dict[str, Any]) -> Fates:
@@ -207,7 +207,7 @@ class _Recipients:
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._cache: dict[tuple[Any, ...], int] = {}
 
     def numbers(self, batch: Any) -> Numbers:
         codes, firsts = combinations([batch.column(name) for name in WHITHER])
@@ -218,10 +218,10 @@ class _Recipients:
         if not sample["route"] or sample["route"].endswith(ANSWERS):  # See CandidateMapping.resolve.
             return NO_LANE
         key = tuple(sample.values())
-        number = self._known.get(key)
+        number = self._cache.get(key)
         if number is None:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
+            if len(self._cache) >= KNOWN_MAX:
+                self._cache.clear()
             route, endpoint, address, assurance, durable, retain, reason = key
             refused = reason if address is None else ""
             fate = (
@@ -229,7 +229,7 @@ class _Recipients:
                 if address is None
                 else Fate(route, endpoint, address, assurance, durable, retain)
             )
-            number = self._known[key] = self._texts.number(encode_fates((fate,)))
+            number = self._cache[key] = self._texts.number(encode_fates((fate,)))
         return number
 
 
@@ -300,8 +300,8 @@ def _plain_numbers(batch: Any, name: str) -> Numbers:
 
 def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
     places, values = coded(batch.column(name))
-    known = values.to_pylist() if not batch.column(name).null_count else (*values.to_pylist(), None)
-    numbers = np.array([texts.number(text or "") for text in known], dtype=np.int64)
+    known_texts = values.to_pylist() if not batch.column(name).null_count else (*values.to_pylist(), None)
+    numbers = np.array([texts.number(text or "") for text in known_texts], dtype=np.int64)
     return numbers[places]
 
 
@@ -312,10 +312,10 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
     """
     spare_imports()
     parts: list[list[Numbers]] = []
-    told: list[str] = []
+    new_texts: list[str] = []
     for batch in batches:
         parts.append([batch.column(at).to_numpy(zero_copy_only=False) for at in range(5)])
-        told += [text for text in batch.column(5).to_pylist() if text is not None]
+        new_texts += [text for text in batch.column(5).to_pylist() if text is not None]
     if parts:
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         parts.clear()  # Frees the memory of the batches.
@@ -324,8 +324,8 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
         for lot in range(lots):
             chosen = lot_of == lot
             yield from _counted(*(column[chosen] for column in columns))
-    if told:
-        texts = "\n".join(dict.fromkeys("\n".join(told).split("\n")))
+    if new_texts:
+        texts = "\n".join(dict.fromkeys("\n".join(new_texts).split("\n")))
         yield pa.RecordBatch.from_pylist([{"texts": texts}], schema=SECOND)
 
 

@@ -87,13 +87,13 @@ class Recording(NamedTuple):
             return staying.select(*names).mapInArrow(function, schema)
         columns = tuple(dict.fromkeys((*names, REASON, *self.span.columns)))
         pieces: list[Piece] = []
-        given: dict[str, str] = {}
+        load_options: dict[str, str] = {}
         if self.archive is not None:
             manifest, pieces = self._filed(columns)
             if self.folder is not None:
-                given = between(*since(self.spark, self.folder, manifest.offsets))
+                load_options = between(*since(self.spark, self.folder, manifest.offsets))
         if self.folder is not None:
-            pieces += self._journal(columns, given, condition)
+            pieces += self._journal(columns, load_options, condition)
         numbers = self.spark.range(0, len(pieces), 1, max(1, len(pieces)))
         return numbers.mapInArrow(_Straight(pieces, condition, function), schema)
 
@@ -106,10 +106,10 @@ class Recording(NamedTuple):
         return manifest, [(rows.read, part) for part in rows.pieces(self._cores)]
 
     def _journal(
-        self, names: Sequence[str], given: dict[str, str], condition: Condition | None
+        self, names: Sequence[str], load_options: dict[str, str], condition: Condition | None
     ) -> list[Piece]:
         """Return the pieces of the journal."""
-        stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | given
+        stated = {"path": str(self.folder), "minPartitions": str(self._cores)} | load_options
         table = JournalTable(options_of(stated, stream=False, hadoop=hadoop_of(self.spark)), tuple(names))
         table.narrow([*_bounds(self.span), *(() if condition is None else leaves_of(condition))])
         return [(table.read_coded, part) for part in table.partitions()]

@@ -5,8 +5,8 @@ The code is pure, without Spark or files.
 The journal is in the order of settlement: a message that waits for an unreachable broker is written hours
 after later messages. So the newest row does not bound older ones, and a watermark on it would lose them. The
 journal itself records up to when it is complete (`gateway/store/journal/format.py`). A window is reported
-when that time is past its end; or, in case a message never settles, when rows received `late` after its end
-have been read. Later rows are counted, and their windows reported again.
+when that time is past its end; or, in case a message never settles, when rows received `lateness` after its
+end have been read. Later rows are counted, and their windows reported again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Windows:
     @classmethod
     def decode(cls, text: str) -> Windows:
         """Return the state that `encode` wrote."""
-        given = json.loads(text)
-        return cls(**given | {"waiting": [(begin, end) for begin, end in given["waiting"]]})
+        document = json.loads(text)
+        return cls(**document | {"waiting": [(begin, end) for begin, end in document["waiting"]]})
 
     def read(self, number: int, rows: Iterable[Touched]) -> Windows:
         """Return the state after reading micro-batch `number` with these rows.
@@ -92,16 +92,16 @@ class Windows:
     def due(self, rows: Iterable[Touched], marks: Mapping[str, int | None], late_us: int) -> DueWindows:
         """Return the windows to report, and remove them from `waiting`.
 
-        `marks` are the low-water marks of the shards, and `late_us` is `late`, in microseconds.
+        `marks` are the low-water marks of the shards, and `late_us` is the lateness in microseconds.
         """
         before = self.horizon
-        known = [mark for mark in marks.values() if mark is not None]
-        complete = min(known) if known and len(known) == len(marks) else 0
+        known_marks = [mark for mark in marks.values() if mark is not None]
+        complete = min(known_marks) if known_marks and len(known_marks) == len(marks) else 0
         self.horizon = max(before, complete, self.newest - late_us)
-        told = [window for window in self.waiting if window[1] <= self.horizon]
+        ended = [window for window in self.waiting if window[1] <= self.horizon]
         self.waiting = [window for window in self.waiting if window[1] > self.horizon]
-        late = sum(one.rows for one in rows if one.end <= before)
-        return DueWindows(told, {window for window in told if window[1] <= before}, late)
+        late_rows = sum(one.rows for one in rows if one.end <= before)
+        return DueWindows(ended, {window for window in ended if window[1] <= before}, late_rows)
 
 
 def runs_of(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

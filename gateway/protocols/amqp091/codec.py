@@ -475,10 +475,10 @@ def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
         except UnicodeDecodeError:
             raise _malformed(mechanism) from None
     if mechanism == AMQPLAIN:
-        given = {
+        fields = {
             name: value.value for name, value in decode_fields(response) if value.type is ValueType.STRING
         }
-        user, password = given.get("LOGIN"), given.get("PASSWORD")
+        user, password = fields.get("LOGIN"), fields.get("PASSWORD")
         if not isinstance(user, str) or not isinstance(password, str):
             raise _malformed(mechanism)
         return user, password

@@ -119,7 +119,7 @@ class Connection:
         self.sent: defaultdict[str, int] = defaultdict(int)
         self.closed_by_peer = False  # our last frame is connection.close-ok
         self.unread = False  # `receive_data(b"", now)` would return more, but only in another turn
-        self.due = 0  # remaining bytes of the body whose header came last; 0 if it is complete
+        self.body_bytes_remaining = 0  # of the body whose header came last; 0 if it is complete
         self.large = False  # `data_to_send` would copy much or read from disk: use `pieces_to_send`
         self._state = state
         self._held_bytes_max = message_bytes_max if held_bytes_max is None else held_bytes_max
@@ -141,7 +141,7 @@ class Connection:
         self._plain_max = sys.maxsize  # the largest header that a run may decode
         self._partial = 0  # bytes of incomplete contents over all channels
         self._now = 0.0
-        self._heard = 0.0
+        self._last_received = 0.0
         self._beats = Beats()
         self._closing_since = 0.0
 
@@ -198,7 +198,7 @@ class Connection:
         self.unread = False
         events: list[Event] = []
         if data:
-            self._heard = now
+            self._last_received = now
         if self._rest is not None:
             self._rest.add(data)
             if self._rest.byte_count < self._needed:
@@ -358,7 +358,7 @@ class Connection:
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, channel.index)
         self._check_properties(properties, channel.index)
         channel.properties = properties
-        channel.left = self.due = size
+        channel.bytes_remaining = self.body_bytes_remaining = size
         self._hold(len(properties))
         if size > self._held_bytes_max and self._sink is not None:
             channel.sink = self._sink(size)
@@ -381,15 +381,15 @@ class Connection:
         if channel.properties is None:
             raise channel.interrupted()
         size = len(payload)
-        if size > channel.left:
+        if size > channel.bytes_remaining:
             raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
         if channel.sink is not None:
             channel.sink.write(payload)
-            channel.left -= size
-            if not channel.left:
+            channel.bytes_remaining -= size
+            if not channel.bytes_remaining:
                 self._complete(channel, channel.sink.finish(), events)
             return
-        if size == channel.left and channel.body is None:
+        if size == channel.bytes_remaining and channel.body is None:
             self._complete(channel, payload, events)
             return
         self._add(channel, payload, 0, size)
@@ -408,7 +408,7 @@ class Connection:
             or channel is None
             or channel.state is not ChannelState.OPEN
             or channel.properties is None
-            or size > channel.left
+            or size > channel.bytes_remaining
             or channel.sink is not None
             or self._is_too_much(len(data) - at)
         ):
@@ -449,13 +449,13 @@ class Connection:
         if body is None:
             body = channel.body = ByteBuffer()
         body.add(part)
-        channel.left -= count
+        channel.bytes_remaining -= count
         self._hold(count)
         return count
 
     def _end_frame(self, channel: Channel, events: list[Event]) -> None:
         body = channel.body
-        if not channel.left and body is not None:
+        if not channel.bytes_remaining and body is not None:
             self._partial -= (
                 body.byte_count
             )  # `joined` moves them out, so that the channel no longer holds them
@@ -490,7 +490,7 @@ class Connection:
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
 
     def _drop_content(self, channel: Channel) -> None:
-        self.due = 0
+        self.body_bytes_remaining = 0
         self._partial -= channel.held
         channel.reset()
 
@@ -502,8 +502,8 @@ class Connection:
     def _forget_lead(self, number: int) -> None:
         """Forget how the last message of a run began: channel `number` may no longer accept one."""
 
-    def _plain_at(self, data: bytes, at: int, end: int, wanted: int) -> Plain | None:
-        """Locate the parts of a message of method `wanted` at `at`, which has at most one body frame.
+    def _plain_at(self, data: bytes, at: int, end: int, method_index: int) -> Plain | None:
+        """Locate the parts of a message of method `method_index` at `at`, which has at most one body frame.
 
         Returns None for anything else, for a message that is not plain, and if its head is incomplete. The
         body of an empty message is located at the last byte of its header frame, where the end byte of a body
@@ -514,9 +514,9 @@ class Connection:
         kind, number, method_size, index = METHOD_HEAD(data, at)
         header_at = at + method_size + 8
         if (
-            index != wanted
+            index != method_index
             or kind != FRAME_METHOD
-            or method_size > self._contents[wanted]
+            or method_size > self._contents[method_index]
             or number not in self._ready
             or header_at + 22 > end
         ):
@@ -588,12 +588,12 @@ class Connection:
         self._unready(channel.number)
 
     def _take_close(self, method: m.ConnectionClose, events: list[Event]) -> None:
-        told = self._state is State.CLOSING
+        was_closing = self._state is State.CLOSING
         self._forget_all()
         self._send(0, m.ConnectionCloseOk())
         self._state = State.CLOSED
         self.closed_by_peer = True
-        if not told:
+        if not was_closing:
             ids = (method.class_id, method.method_id)
             events.append(Closed(method.reply_code, method.reply_text, *ids, by_peer=True))
 
@@ -734,7 +734,7 @@ class Connection:
             return self._closing_since + CLOSE_WAIT_SECS
         if not self.heartbeat or self._state is State.CLOSED:
             return None
-        return min(self._beats.at, self._heard + SILENT_INTERVALS * self.heartbeat)
+        return min(self._beats.at, self._last_received + SILENT_INTERVALS * self.heartbeat)
 
     def tick(self, now: float) -> None:
         """Queue a heartbeat if nothing was written for half an interval; any byte counts as one (4.2.7)."""
@@ -745,13 +745,13 @@ class Connection:
 
     def excuse(self, now: float) -> None:
         """Ignore the peer's silence up to `now`, because it was not read."""
-        self._heard = now
+        self._last_received = now
 
     def timed_out(self, now: float) -> bool:
         """Return True if the peer was silent for two heartbeat intervals, or has not answered our close."""
         if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:
             return True
-        return bool(self.heartbeat) and now >= self._heard + SILENT_INTERVALS * self.heartbeat
+        return bool(self.heartbeat) and now >= self._last_received + SILENT_INTERVALS * self.heartbeat
 
     @property
     def payload_max(self) -> int:

@@ -104,11 +104,11 @@ class AmqpDialect(Dialect):
         """
         return None if address.scope else super().returned(address)
 
-    def fault_of(self, given: Mapping[str, str]) -> str:
+    def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why these words do not name a queue or an exchange, or "" if they do."""
-        if "queue" in given and len(given) > 1:
+        if "queue" in address_words and len(address_words) > 1:
             return "queue stands without exchange and key"
-        return "" if "queue" in given or "exchange" in given else "give exchange or queue"
+        return "" if "queue" in address_words or "exchange" in address_words else "give exchange or queue"
 
 
 def amqp_address(exchange: str, routing_key: str) -> Address:

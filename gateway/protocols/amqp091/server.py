@@ -159,12 +159,12 @@ class ServerConnection(Connection):
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
         if self._state is not State.HEADER:
             return 0
-        given = data[: len(PROTOCOL_HEADER)]
-        if not any(header.startswith(given) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
+        prefix = data[: len(PROTOCOL_HEADER)]
+        if not any(header.startswith(prefix) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
             self.out.append(PROTOCOL_HEADER)  # 4.2.2: the version that we would accept
             self._state = State.CLOSED
             return 0
-        if len(given) < len(PROTOCOL_HEADER):
+        if len(prefix) < len(PROTOCOL_HEADER):
             return 0
         start = m.ConnectionStart(0, 9, self._server_properties, self._mechanisms.encode(), b"en_US")
         self._send(0, start)

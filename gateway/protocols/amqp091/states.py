@@ -43,9 +43,19 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """Channel with its incomplete content: method, then header, then body until `left` is 0 bytes."""
+    """Channel with its incomplete content: method, then header, then body until `bytes_remaining` is 0."""
 
-    __slots__ = ("body", "index", "left", "method", "number", "properties", "published", "sink", "state")
+    __slots__ = (
+        "body",
+        "bytes_remaining",
+        "index",
+        "method",
+        "number",
+        "properties",
+        "published",
+        "sink",
+        "state",
+    )
 
     def __init__(self, number: int, state: ChannelState) -> None:
         self.number = number
@@ -58,7 +68,7 @@ class Channel:
         self.index = 0
         self.method = b""
         self.properties: bytes | None = None
-        self.left = 0
+        self.bytes_remaining = 0
         self.body: ByteBuffer | None = None  # received parts of the body; None if there are none
         self.sink: BodySink | None = None  # receives a large body instead of `body`
 
@@ -70,9 +80,9 @@ class Channel:
 
     def interrupted(self) -> RemoteProtocolError:
         """Return the error of a peer that sends another frame in the middle of a content (505)."""
-        what = "header" if self.properties is None else "body"
+        part = "header" if self.properties is None else "body"
         text = (
-            f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
+            f"UNEXPECTED_FRAME - expected content {part} for class 60, got non content {part} frame instead"
         )
         class_id, method_id = self.index >> 16, self.index & 0xFFFF
         return RemoteProtocolError(

@@ -197,20 +197,20 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
     return begin, end
 
 
-def _count(left: list[int]) -> None:
-    """Count one more field; `left` holds how many are still allowed. Raises 502 if none is."""
-    left[0] -= 1
-    if left[0] < 0:
+def _count(budget: list[int]) -> None:
+    """Count one more field; `budget` holds how many are still allowed. Raises 502 if none is."""
+    budget[0] -= 1
+    if budget[0] < 0:
         raise syntax_error("a table has too many fields")
 
 
-def _read_table(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Headers, int]:
+def _read_table(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Headers, int]:
     if depth > NESTING_MAX:
         raise syntax_error(f"tables are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
     pairs = []
     while at < end:
-        _count(left)
+        _count(budget)
         name_end = at + 1 + data[at]
         if name_end >= end:
             raise syntax_error("a field name reaches beyond its table")
@@ -218,28 +218,28 @@ def _read_table(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Head
             name = data[at + 1 : name_end].decode()
         except UnicodeDecodeError:
             raise syntax_error("a field name is not UTF-8") from None
-        value, at = _read_value(data, name_end, depth, left)
+        value, at = _read_value(data, name_end, depth, budget)
         pairs.append((name, value))
     if at != end:
         raise syntax_error("a field value reaches beyond its table")
     return tuple(pairs), at
 
 
-def _read_array(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Value, int]:
+def _read_array(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Value, int]:
     if depth > NESTING_MAX:
         raise syntax_error(f"arrays are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
     values = []
     while at < end:
-        _count(left)
-        value, at = _read_value(data, at, depth, left)
+        _count(budget)
+        value, at = _read_value(data, at, depth, budget)
         values.append(value)
     if at != end:
         raise syntax_error("an array value reaches beyond its array")
     return Value(ValueType.ARRAY, tuple(values)), at
 
 
-def _read_value(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Value, int]:
+def _read_value(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Value, int]:
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:
@@ -254,10 +254,10 @@ def _read_value(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Valu
         kind, form, size = fixed
         return Value(kind, form.unpack_from(data, at)[0]), at + size
     if tag == FIELD_TABLE:
-        table, end = _read_table(data, at, depth + 1, left)
+        table, end = _read_table(data, at, depth + 1, budget)
         return Value(ValueType.TABLE, table), end
     if tag == FIELD_ARRAY:
-        return _read_array(data, at, depth + 1, left)
+        return _read_array(data, at, depth + 1, budget)
     if tag == FIELD_BYTES:
         begin, end = _extent(data, at)
         return Value(ValueType.BYTES, data[begin:end]), end

@@ -205,7 +205,7 @@ def content_properties(raw: bytes) -> PropertySet:
 
     The set is decoded on first use, which raises RemoteProtocolError 502 for malformed properties.
     """
-    found = _sets.known.get(raw) or _sets.get(raw)
+    found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_BYTES_MAX:
@@ -303,16 +303,16 @@ def _read_expiration(raw: bytes, at: int) -> int:
     if text[:1] in (b"+", b"-") and text[1:].isdigit() and 0 <= int(text) <= EXPIRATION_MS_MAX:
         return int(text)  # Erlang accepts a sign
     digits = len(text) - len(text.lstrip(b"0123456789"))
-    given = text.decode(errors="replace")
+    expiration = text.decode(errors="replace")
     if digits == len(text) and digits:
-        why = f"{{value_too_large,{given}}}"
+        why = f"{{value_too_large,{expiration}}}"
     elif text[:1] == b"-" and text[1:].isdigit():
-        why = f"{{value_negative,{given}}}"
+        why = f"{{value_negative,{expiration}}}"
     elif digits:
-        why = f'{{leftover_string,"{given[digits:]}"}}'
+        why = f'{{leftover_string,"{expiration[digits:]}"}}'
     else:
         why = "no_integer"
-    fault = f"PRECONDITION_FAILED - invalid expiration '{given}': {why}"
+    fault = f"PRECONDITION_FAILED - invalid expiration '{expiration}': {why}"
     raise RemoteProtocolError(fault, reason=ReplyCode.PRECONDITION_FAILED)
 
 
@@ -323,9 +323,9 @@ def essentials(property_set: PropertySet) -> Essentials:
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
-    found: Essentials | None = property_set.known
+    found: Essentials | None = property_set.parsed
     if found is None:
-        found = property_set.known = _read_essentials(property_set, property_set.raw)
+        found = property_set.parsed = _read_essentials(property_set, property_set.raw)
     return found
 
 
@@ -397,8 +397,10 @@ def decode_model(raw: bytes) -> Properties:
             headers.append((name, value))
     texts = {}
     for attribute, name in LONG_TEXTS.items():
-        given = getattr(native, attribute)
-        texts[attribute] = own[name] if given is None and isinstance(own.get(name), str) else given
+        field_value = getattr(native, attribute)
+        texts[attribute] = (
+            own[name] if field_value is None and isinstance(own.get(name), str) else field_value
+        )
     texts["user_id"] = native.user_id  # never read from a header
     utf8 = own.get(UTF8_HEADER)
     return Properties(
@@ -416,15 +418,15 @@ def _are_strings(values: tuple[Value, ...]) -> bool:
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
-def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
+def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> bytes | None:
     """Return the correlation data from correlation-id or from the gateway's own headers."""
-    if given is None:
+    if correlation_id is None:
         data = own.get(CORRELATION_HEADER)
         return data if isinstance(data, bytes) else None
     if own.get(ENCODING_HEADER) == BASE64:
         with suppress(Base64Error):
-            return b64decode(given, validate=True)
-    return given
+            return b64decode(correlation_id, validate=True)
+    return correlation_id
 
 
 # --- to the wire
@@ -453,8 +455,8 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
     if expires == NEVER:
         return _form(message, NONE)[1]
     _, head, tail, _ = _form(message, RELATIVE)
-    left = max(0, ceil((expires - utc) * 1000))
-    text = b"%d" % (left if ms_max is None else min(left, ms_max))
+    remaining_ms = max(0, ceil((expires - utc) * 1000))
+    text = b"%d" % (remaining_ms if ms_max is None else min(remaining_ms, ms_max))
     return head + BYTES[len(text)] + text + tail
 
 
@@ -572,17 +574,17 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
         if message.durable != (native.delivery_mode == PERSISTENT):
             native.delivery_mode = PERSISTENT if message.durable else TRANSIENT
         unsaid = (RETAIN_HEADER, HOPS_HEADER, BLIND)
-        kept = [pair for pair in native.headers or () if pair[0] not in unsaid]
+        headers = [pair for pair in native.headers or () if pair[0] not in unsaid]
         had_table = native.headers is not None
     else:
-        native, kept = _from_model(property_set.properties, lost)
+        native, headers = _from_model(property_set.properties, lost)
         native.delivery_mode = PERSISTENT if message.durable else TRANSIENT
         had_table = False
     if message.retain:
-        kept.append((RETAIN_HEADER, Value(ValueType.BOOL, True)))
+        headers.append((RETAIN_HEADER, Value(ValueType.BOOL, True)))
     if message.hops:
-        kept.append((HOPS_HEADER, Value(ValueType.INT32, message.hops)))
-    native.headers = tuple(kept) if kept or had_table else None
+        headers.append((HOPS_HEADER, Value(ValueType.INT32, message.hops)))
+    native.headers = tuple(headers) if headers or had_table else None
     if expiry != KEPT:
         native.expiration = None
     raw = encode_basic_properties(native)
@@ -626,15 +628,15 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
     return BasicProperties(**{name: getattr(native, name) for name, _, _ in BEFORE_EXPIRATION})
 
 
-def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
+def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
     """Translate the model's properties.
 
     Return native properties without their table, and the table's pairs.
     """
     native = BasicProperties()
-    pairs = _unique(given.headers, lost)
+    pairs = _unique(properties.headers, lost)
     for attribute, header in LONG_TEXTS.items():
-        text = getattr(given, attribute)
+        text = getattr(properties, attribute)
         if text is not None and not is_unicode(text):
             lost.add("text")
         elif text is not None and len(text.encode()) > SHORT_STRING_MAX:
@@ -642,25 +644,25 @@ def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, lis
             pairs.append((header, string(text)))
         else:
             setattr(native, attribute, text)
-    user = given.user_id
+    user = properties.user_id
     if user is not None and (not is_unicode(user) or len(user.encode()) > SHORT_STRING_MAX):
         lost.add("text")
     else:
         native.user_id = user
-    if given.priority is not None:
-        if 0 <= given.priority <= 0xFF:
-            native.priority = given.priority
+    if properties.priority is not None:
+        if 0 <= properties.priority <= 0xFF:
+            native.priority = properties.priority
         else:
             lost.add("priority_range")
-    if given.timestamp is not None:
-        if 0 <= given.timestamp < 1 << 64:
-            native.timestamp = given.timestamp
+    if properties.timestamp is not None:
+        if 0 <= properties.timestamp < 1 << 64:
+            native.timestamp = properties.timestamp
         else:
             lost.add("timestamp_range")
-    if given.utf8 is not None:
-        pairs.append((UTF8_HEADER, Value(ValueType.BOOL, given.utf8)))
-    if given.correlation is not None:
-        pairs += _write_correlation(native, given.correlation, lost)
+    if properties.utf8 is not None:
+        pairs.append((UTF8_HEADER, Value(ValueType.BOOL, properties.utf8)))
+    if properties.correlation is not None:
+        pairs += _write_correlation(native, properties.correlation, lost)
     return native, pairs
 
 

@@ -151,7 +151,7 @@ class ClientConnection(Connection):
         channel = self._channels[number] = Channel(number, self.out, command)
         if confirm:
             command.tag = self._tag(channel, CHANNEL_KEY)
-        self._gone.discard(number)
+        self._closed_channels.discard(number)
         self._send(command)
         return number
 
@@ -170,7 +170,7 @@ class ClientConnection(Connection):
         handle = self._handles[number] = channel.handles[number] = Handle(number, channel, command)
         command.handle_id = number
         command.tag = self._tag(channel, number << 16) if confirm else 0
-        if handle.asked:
+        if handle.expects_notify:
             self._ready[number] = handle
         self._send(command, channel.out)
         return number
@@ -219,7 +219,7 @@ class ClientConnection(Connection):
             if tag:
                 channel.awaited.append(handle.number << 16 | tag)
             if isinstance(command, m.HandleConsume | m.HandleBrowse):
-                handle.asked = True
+                handle.expects_notify = True
                 self._ready[handle.number] = handle
             elif isinstance(command, m.HandleQuery):
                 handle.queries += 1
@@ -254,10 +254,10 @@ class ClientConnection(Connection):
             events.append(Challenged(command.mechanisms, command.challenges))
             return
         offered = command.mechanisms.upper().split()
-        known = self._response.mechanism.upper() in offered
-        if not known and NONE in offered:
+        is_offered = self._response.mechanism.upper() in offered
+        if not is_offered and NONE in offered:
             self._response = m.ConnectionResponse(NONE)
-        elif not known:
+        elif not is_offered:
             text = f"the server offers {command.mechanisms}, not {self._response.mechanism}"
             raise RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
         self._responded = True

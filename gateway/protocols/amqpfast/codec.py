@@ -372,7 +372,7 @@ def encode_message_list(
     understands.
     """
     parts: list[str] = []
-    size = taken = 0
+    size = listed_count = 0
     separator = " " if singly else ","
     first = last = -1
     for number in numbers:
@@ -387,8 +387,8 @@ def encode_message_list(
             parts.append(part)
             first = number
         size, last = grown, number
-        taken += 1
-    return separator.join(parts).encode(), taken
+        listed_count += 1
+    return separator.join(parts).encode(), listed_count
 
 
 def decode_message_list(data: bytes) -> list[tuple[int, int]]:

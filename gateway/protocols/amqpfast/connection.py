@@ -188,8 +188,8 @@ class Connection(Lifetime):
         self.unread = False
         events: list[Event] = []
         if data:
-            self._heard = now
-            self._asked = False
+            self._last_received = now
+            self._ping_sent = False
         if self._state in DEAF:
             return events
         if self._state is State.BROKEN:
@@ -268,11 +268,11 @@ class Connection(Lifetime):
                 break
             begin, stop, after = frame
             self._steps += 1 + (stop - begin) // STEP_BYTES
-            taken = self._take_frame(data, begin, stop, after, events)
-            if taken < 0:
-                self._needed = after - at - taken
+            frame_end = self._take_frame(data, begin, stop, after, events)
+            if frame_end < 0:
+                self._needed = after - at - frame_end
                 break
-            at = taken
+            at = frame_end
         return at
 
     def _read_initiation(self, data: bytes, events: list[Event]) -> int:
@@ -346,7 +346,7 @@ class Connection(Lifetime):
         channel = self._channels.get(number)
         if channel is not None:
             return channel.state
-        return ChannelState.GONE if number in self._gone else ChannelState.NONE
+        return ChannelState.GONE if number in self._closed_channels else ChannelState.NONE
 
     def _take(self, command: m.Command, rule: Rule | None, events: list[Event]) -> None:
         if rule is None:
@@ -485,18 +485,18 @@ class Connection(Lifetime):
         """
         handle, command, incoming = flow.handle, flow.command, flow.incoming
         if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
-            self._flow, self._skip = None, flow.left  # the receiver no longer wants it
+            self._flow, self._skip = None, flow.missing_bytes  # the receiver no longer wants it
             return 0
-        passed = min(flow.left, end - at)
-        if passed < flow.left and end < PIECE_BYTES_MIN:
-            self._needed = min(flow.left, PIECE_BYTES_MIN)
+        passed = min(flow.missing_bytes, end - at)
+        if passed < flow.missing_bytes and end < PIECE_BYTES_MIN:
+            self._needed = min(flow.missing_bytes, PIECE_BYTES_MIN)
             return 0
         offset = incoming.got
         incoming.got += passed
-        flow.left -= passed
-        last = not command.partial and not flow.left
+        flow.missing_bytes -= passed
+        last = not command.partial and not flow.missing_bytes
         tag = 0
-        if not flow.left:
+        if not flow.missing_bytes:
             self._flow = None
             if last:
                 handle.channel.incoming = None
@@ -524,7 +524,7 @@ class Connection(Lifetime):
     def _owe(self, handle: Handle, tag: int) -> None:
         """Note the reply that is due to a command of a handle that we have not closed."""
         if tag and handle.state is HandleState.OPEN:
-            handle.channel.owed.append(handle.number << 16 | tag)
+            handle.channel.reply_keys.append(handle.number << 16 | tag)
 
     def _take_ready(self, handle: Handle, command: m.HandleReady, events: list[Event]) -> None:
         if handle.announced is None:

@@ -97,11 +97,11 @@ class FastDialect(Dialect):
         """
         return None if address.scope == "peer" else super().returned(address)
 
-    def fault_of(self, given: Mapping[str, str]) -> str:
+    def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why these words do not name a destination for a route, or "" if they do."""
-        if given.get("service") == "peer":
+        if address_words.get("service") == "peer":
             return PEERS_STAY
-        return "" if "destination" in given else "service needs destination"
+        return "" if "destination" in address_words else "service needs destination"
 
 
 def fast_address(service: str, destination: str) -> Address:

@@ -70,12 +70,12 @@ class Lifetime:
         self._state = state
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, Handle] = {}
-        self._gone: set[int] = set()  # channels that were open once
+        self._closed_channels: set[int] = set()  # channels that were open once
         self._leaving: dict[Channel, None] = {}  # channels on which the response to a close is due
         self._ready: dict[int, Handle] = {}  # handles whose messages a run may decode
         self._now = 0.0
-        self._heard = 0.0
-        self._asked = False  # a PING for a response was sent since the last received byte
+        self._last_received = 0.0
+        self._ping_sent = False  # a PING for a response was sent since the last received byte
         self._beats = Beats()
         self._pings = True  # the peer accepts PING
         self._closing_since = 0.0
@@ -149,7 +149,7 @@ class Lifetime:
         found.said_at = self._now
         self._drop_sending(found)
         self._disarm(found, HandleState.CLOSING)
-        found.owed.clear()
+        found.reply_keys.clear()
         found.done.clear()
         self._leaving.pop(found, None)
 
@@ -183,9 +183,9 @@ class Lifetime:
         channel = handle.channel
         if channel.sending is handle:
             self._send(command)
-            held = channel.out if channel.out is not self.out else []
+            output = channel.out if channel.out is not self.out else []
             self._drop_sending(channel)
-            channel.out += without_handle(b"".join(held), handle.number)
+            channel.out += without_handle(b"".join(output), handle.number)
         else:
             self._send(command, channel.out)
 
@@ -234,7 +234,7 @@ class Lifetime:
         if channel not in self._leaving:
             self._leaving[channel] = None
             channel.answer_by = self._now + CLOSE_WAIT_SECS
-        channel.owed.append(key)
+        channel.reply_keys.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
         """Queue the responses to closes before which no reply is due; with `now` also late ones (5 s)."""
@@ -243,11 +243,11 @@ class Lifetime:
                 self._answer_late(channel)
             for key in channel.left():
                 self._answer_close(channel, key)
-            if not any(key < 0 for key in channel.owed):
+            if not any(key < 0 for key in channel.reply_keys):
                 self._leaving.pop(channel, None)
         if self._state is State.LEFT:
-            late = now is not None and now >= self._closing_since + CLOSE_WAIT_SECS
-            if late or not any(channel.owed for channel in self._channels.values()):
+            timed_out = now is not None and now >= self._closing_since + CLOSE_WAIT_SECS
+            if timed_out or not any(channel.reply_keys for channel in self._channels.values()):
                 self._forget_all()
                 self._send(m.ConnectionClose())
                 self._state = State.ENDING
@@ -255,10 +255,10 @@ class Lifetime:
 
     def _answer_late(self, channel: Channel) -> None:
         if channel.state is ChannelState.LEFT:
-            channel.owed.clear()
-            channel.owed.append(CHANNEL_LEFT)
+            channel.reply_keys.clear()
+            channel.reply_keys.append(CHANNEL_LEFT)
             return
-        for key in [key for key in channel.owed if key < 0]:
+        for key in [key for key in channel.reply_keys if key < 0]:
             channel.forget_owed(CHANNEL_LEFT - 1 - key)
             self._answer_close(channel, key)
 
@@ -318,10 +318,10 @@ class Lifetime:
         for number in channel.handles:
             self._handles.pop(number, None)
         channel.handles.clear()
-        channel.owed.clear()
+        channel.reply_keys.clear()
         channel.state = ChannelState.GONE
         self._channels.pop(channel.number, None)
-        self._gone.add(channel.number)
+        self._closed_channels.add(channel.number)
         self._leaving.pop(channel, None)
 
     def _forget_all(self) -> None:
@@ -342,7 +342,7 @@ class Lifetime:
     @property
     def _silence_max(self) -> float:
         """Maximum silence of the peer, in seconds: until we send PING, and afterwards until we give up."""
-        return self.heartbeat * (SILENT_INTERVALS + self._asked)
+        return self.heartbeat * (SILENT_INTERVALS + self._ping_sent)
 
     @property
     def _tuned(self) -> bool:
@@ -359,7 +359,7 @@ class Lifetime:
             if self.peer_heartbeat:
                 times.append(self._beats.at)
             if self.heartbeat:
-                times.append(self._heard + self._silence_max)
+                times.append(self._last_received + self._silence_max)
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
@@ -380,8 +380,8 @@ class Lifetime:
             return
         if self.peer_heartbeat and self._beats.due(now) and not self.out:
             self._ping(PING)
-        if self.heartbeat and not self._asked and now >= self._heard + self._silence_max:
-            self._asked = True
+        if self.heartbeat and not self._ping_sent and now >= self._last_received + self._silence_max:
+            self._ping_sent = True
             self._ping(PING_RESPOND)
 
     def _ping(self, data: bytes) -> None:
@@ -396,8 +396,8 @@ class Lifetime:
 
     def excuse(self, now: float) -> None:
         """Ignore the peer's silence up to `now`, because it was not read."""
-        self._heard = now
-        self._asked = False
+        self._last_received = now
+        self._ping_sent = False
 
     @property
     def unanswered(self) -> bool:
@@ -408,14 +408,14 @@ class Lifetime:
         """Return True if the peer did not respond to PING or to our close, or does not end the stream."""
         if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
-        if not (self.heartbeat and self._asked and self._tuned):
+        if not (self.heartbeat and self._ping_sent and self._tuned):
             return False
-        return now >= self._heard + self._silence_max
+        return now >= self._last_received + self._silence_max
 
 
 def without_handle(data: bytes, handle: int) -> list[bytes]:
     """Return encoded commands without those of a handle that was closed before they were sent."""
-    kept = []
+    remaining = []
     at = 0
     while at < len(data):
         frame = decode_frame(data, at, LONG_SIZE_MAX)
@@ -425,9 +425,9 @@ def without_handle(data: bytes, handle: int) -> list[bytes]:
         if command.fragment and not getattr(command, "out_of_band", False):
             after += command.fragment_size  # type: ignore[attr-defined]
         if not isinstance(command, m.HandleCommand) or command.handle_id != handle:
-            kept.append(data[at:after])
+            remaining.append(data[at:after])
         at = after
-    return kept
+    return remaining
 
 
 def reply_text(text: str) -> str:

@@ -94,19 +94,19 @@ class MessageWriter:
 
         `_room` becomes the number of body bytes in the first fragment.
         """
-        known = self._prepared.get((name, size, bits))
-        if known is not None and known[0] is head:
-            _, self._begin, self._middle, self._room = known
+        cached = self._prepared.get((name, size, bits))
+        if cached is not None and cached[0] is head:
+            _, self._begin, self._middle, self._room = cached
         else:
             room = self._frame_max - 4 - len(head)
             if room < 0 or size > BODY_SIZE_MAX or len(name) > SHORT_STRING_MAX:
                 return False
             self._room = min(size, room)
             partial = size > room
-            given = b"" if partial else name
-            self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
-            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
-            self._middle = fragment + given + END + NUMBER(size) + head
+            wire_name = b"" if partial else name
+            self._begin = BEGIN(self._fields + len(wire_name), self._kind, self._handle.number)
+            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(wire_name))
+            self._middle = fragment + wire_name + END + NUMBER(size) + head
             if len(self._prepared) >= PREPARED_MAX:
                 make_room(self._prepared, PREPARED_MAX)
             if len(head) <= PREPARED_BYTES_MAX:
@@ -365,6 +365,6 @@ class Transfer:
         """End the message after its last fragment, and queue the commands that waited for its end."""
         if last:
             channel = self._handle.channel
-            held = channel.out
+            output = channel.out
             self._connection._drop_sending(channel)
-            channel.out += held
+            channel.out += output

@@ -174,12 +174,12 @@ class ServerConnection(Connection):
         """
         found = self._usable(handle)
         key = handle << 16 | tag
-        if found is None or (not tag and key not in found.channel.owed):
+        if found is None or (not tag and key not in found.channel.reply_keys):
             return
-        given = b""
+        encoded = b""
         if tag or code >= ReplyCode.MESSAGE_NOT_FOUND:
-            given = self._reply_bytes(m.HandleReply(handle, tag, code, reply_text(text)))
-        found.channel.reply(key, given)
+            encoded = self._reply_bytes(m.HandleReply(handle, tag, code, reply_text(text)))
+        found.channel.reply(key, encoded)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
         """Queue HANDLE REPLY 200 for rows of (handle, tag), as `reply` does; rows with tag 0 get none."""
@@ -191,15 +191,16 @@ class ServerConnection(Connection):
                 last = number
                 handle = self._usable(number)
             if tag and handle is not None:
-                given = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
+                encoded = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
                 key = number << 16 | tag
                 channel = handle.channel
-                owed = channel.owed
-                if owed and owed[0] == key and not channel.done:  # the common case of `Channel.reply`
-                    owed.popleft()
-                    channel.out.append(given)
+                reply_keys = channel.reply_keys
+                # The common case of `Channel.reply`.
+                if reply_keys and reply_keys[0] == key and not channel.done:
+                    reply_keys.popleft()
+                    channel.out.append(encoded)
                 else:
-                    channel.reply(key, given)
+                    channel.reply(key, encoded)
                 count += 1
         self.sent[HANDLE_REPLY] += count
 
@@ -212,9 +213,9 @@ class ServerConnection(Connection):
         return found is not None and found.owes(key)
 
     def _reply_bytes(self, command: m.Command) -> bytes:
-        given: list[bytes] = []
-        self._send(command, given)
-        return given[0]
+        replies: list[bytes] = []
+        self._send(command, replies)
+        return replies[0]
 
     @property
     def index_bytes_max(self) -> int:
@@ -232,7 +233,7 @@ class ServerConnection(Connection):
         handle = self._usable(command.handle_id)
         if handle is not None:
             key = ANSWER | handle.number << 16
-            if key in handle.channel.owed:
+            if key in handle.channel.reply_keys:
                 handle.channel.reply(key, self._reply_bytes(command))
             else:
                 self._send(command, handle.channel.out)
@@ -289,7 +290,7 @@ class ServerConnection(Connection):
         channel = self._channels[command.channel_id]
         if isinstance(command, m.ChannelAck):
             if command.tag:
-                channel.owed.append(CHANNEL_KEY | command.tag)
+                channel.reply_keys.append(CHANNEL_KEY | command.tag)
             self._took_acks([(channel.number, command.tag, command.message_number)], events)
             return
         assert isinstance(command, m.ChannelCommit | m.ChannelRollback)
@@ -297,25 +298,25 @@ class ServerConnection(Connection):
             text = f"{command.name} on a channel without transactions"
             raise ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, channel.number)
         if command.tag:
-            channel.owed.append(CHANNEL_KEY | command.tag)
+            channel.reply_keys.append(CHANNEL_KEY | command.tag)
         events.append(CommandReceived(command))
 
     def _open_channel(self, command: m.ChannelOpen, events: list[Event]) -> None:
         number = command.channel_id
         if not number:
             raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
-        left = self._channels.get(number)
+        existing = self._channels.get(number)
         # The client reuses the number without waiting for our response, so it is sent now.
-        if left is not None:
-            left.owed.clear()
-            self._answer_close(left, CHANNEL_LEFT)
+        if existing is not None:
+            existing.reply_keys.clear()
+            self._answer_close(existing, CHANNEL_LEFT)
         if self.channel_max and len(self._channels) >= self.channel_max <= len(self.channels):
             text = f"more than {self.channel_max} channels"
             raise RemoteProtocolError(text, reason=ReplyCode.INSUFFICIENT_RESOURCES)
         channel = self._channels[number] = Channel(number, self.out, command)
-        self._gone.discard(number)
+        self._closed_channels.discard(number)
         if command.tag:
-            channel.owed.append(CHANNEL_KEY | command.tag)
+            channel.reply_keys.append(CHANNEL_KEY | command.tag)
         events.append(CommandReceived(command))
 
     # --- handles
@@ -342,9 +343,9 @@ class ServerConnection(Connection):
         tag = getattr(command, "tag", 0)
         self._owe(handle, tag)
         if isinstance(command, m.HandleQuery) and handle.state is OPEN:
-            handle.channel.owed.append(ANSWER | handle.number << 16)
+            handle.channel.reply_keys.append(ANSWER | handle.number << 16)
         elif not tag and isinstance(command, m.HandleBrowse):  # for a failure, which always has a reply
-            handle.channel.owed.append(handle.number << 16)
+            handle.channel.reply_keys.append(handle.number << 16)
         events.append(CommandReceived(command))
 
     def _open_handle(self, command: m.HandleOpen, events: list[Event]) -> None:
@@ -355,10 +356,10 @@ class ServerConnection(Connection):
         if channel is None or channel.state is ChannelState.LEFT:
             text = f"channel {command.channel_id} is not open"
             raise RemoteProtocolError(text, reason=ReplyCode.CHANNEL_NOT_READY)
-        left = self._handles.get(number)
+        existing = self._handles.get(number)
         # The client reuses the number without waiting for our response, so it is sent now.
-        if left is not None:
-            self._answer_early(left)
+        if existing is not None:
+            self._answer_early(existing)
         handle = Handle(number, channel, command)
         if channel.state is ChannelState.CLOSING:
             handle.state = HandleState.CLOSING
@@ -374,10 +375,10 @@ class ServerConnection(Connection):
             if "producer" in handle.granted or handle.service == Service.PEER:
                 self._ready[number] = handle
             if command.temporary and not self._all_browse:
-                channel.owed.append(ANSWER | number << 16)
+                channel.reply_keys.append(ANSWER | number << 16)
             self._owe(handle, command.tag)
             if command.temporary and self._all_browse:
-                channel.owed.append(ANSWER | number << 16)
+                channel.reply_keys.append(ANSWER | number << 16)
             events.append(CommandReceived(command))
 
     @staticmethod
@@ -474,7 +475,7 @@ class ServerConnection(Connection):
             len(middle),
             body_size,
             number,
-            handle.channel.owed.append,
+            handle.channel.reply_keys.append,
             head,
             name,
         )
@@ -496,7 +497,7 @@ class ServerConnection(Connection):
             ):
                 break
             if tag:
-                channel.owed.append(CHANNEL_KEY | tag)
+                channel.reply_keys.append(CHANNEL_KEY | tag)
             rows.append((number, tag, message))
             at += 12
         if rows:

@@ -204,7 +204,7 @@ class Channel:
 
     Commands of the channel are appended to `out`. That is the connection's own list or, while a message of
     ours is sent in fragments (`sending`), a list that waits for its end (2.2.8.8), unless the message is a
-    stream (`streaming`), which has none. `owed` has the keys of the replies that we must send, with CREATED
+    stream (`streaming`), which has none. `reply_keys` has the keys of the replies due from us, with CREATED
     and INDEX, in the order of their commands; `done` has the encoded replies that must wait for an earlier
     one. `awaited` has the replies that a client expects. `incoming` is the incomplete message of the peer.
     """
@@ -219,7 +219,7 @@ class Channel:
         "number",
         "out",
         "out_of_band",
-        "owed",
+        "reply_keys",
         "restartable",
         "said_at",
         "sending",
@@ -239,7 +239,7 @@ class Channel:
         self.out = out
         self.sending: Handle | None = None
         self.streaming = False
-        self.owed: deque[int] = deque()
+        self.reply_keys: deque[int] = deque()
         self.done: dict[int, list[bytes]] = {}
         self.awaited: deque[int] = deque()
         self.last_tag = 0
@@ -248,23 +248,23 @@ class Channel:
 
     def reply(self, key: int, data: bytes) -> None:
         """Queue `data` as the reply with `key` once every earlier reply is queued."""
-        owed = self.owed
-        if owed and owed[0] == key:
-            owed.popleft()
+        reply_keys = self.reply_keys
+        if reply_keys and reply_keys[0] == key:
+            reply_keys.popleft()
             if data:
                 self.out.append(data)
             if self.done:
                 self._reply_done()
-        elif owed:
+        elif reply_keys:
             self.done.setdefault(key, []).append(data)
 
     def _reply_done(self) -> None:
-        owed, done = self.owed, self.done
-        while owed:
-            waiting = done.get(owed[0])
+        reply_keys, done = self.reply_keys, self.done
+        while reply_keys:
+            waiting = done.get(reply_keys[0])
             if waiting is None:
                 return
-            key = owed.popleft()
+            key = reply_keys.popleft()
             data = waiting.pop(0)
             if not waiting:
                 del done[key]
@@ -274,34 +274,34 @@ class Channel:
 
     def owes(self, key: int = -1) -> bool:
         """Return True if a reply is due; with `key`, if a reply before that one is due."""
-        for one in self.owed:
+        for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
     def left(self) -> Iterator[int]:
         """Yield and remove the keys of close responses before which no reply is due."""
-        while self.owed and self.owed[0] < 0:
-            yield self.owed.popleft()
+        while self.reply_keys and self.reply_keys[0] < 0:
+            yield self.reply_keys.popleft()
             self._reply_done()
 
     def forget_owed(self, handle: int) -> None:
         """Remove the replies that are due to `handle`, and queue those that waited for them."""
-        owed = self.owed
-        if any(_is_of(handle, key) for key in owed):
-            kept = [key for key in owed if not _is_of(handle, key)]
-            owed.clear()
-            owed.extend(kept)
+        reply_keys = self.reply_keys
+        if any(_is_of(handle, key) for key in reply_keys):
+            remaining = [key for key in reply_keys if not _is_of(handle, key)]
+            reply_keys.clear()
+            reply_keys.extend(remaining)
             for key in [key for key in self.done if _is_of(handle, key)]:
                 del self.done[key]
         self._reply_done()
 
     def forget_awaited(self, handle: int) -> None:
         """Remove the replies that are expected for `handle`."""
-        kept = [key for key in self.awaited if key >> 16 != handle]
-        if len(kept) != len(self.awaited):
+        remaining = [key for key in self.awaited if key >> 16 != handle]
+        if len(remaining) != len(self.awaited):
             self.awaited.clear()
-            self.awaited.extend(kept)
+            self.awaited.extend(remaining)
 
     def fault(self, text: str) -> ScopedFault:
         """Return the error of a command that is not valid now, which closes the channel."""
@@ -317,13 +317,14 @@ class Handle:
 
     `prepared` is (head, body size, bytes held) of the message that the peer has announced; bytes held are
     None until our READY. `announced` is the body size in bytes of the message that we have announced, or
-    None. `asked` is True if a client may receive NOTIFY; `queries` is the number of INDEX that it expects.
+    None. `expects_notify` is True if a client may receive NOTIFY; `queries` is the number of INDEX that it
+    expects.
     """
 
     __slots__ = (
         "announced",
-        "asked",
         "channel",
+        "expects_notify",
         "granted",
         "number",
         "prepared",
@@ -344,7 +345,7 @@ class Handle:
         self.unnamed = opened.temporary  # CREATED has not been sent
         self.prepared: tuple[bytes, int, int | None] | None = None
         self.announced: int | None = None
-        self.asked = opened.service_type == Service.PEER
+        self.expects_notify = opened.service_type == Service.PEER
         self.queries = 0
 
     def begin(self) -> None:
@@ -411,8 +412,8 @@ class Handle:
             body_size, offset = -1, 0
         elif mode & RECOVERY:
             assert self.prepared is not None
-            _, body_size, held = self.prepared
-            offset = held or 0
+            _, body_size, held_bytes = self.prepared
+            offset = held_bytes or 0
         else:
             head, body_size, data = self._take_head(data, limit)
             offset = 0
@@ -498,9 +499,9 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """Later fragment of a message that is passed on while it arrives; `left` bytes are missing."""
+    """Later fragment of a message that is passed on while it arrives; `missing_bytes` have not arrived."""
 
-    __slots__ = ("command", "handle", "incoming", "left")
+    __slots__ = ("command", "handle", "incoming", "missing_bytes")
 
     def __init__(
         self, handle: Handle, command: m.HandleSend | m.HandleNotify, incoming: PartialMessage
@@ -508,4 +509,4 @@ class Flowing:
         self.handle = handle
         self.command = command
         self.incoming = incoming
-        self.left = command.fragment_size
+        self.missing_bytes = command.fragment_size

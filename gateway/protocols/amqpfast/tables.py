@@ -236,11 +236,11 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
         if kind:
             types[written] = kind
     if types:
-        told = string(json.dumps(types, separators=(",", ":")))
-        if _write_value(told) is None:
+        types_header = string(json.dumps(types, separators=(",", ":")))
+        if _write_value(types_header) is None:
             lost.add("header_types_long")
         else:
-            pairs.append((TYPES, told))
+            pairs.append((TYPES, types_header))
     return pairs
 
 
@@ -280,16 +280,16 @@ def understand(pairs: Headers) -> Headers:
         name, kind = read_name(written), types.get(written)
         try:
             if kind is None:
-                meant = [value]
+                values = [value]
             elif kind == REPEATED:
-                meant = [_from_json(each, 0) for each in json.loads(value.value)]
+                values = [_from_json(each, 0) for each in json.loads(value.value)]
             else:
-                meant = [_understand_value(value, ValueType(kind))]
+                values = [_understand_value(value, ValueType(kind))]
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            meant = []
-        if not meant or not all(map(fits, meant)):
-            meant = [value]
-        found += [(name, one) for one in meant]
+            values = []
+        if not values or not all(map(fits, values)):
+            values = [value]
+        found += [(name, one) for one in values]
     return tuple(found)
 
 
@@ -302,15 +302,15 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _understand_value(value: Value, kind: ValueType) -> Value:
-    given = value.value
+    content = value.value
     if kind in (ValueType.ARRAY, ValueType.TABLE):
-        return _from_json([kind.value, json.loads(given)], 0)
+        return _from_json([kind.value, json.loads(content)], 0)
     if kind is ValueType.BYTES:
-        return Value(kind, given.encode() if isinstance(given, str) else given)
-    return _simple(kind, given)
+        return Value(kind, content.encode() if isinstance(content, str) else content)
+    return _simple(kind, content)
 
 
-def _simple(kind: ValueType, given: Any) -> Value:
+def _simple(kind: ValueType, content: Any) -> Value:
     """Return a value without bytes or nested values; it may not fit its type.
 
     Raises ValueError, TypeError or ArithmeticError.
@@ -318,34 +318,34 @@ def _simple(kind: ValueType, given: Any) -> Value:
     if kind is ValueType.VOID:
         return Value(kind, None)
     if kind is ValueType.BOOL:
-        return Value(kind, bool(given))
+        return Value(kind, bool(content))
     if kind is ValueType.DECIMAL:
-        return Value(kind, Decimal(given))
-    return Value(kind, float(given) if kind in FLOATS else int(given))
+        return Value(kind, Decimal(content))
+    return Value(kind, float(content) if kind in FLOATS else int(content))
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
     """Return [type, content], with the content in a form that JSON can express."""
     kind, content = value
-    given: Any = content
+    encoded: Any = content
     if depth > NESTING_MAX:
-        kind, given = ValueType.STRING, str(content)
+        kind, encoded = ValueType.STRING, str(content)
     elif kind is ValueType.ARRAY:
-        given = [_to_json(each, depth + 1) for each in content]
+        encoded = [_to_json(each, depth + 1) for each in content]
     elif kind is ValueType.TABLE:
-        given = [[name, _to_json(each, depth + 1)] for name, each in content]
+        encoded = [[name, _to_json(each, depth + 1)] for name, each in content]
     elif isinstance(content, bytes):
-        given = {"base64": b64encode(content).decode()}
+        encoded = {"base64": b64encode(content).decode()}
     elif kind is ValueType.DECIMAL or kind in FLOATS:
-        given = str(content)
-    return [kind.value, given]
+        encoded = str(content)
+    return [kind.value, encoded]
 
 
-def _from_json(given: Any, depth: int) -> Value:
+def _from_json(pair: Any, depth: int) -> Value:
     """Return the value of a [type, content]. Raises ValueError or TypeError if it is invalid."""
     if depth > NESTING_MAX + 1:
         raise ValueError
-    word, content = given
+    word, content = pair
     kind = ValueType(word)
     if kind is ValueType.ARRAY:
         return Value(kind, tuple(_from_json(each, depth + 1) for each in content))
@@ -356,14 +356,14 @@ def _from_json(given: Any, depth: int) -> Value:
     return _simple(kind, content)
 
 
-def _text(given: Any) -> str:
-    if not isinstance(given, str):
+def _text(content: Any) -> str:
+    if not isinstance(content, str):
         raise TypeError
-    return given
+    return content
 
 
-def _data(given: dict[str, Any]) -> bytes:
+def _data(content: dict[str, Any]) -> bytes:
     try:
-        return b64decode(given["base64"], validate=True)
+        return b64decode(content["base64"], validate=True)
     except (KeyError, Base64Error):
         raise ValueError from None

@@ -166,7 +166,7 @@ def head_properties(raw: bytes) -> PropertySet:
 
     The set is decoded on first use, which raises RemoteProtocolError 542 for an invalid head.
     """
-    found = _sets.known.get(raw) or _sets.get(raw)
+    found = _sets.cached.get(raw) or _sets.get(raw)
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_BYTES_MAX:
@@ -182,7 +182,7 @@ def essentials(property_set: PropertySet) -> Essentials:
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
-    found: Essentials | None = property_set.known
+    found: Essentials | None = property_set.parsed
     if found is None:
         head = decode_head_properties(property_set.raw)
         retained, crossed, asks = False, 0, False
@@ -195,7 +195,7 @@ def essentials(property_set: PropertySet) -> Essentials:
                 asks = True
         property_set.asks = asks
         found = Essentials(head.persistent, head.priority, float(head.expiration), retained, crossed)
-        property_set.known = found
+        property_set.parsed = found
     return found
 
 
@@ -233,12 +233,12 @@ def decode_model(raw: bytes) -> Properties:
     )
 
 
-def _text(given: Any) -> str | None:
-    return given if isinstance(given, str) else None
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def _data(given: Any) -> bytes | None:
-    return given if isinstance(given, bytes) else None
+def _data(value: Any) -> bytes | None:
+    return value if isinstance(value, bytes) else None
 
 
 # --- to the wire
@@ -253,13 +253,13 @@ def encode_properties(message: Message, offset: int = 0) -> bytes:
     expires = message.expires + offset if message.expires else NEVER
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
-        known = essentials(property_set)
+        parsed = essentials(property_set)
         if (
-            expires == known.expires
-            and message.durable == known.durable
-            and message.hops == known.hops
-            and message.retain == known.retain
-            and known.priority <= PRIORITY_MAX
+            expires == parsed.expires
+            and message.durable == parsed.durable
+            and message.hops == parsed.hops
+            and message.retain == parsed.retain
+            and parsed.priority <= PRIORITY_MAX
         ):
             return property_set.raw
     return _form(message, expires)[0]
@@ -334,32 +334,32 @@ def _fitting(pairs: Headers, lost: set[str]) -> Headers:
     return pairs
 
 
-def _from_model(given: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
+def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
     """Translate the model's properties. Return a head without its headers, and the headers."""
     head = Head()
-    pairs = _texts(given, head, lost)
-    if given.correlation is not None:
-        if len(given.correlation) > LONG_STRING_MAX:
+    pairs = _texts(properties, head, lost)
+    if properties.correlation is not None:
+        if len(properties.correlation) > LONG_STRING_MAX:
             lost.add("correlation_long")
         else:
-            pairs.append((CORRELATION, Value(ValueType.STRING, given.correlation)))
-    if given.utf8 is not None:
-        pairs.append((UTF8, Value(ValueType.INT32, int(given.utf8))))
-    if given.timestamp is not None:
-        if 0 <= given.timestamp <= EXPIRATION_MAX:
-            pairs.append((TIMESTAMP, Value(ValueType.TIMESTAMP, given.timestamp)))
+            pairs.append((CORRELATION, Value(ValueType.STRING, properties.correlation)))
+    if properties.utf8 is not None:
+        pairs.append((UTF8, Value(ValueType.INT32, int(properties.utf8))))
+    if properties.timestamp is not None:
+        if 0 <= properties.timestamp <= EXPIRATION_MAX:
+            pairs.append((TIMESTAMP, Value(ValueType.TIMESTAMP, properties.timestamp)))
         else:
             lost.add("timestamp_range")
-    if given.priority is not None:
-        head.priority = _priority(given.priority, lost)
-    return head, pairs + say(given.headers, OWN_HEADERS, lost)
+    if properties.priority is not None:
+        head.priority = _priority(properties.priority, lost)
+    return head, pairs + say(properties.headers, OWN_HEADERS, lost)
 
 
-def _texts(given: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
+def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
     """Set the texts for which the head has a field. Return the others as headers."""
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
-        text = getattr(given, field)
+        text = getattr(properties, field)
         if text is None:
             continue
         if not is_unicode(text):
@@ -372,14 +372,14 @@ def _texts(given: Properties, head: Head, lost: set[str]) -> list[tuple[str, Val
         else:
             setattr(head, native, text)
     for field, header in TEXTS.items():
-        _add_text(pairs, header, getattr(given, field), lost)
+        _add_text(pairs, header, getattr(properties, field), lost)
     return pairs
 
 
-def _priority(given: int, lost: set[str]) -> int:
-    if not 0 < given <= PRIORITY_MAX:
-        lost.add("priority_range" if given else "priority_zero")
-    return min(max(given, 0), PRIORITY_MAX)
+def _priority(priority: int, lost: set[str]) -> int:
+    if not 0 < priority <= PRIORITY_MAX:
+        lost.add("priority_range" if priority else "priority_zero")
+    return min(max(priority, 0), PRIORITY_MAX)
 
 
 def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:

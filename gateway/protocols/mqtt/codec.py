@@ -158,10 +158,10 @@ def _read_connack(reader: Reader, version: Version) -> Connack:
         reason = _checked(code, PacketType.CONNACK)
         properties = read_list(reader, PacketType.CONNACK)
     else:
-        known = RETURN_CODES.get(code)
-        if known is None:
+        reason_code = RETURN_CODES.get(code)
+        if reason_code is None:
             raise malformed(f"CONNACK return code {code}")
-        reason, properties = int(known), NO_PROPERTIES
+        reason, properties = int(reason_code), NO_PROPERTIES
     if flags and reason:
         raise violation("a refused connection has no session")
     return Connack(bool(flags), reason, properties)

@@ -107,11 +107,11 @@ class Connection:
     __slots__ = (
         "_alias_bytes",
         "_aliases",
+        "_body_remaining",
         "_bounds",
         "_buffer",
         "_byte_order",
         "_error",
-        "_left",
         "_little",
         "_needed",
         "_oversized",
@@ -179,8 +179,8 @@ class Connection:
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: ByteBuffer | None = None
         self._needed = 0
-        self._oversized: Oversized | None = None  # being skipped, with `_left` bytes to come
-        self._left = 0
+        self._oversized: Oversized | None = None  # being skipped, with `_body_remaining` bytes to come
+        self._body_remaining = 0
         self._watched: int | None = None  # last packet id of a peer whose byte order is still unknown
         self._error: RemoteProtocolError | None = None
         self._speak(version)
@@ -484,10 +484,10 @@ class Connection:
             if topic:
                 self._alias(alias, topic)
             else:
-                known = self._aliases.get(alias)
-                if known is None:
+                aliased_topic = self._aliases.get(alias)
+                if aliased_topic is None:
                     raise violation(f"topic alias {alias} stands for nothing yet")
-                topic = known
+                topic = aliased_topic
         return topic, properties, body_at
 
     def _alias(self, alias: int, topic: bytes) -> None:
@@ -562,7 +562,7 @@ class Connection:
         publish = self._decode(data[at], data[start:body_at])
         assert isinstance(publish, Publish)
         self._oversized = Oversized(publish, stop - body_at)
-        self._left = stop - body_at
+        self._body_remaining = stop - body_at
         return len(data) - len(self._read_past(data[body_at:], events))
 
     def _read_past(self, data: bytes, events: list[Event]) -> bytes:
@@ -571,9 +571,9 @@ class Connection:
         Return what follows.
         """
         assert self._oversized is not None
-        rest = data[self._left :]
-        self._left -= len(data) - len(rest)
-        if not self._left:
+        rest = data[self._body_remaining :]
+        self._body_remaining -= len(data) - len(rest)
+        if not self._body_remaining:
             self.received[PUBLISH] += 1
             events.append(self._oversized)
             self._oversized = None
@@ -672,7 +672,7 @@ class Connection:
         common = min(safe, APART_BYTES_MIN)
         v5 = self._v5
         little = self._little
-        words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
+        words, lengths, firsts, table_end = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
         out = self.out
         if out is None:
             out = self.out = []
@@ -687,9 +687,9 @@ class Connection:
                 middle = b""
             if v5:
                 size = len(properties)
-                middle += (lengths[size] if size < known else encode_varint(size)) + properties
+                middle += (lengths[size] if size < table_end else encode_varint(size)) + properties
             size = len(topic) + 2 + len(middle) + len(body)
-            length = lengths[size] if size < known else encode_varint(size)
+            length = lengths[size] if size < table_end else encode_varint(size)
             if size > common:
                 if size > safe and size + 1 + len(length) > limit:
                     refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
@@ -708,20 +708,20 @@ class Connection:
 
         An alias is introduced only by a PUBLISH that is certain to fit the peer's maximum packet size.
         """
-        known = self._said_aliases
+        aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
-        given: list[PublishRow] = []
+        aliased_rows: list[PublishRow] = []
         for flags, topic, packet_id, properties, body in rows:
-            alias = known.get(topic)
+            alias = aliases.get(topic)
             if alias is not None:
-                given.append((flags, b"", packet_id, properties + alias, body))
+                aliased_rows.append((flags, b"", packet_id, properties + alias, body))
                 continue
-            if len(known) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
-                number = len(known) + 1
-                alias = known[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
+            if len(aliases) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
+                number = len(aliases) + 1
+                alias = aliases[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
                 properties += alias
-            given.append((flags, topic, packet_id, properties, body))
-        return given
+            aliased_rows.append((flags, topic, packet_id, properties, body))
+        return aliased_rows
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
         """Queue a run of successful acknowledgements of one type."""

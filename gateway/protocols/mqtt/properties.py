@@ -78,7 +78,7 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
     twice or has a forbidden value, 0x97 for more than `most` properties.
     """
     reader = Reader(data)
-    seen = 0
+    seen_mask = 0
     count = 0
     while (start := reader.at) < reader.end:
         if count == most:
@@ -95,9 +95,9 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
         id, rule = found
         if place not in rule.places:
             raise malformed(f"{id.name} must not stand here")  # 2.2.2.2
-        if seen >> number & 1 and place not in rule.repeats:
+        if seen_mask >> number & 1 and place not in rule.repeats:
             raise violation(f"{id.name} stands twice")
-        seen |= 1 << number
+        seen_mask |= 1 << number
         value = _READERS[rule.kind](reader)
         if rule.kind in _NUMBERS and value < rule.low:
             raise RemoteProtocolError(f"{id.name} is {value}", reason=rule.fault)
@@ -105,7 +105,7 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
             raise violation("a response topic is empty or holds a wildcard")
         yield Span(id, value, start, reader.at)
     needed = 1 << Property.AUTHENTICATION_DATA
-    if seen & needed and not seen >> Property.AUTHENTICATION_METHOD & 1:
+    if seen_mask & needed and not seen_mask >> Property.AUTHENTICATION_METHOD & 1:
         raise violation("authentication data without a method")
 
 

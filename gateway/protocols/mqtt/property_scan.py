@@ -38,7 +38,7 @@ class Listed(PropertySet):
 
     `total` is the number of properties. `bare` is the list without the topic alias, and `alias` is 0 if there
     is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds from
-    arrival. `hops` is the number of routes that the message has crossed. `known` is the list without the
+    arrival. `hops` is the number of routes that the message has crossed. `parsed` is the list without the
     properties that belong to one transmission.
     """
 
@@ -61,7 +61,7 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
     Return None if it is not of the common kind or has more than `most` properties.
     """
     end = len(raw)
-    at = total = nuls = highs = seen = 0  # bytes of lengths and numbers that are 0, and that are over 127
+    at = total = nuls = highs = seen_mask = 0  # bytes of lengths and numbers: 0, and over 127
     others: list[tuple[int, int, int]] = []  # kind, start and stop of each property that is no user property
     try:
         while at < end:
@@ -77,9 +77,9 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
                 at = value_at + 2 + value_size
             else:
                 stop = _stop(raw, at, kind)
-                if not stop or seen >> kind & 1:
+                if not stop or seen_mask >> kind & 1:
                     return None
-                seen |= 1 << kind
+                seen_mask |= 1 << kind
                 numbers = raw[at + 1 : at + 3 if kind in TEXTS else stop]
                 nuls += numbers.count(0)
                 highs += len(numbers.translate(None, ASCII))
@@ -96,7 +96,7 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
     if others:
         _note(found, others)
     else:
-        found.known = raw
+        found.parsed = raw
         found.read_texts = texts_of
     return found
 
@@ -130,7 +130,7 @@ def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
                 found.expiry = number
             else:
                 found.alias, found.bare = number, raw[:start] + raw[stop:]
-    found.known = forwarded
+    found.parsed = forwarded
 
 
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:

@@ -223,16 +223,16 @@ class ServerConnection(Connection):
         instead, because it could not learn the limits.
         """
         self._require(State.CONNECTING, State.AUTHENTICATING)
-        given = dict(properties or {})
+        connack_properties = dict(properties or {})
         self._answered = True
         if reason < FAILURE:
             if self._v5:
-                given = {**self._limits(), **given}
-                self.keep_alive = given.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
+                connack_properties = {**self._limits(), **connack_properties}
+                self.keep_alive = connack_properties.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
             self._open(State.OPEN)
         else:
             self.state = State.CLOSED
-        if not self.send(Connack(session_present, reason, given)):
+        if not self.send(Connack(session_present, reason, connack_properties)):
             self.state = State.CLOSED
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
@@ -317,9 +317,9 @@ class ServerConnection(Connection):
         if self.connect is not None and self._answered:
             reason = error.reason
             if self._v5:
-                known = reason in REASONS[PacketType.DISCONNECT]
+                is_valid = reason in REASONS[PacketType.DISCONNECT]
                 properties = {Property.REASON_STRING: text}
-                packet = Disconnect(reason if known else ReasonCode.UNSPECIFIED_ERROR, properties)
+                packet = Disconnect(reason if is_valid else ReasonCode.UNSPECIFIED_ERROR, properties)
                 if not self._parted and not self.send(packet):
                     self.send(Disconnect(packet.reason))
                 self._parted = True
@@ -332,8 +332,8 @@ class ServerConnection(Connection):
         """Queue the CONNACK for an invalid CONNECT. A client of 3.x gets it only if a return code exists."""
         reason = error.reason
         if self._v5:
-            known = reason in REASONS[PacketType.CONNACK]
-            self.send(Connack(reason=reason if known else ReasonCode.UNSPECIFIED_ERROR))
+            is_valid = reason in REASONS[PacketType.CONNACK]
+            self.send(Connack(reason=reason if is_valid else ReasonCode.UNSPECIFIED_ERROR))
         elif reason in (
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
@@ -353,8 +353,8 @@ def connack_unavailable(data: bytes, text: str) -> bytes:
         return b""
     if machine.state is not State.CONNECTING:
         return b""
-    given = {Property.REASON_STRING: text} if machine.version == Version.V5 else {}
-    machine.send_connack(reason=ReasonCode.SERVER_UNAVAILABLE, properties=given)
+    reason_properties = {Property.REASON_STRING: text} if machine.version == Version.V5 else {}
+    machine.send_connack(reason=ReasonCode.SERVER_UNAVAILABLE, properties=reason_properties)
     data = machine.data_to_send()
     assert isinstance(data, bytes)
     return data

@@ -84,14 +84,14 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
     """
     if not raw:
         return NOTHING_SAID
-    known = _lists.known.get(raw) or _lists.get(raw)
-    if known is None:
-        known = scan(raw, most, decode_properties) or _look_closely(raw, most)
+    cached = _lists.cached.get(raw) or _lists.get(raw)
+    if cached is None:
+        cached = scan(raw, most, decode_properties) or _look_closely(raw, most)
         if len(raw) <= _LIST_BYTES_MAX:
-            _lists.put(raw, known)
-    elif known.total > most:  # cached for a connection with a higher limit
+            _lists.put(raw, cached)
+    elif cached.total > most:  # cached for a connection with a higher limit
         raise too_much(f"more than {most} properties")
-    return known
+    return cached
 
 
 def unread_list(raw: bytes) -> PropertySet:
@@ -173,7 +173,7 @@ _PLACES: Final = {
 def decode_properties(raw: bytes) -> Properties:
     """Decode the property list of a PUBLISH (without its length) into properties of the model."""
     fields: dict[str, Any] = {}
-    named: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     types: Any = {}
     for span in spans(raw, PacketType.PUBLISH):
         if span.id in _PLACES:
@@ -190,12 +190,12 @@ def decode_properties(raw: bytes) -> Properties:
             elif name == TYPES:
                 types = _object(text)
             elif name != HOPS:
-                named.append((name.removeprefix(ESCAPED), text))
-    return Properties(**fields, headers=_headers(named, types))
+                pairs.append((name.removeprefix(ESCAPED), text))
+    return Properties(**fields, headers=_headers(pairs, types))
 
 
 NOTHING_SAID: Final = Listed(b"", 0, decode_properties)
-NOTHING_SAID.known = b""
+NOTHING_SAID.parsed = b""
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -206,12 +206,12 @@ def _object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _headers(named: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
+def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
     """Return the headers with their types; a list of types applies in the order in which the name repeats."""
-    left = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
+    remaining_types = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
     found = []
-    for name, text in named:
-        kind = next(left[name], None) if name in left else types.get(name)
+    for name, text in pairs:
+        kind = next(remaining_types[name], None) if name in remaining_types else types.get(name)
         found.append((name, from_text(text, kind)))
     return tuple(found)
 
@@ -223,12 +223,12 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
-        data: bytes = _forwarded(property_set) if property_set.known is None else property_set.known
+        data: bytes = _forwarded(property_set) if property_set.parsed is None else property_set.parsed
     else:
         data = _form(property_set).data
     if message.expires:
-        left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
-        data += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
+        remaining_secs = min(max(ceil(message.expires - utc), 1), LONG_MAX)
+        data += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, remaining_secs)
     hops = message.hops
     if hops:
         data += _HOPS[hops] if hops < len(_HOPS) else _hops(hops)
@@ -295,9 +295,9 @@ _OF_THE_WAY: Final = frozenset(
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
-    """Store in `known`, and return, the part of an MQTT client's list that is forwarded."""
+    """Store in `parsed`, and return, the part of an MQTT client's list that is forwarded."""
     raw = property_set.raw
-    data = property_set.known = b"".join(
+    data = property_set.parsed = b"".join(
         raw[span.start : span.stop]
         for span in spans(raw, PacketType.PUBLISH)
         if span.id not in _OF_THE_WAY and not (span.id is Property.USER_PROPERTY and span.value[0] == HOPS)
@@ -336,10 +336,10 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
 
 def _is_said(text: str, lost: set[str]) -> bool:
     """Return True if MQTT can carry the text; otherwise record the loss."""
-    said = is_text(text)
-    if not said:
+    fits = is_text(text)
+    if not fits:
         lost.add("text")
-    return said
+    return fits
 
 
 def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
@@ -360,13 +360,13 @@ def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
         else:
             pairs.append((written, text))
             types.setdefault(name, []).append(kind)
-    told = {
+    header_types = {
         name: kinds[0] if len(kinds) == 1 else kinds
         for name, kinds in types.items()
         if any(kind is not None for kind in kinds)
     }
-    if told:
-        described = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    if header_types:
+        described = json.dumps(header_types, ensure_ascii=False, separators=(",", ":"))
         if is_text(described):
             pairs.append((TYPES, described))
         else:

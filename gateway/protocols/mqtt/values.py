@@ -55,10 +55,10 @@ def _plain(value: Value) -> tuple[Any, Type]:
         pairs = [_plain(one) for one in content]
         return [one for one, _ in pairs], {"array": [inner for _, inner in pairs]}
     if kind is ValueType.TABLE:
-        named = {name: _plain(one) for name, one in content}
+        plain_values = {name: _plain(one) for name, one in content}
         return (
-            {name: one for name, (one, _) in named.items()},
-            {"table": {name: inner for name, (_, inner) in named.items()}},
+            {name: one for name, (one, _) in plain_values.items()},
+            {"table": {name: inner for name, (_, inner) in plain_values.items()}},
         )
     if kind is ValueType.BYTES:
         return b64encode(content).decode(), kind.value

@@ -280,20 +280,20 @@ class Appender:
 
     def _without_repeats(self, own: list[Segment]) -> list[Segment]:
         """Delete segments whose rows a merge had copied before it was killed, and return the others."""
-        left: list[Segment] = []
+        remaining: list[Segment] = []
         reached = 0
         for segment in own:
             if segment.first < reached:
                 segment.path.unlink(missing_ok=True)
                 continue
-            left.append(segment)
+            remaining.append(segment)
             if segment.next is not None:
                 reached = segment.next
                 continue
             with segment.path.open("rb", buffering=0) as file:
                 summary = summary_of(file, segment)
             reached = segment.first if summary is None else summary.next
-        return left
+        return remaining
 
     def _begin(self, first: int) -> None:
         path = self.folder / segment_name(self.shard, first)
@@ -326,12 +326,12 @@ class Appender:
         written = self._pwritev(file, pieces, self._byte_count)
         while written < byte_count:
             begins = [0, *accumulate(map(len, pieces))]
-            left = [
+            unwritten = [
                 piece[max(0, written - begin) :]
                 for begin, piece in zip(begins, pieces, strict=False)
                 if begin + len(piece) > written
             ]
-            written += self._pwritev(file, left, self._byte_count + written)
+            written += self._pwritev(file, unwritten, self._byte_count + written)
 
     def _sync(self) -> None:
         assert self._file is not None
@@ -489,23 +489,23 @@ class Appender:
 
     def _period_of(self, segment: Segment) -> int:
         """Return the period of the earliest settlement in a segment; -1 if it must not be merged."""
-        known = self._periods_known.get((segment.path, segment.inode))
-        if known is None:
+        period = self._periods_known.get((segment.path, segment.inode))
+        if period is None:
             summary = None
             if segment.next is None and segment.path not in self._merging_failed:
                 with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
                     summary = summary_of(file, segment)
             rows = 0 if summary is None else summary.rows
-            known = -1 if summary is None or not rows else int(summary.settled[0] / 1e6 // self._period)
-            self._periods_known[segment.path, segment.inode] = known
-        return known
+            period = -1 if summary is None or not rows else int(summary.settled[0] / 1e6 // self._period)
+            self._periods_known[segment.path, segment.inode] = period
+        return period
 
     def _retire(self) -> None:
         """Delete the oldest segments beyond the retention limits, never the newest."""
         self._looked, ages_now = self._utc(), self._age_scale()
         own = self._own()
         byte_count = sum(segment.byte_count for segment in own)
-        left = len(own)
+        remaining = len(own)
         for segment in own[:-1]:
             over = self._retention_bytes and byte_count > self._retention_bytes
             old = self._retention_secs and _age(segment, ages_now) > self._retention_secs
@@ -513,8 +513,8 @@ class Appender:
                 break
             segment.path.unlink(missing_ok=True)
             byte_count -= segment.byte_count
-            left -= 1
-        self.segments = left
+            remaining -= 1
+        self.segments = remaining
         with suppress(OSError):  # on a full disk the last record serves as well
             self._record_time()
 

@@ -148,17 +148,17 @@ class Memories:
 class ByteColumn:
     """Consecutive bytes, in a memory as far as they fit."""
 
-    __slots__ = ("_more", "memory", "taken")
+    __slots__ = ("_more", "memory", "used_bytes")
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
-        self.taken = 0
+        self.used_bytes = 0
         self._more: list[bytes] = []
 
     def put(self, data: bytes) -> None:
         """Append bytes."""
-        begin = self.taken
-        self.taken = end = begin + len(data)
+        begin = self.used_bytes
+        self.used_bytes = end = begin + len(data)
         if end <= MEMORY_BYTES:
             self.memory[begin:end] = data
         else:
@@ -171,14 +171,14 @@ class ByteColumn:
         While the disk is full a quiet gateway still encodes a small block each second; if each kept its
         memories, they would grow without limit.
         """
-        return self.taken > COPIED_BYTES and not self._more
+        return self.used_bytes > COPIED_BYTES and not self._more
 
     def data(self) -> Bytes:
         """Return all bytes."""
         if self.lent:
-            return self.memory[: self.taken]
-        held = self.taken - sum(map(len, self._more))
-        return b"".join([self.memory[:held], *self._more])
+            return self.memory[: self.used_bytes]
+        byte_count = self.used_bytes - sum(map(len, self._more))
+        return b"".join([self.memory[:byte_count], *self._more])
 
 
 class Apart(NamedTuple):
@@ -198,10 +198,10 @@ class OwnEntries:
     They are copied at once, while they are in the processor's caches, so that their messages can be freed.
     """
 
-    __slots__ = ("_forms", "_lengths", "held", "sizes")
+    __slots__ = ("_forms", "_lengths", "column", "sizes")
 
     def __init__(self, memory: memoryview) -> None:
-        self.held = ByteColumn(memory)
+        self.column = ByteColumn(memory)
         self.sizes: list[int] = []
         self._forms: list[bytes] = []
         self._lengths: list[tuple[Sequence[int] | None, int]] = []
@@ -212,7 +212,7 @@ class OwnEntries:
         self._forms.append(forms)
         self._lengths.append((lengths, len(forms)))
         self.sizes += map(len, data)
-        self.held.put(b"".join(data))
+        self.column.put(b"".join(data))
 
     @property
     def forms(self) -> bytes:
@@ -232,10 +232,10 @@ class Gathering:
     the encoded entries of the columns that are `apart`.
     """
 
-    __slots__ = ("body_bytes_max", "byte_count", "held", "parts", "rows", "sets", "sources", "targets")
+    __slots__ = ("bodies", "body_bytes_max", "byte_count", "parts", "rows", "sets", "sources", "targets")
 
     def __init__(self, memories: Memories, *, body_bytes_max: int, apart: Apart = TOGETHER) -> None:
-        self.held = ByteColumn(memories.take())
+        self.bodies = ByteColumn(memories.take())
         """Bodies that are recorded."""
         self.sets = OwnEntries(memories.take()) if apart.sets else None
         self.sources = OwnEntries(memories.take()) if apart.sources else None
@@ -249,7 +249,7 @@ class Gathering:
     @property
     def _held(self) -> list[ByteColumn]:
         own = (self.sets, self.sources, self.targets)
-        return [self.held, *[entries.held for entries in own if entries is not None]]
+        return [self.bodies, *[entries.column for entries in own if entries is not None]]
 
     def memories(self, *, lent: bool) -> list[memoryview]:
         """Return the memories that the block uses itself (`lent`), or those whose bytes it has copied.
@@ -261,7 +261,7 @@ class Gathering:
     @property
     def nearly_full(self) -> bool:
         """True if there is soon no space for the entries of properties or of addresses."""
-        return any(held.taken > NEARLY_FULL for held in self._held[1:])
+        return any(held.used_bytes > NEARLY_FULL for held in self._held[1:])
 
     def add(self, settled: Settled) -> None:
         """Add messages, at least one. Those that were received in bursts are not examined one by one."""
@@ -282,10 +282,10 @@ class Gathering:
             elif origins is not None:
                 came, targets = runs_of(origins), came
             elif sources is not None:
-                gone = alike_in(messages)
-                targets = addresses_of(gone)
+                firsts = alike_in(messages)
+                targets = addresses_of(firsts)
                 if labels.reshapes:
-                    went = _guarantees(gone)
+                    went = _guarantees(firsts)
         protocol = came.objects[0].protocol
         came, targets = self._addresses(came, targets, len(bodies))
         sizes, whole = self._take(bodies)
@@ -306,9 +306,9 @@ class Gathering:
         if self.sources is not None:
             self.sources.add(address_entries(came.objects), came.lengths)
         if self.targets is not None:
-            gone = came if targets is None else targets
-            if gone.objects:
-                self.targets.add(address_entries(gone.objects), gone.lengths)
+            addresses = came if targets is None else targets
+            if addresses.objects:
+                self.targets.add(address_entries(addresses.objects), addresses.lengths)
             else:
                 self.targets.add(NOWHERE_ENTRY, [rows])
             targets = None if targets is None else NOWHERE
@@ -348,10 +348,10 @@ class Gathering:
             if (
                 len(data) == total
             ):  # otherwise one of them is a file (model/spooled_bodies.py), which is not read
-                self.held.put(data)
+                self.bodies.put(data)
                 return runs, None
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
-        self.held.put(b"".join([body for body, taken in zip(bodies, whole, strict=True) if taken]))
+        self.bodies.put(b"".join([body for body, taken in zip(bodies, whole, strict=True) if taken]))
         return runs, whole
 
 

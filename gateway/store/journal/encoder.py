@@ -70,7 +70,7 @@ class Encoder:
         self._shard = shard
         self._senders = BlockDictionary(len(SENDER))
         self._sender_numbers: dict[int, bytes] = {}  # by identity, which is faster than the hash of a tuple
-        self._kept: list[Sender] = []  # those senders, so that no identity is reused
+        self._sender_refs: list[Sender] = []  # those senders, so that no identity is reused
         self._sources = _Addresses()
         self._targets = _Addresses()
         self._sets = Wires()
@@ -92,8 +92,8 @@ class Encoder:
         came = [part.sources for part in parts]
         sources = targets = self._sources.encoded(gathering.sources, came, gathering)
         if any(part.targets is not None for part in parts):
-            gone = [part.sources if part.targets is None else part.targets for part in parts]
-            targets = self._targets.encoded(gathering.targets, gone, gathering)
+            target_parts = [part.sources if part.targets is None else part.targets for part in parts]
+            targets = self._targets.encoded(gathering.targets, target_parts, gathering)
         elif gathering.targets is not None:
             self._targets.passed(rows)
         sets = self._encoded_sets(gathering)
@@ -127,13 +127,13 @@ class Encoder:
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
-            self._kept.clear()
+            self._sender_refs.clear()
         senders, lengths = runs
         try:
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
         except KeyError:
             fresh = {id(sender): sender for sender in senders if id(sender) not in numbers}
-            self._kept += fresh.values()
+            self._sender_refs += fresh.values()
             texts = [list(map(bytes_of, sender.names)) for sender in fresh.values()]
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
@@ -144,23 +144,23 @@ class Encoder:
         return Apart(self._sets.differ, self._sources.differ, self._targets.differ)
 
     def _encoded_sets(self, gathering: Gathering) -> _Encoded:
-        known, numbers = self._sets, self._set_numbers
+        dictionary, numbers = self._sets, self._set_numbers
         parts, rows = gathering.parts, gathering.rows
         if gathering.sets is not None:
-            known.passed(rows)
+            dictionary.passed(rows)
             return _own(gathering.sets)
         lengths = lengths_of([(part.sets.lengths, part.rows) for part in parts])
         sets = list(chain.from_iterable([part.sets.objects for part in parts]))
-        if known.begin(rows):
+        if dictionary.begin(rows):
             numbers.clear()
         fresh: list[PropertySet] = []
         try:
             indices = b"".join([numbers[one] for one in sets])
         except KeyError:
             fresh = [one for one in dict.fromkeys(sets) if one not in numbers]
-            numbers.update(zip(fresh, known.add_all(*set_entries(fresh)), strict=True))
+            numbers.update(zip(fresh, dictionary.add_all(*set_entries(fresh)), strict=True))
             indices = b"".join([numbers[one] for one in sets])
-        return _Encoded(repeated(indices, 4, lengths), known.end(rows, len(fresh)))
+        return _Encoded(repeated(indices, 4, lengths), dictionary.end(rows, len(fresh)))
 
 
 class _Encoded(NamedTuple):
@@ -174,7 +174,7 @@ class _Addresses:
     """Dictionary of the source addresses, or of the target addresses, of blocks."""
 
     def __init__(self) -> None:
-        self._known = Wires()
+        self._dictionary = Wires()
         self._numbers: dict[str, dict[bytes, bytes]] = {}  # by protocol, then by wire
         self._nowhere = b""
         self._fresh = 0
@@ -182,11 +182,11 @@ class _Addresses:
     @property
     def differ(self) -> bool:
         """True if the next addresses are not looked up."""
-        return self._known.differ
+        return self._dictionary.differ
 
     def passed(self, rows: int) -> None:
         """Count rows that were not looked up."""
-        self._known.passed(rows)
+        self._dictionary.passed(rows)
 
     def encoded(
         self, own: OwnEntries | None, runs: Sequence[Runs[Address]], gathering: Gathering
@@ -195,11 +195,11 @@ class _Addresses:
 
         All addresses of a part are of one protocol.
         """
-        known, parts, rows = self._known, gathering.parts, gathering.rows
+        dictionary, parts, rows = self._dictionary, gathering.parts, gathering.rows
         if own is not None:
-            known.passed(rows)
+            dictionary.passed(rows)
             return _own(own)
-        if known.begin(rows):
+        if dictionary.begin(rows):
             self._numbers.clear()
             self._nowhere = b""
         self._fresh = 0
@@ -212,12 +212,12 @@ class _Addresses:
                 found.append(self._numbered(protocol, chained(some)))
             else:
                 if not self._nowhere:
-                    (self._nowhere,) = known.add_all(*NOWHERE_ENTRY)
+                    (self._nowhere,) = dictionary.add_all(*NOWHERE_ENTRY)
                 count = sum(part.rows for part in parts[at : at + len(some)])
                 found.append(Runs([self._nowhere], [count]))
             at += len(some)
         indices = _indices(chained(found))
-        return _Encoded(indices, known.end(rows, self._fresh))
+        return _Encoded(indices, dictionary.end(rows, self._fresh))
 
     def _numbered(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
         addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
@@ -229,7 +229,7 @@ class _Addresses:
         except KeyError:
             fresh = {address.wire: address for address in addresses if address.wire not in numbers}
             self._fresh += len(fresh)
-            made = self._known.add_all(*address_entries(list(fresh.values())))
+            made = self._dictionary.add_all(*address_entries(list(fresh.values())))
             numbers.update(zip(fresh, made, strict=True))
             return Runs([numbers[one.wire] for one in addresses], lengths)
 
@@ -237,7 +237,7 @@ class _Addresses:
 def _own(entries: OwnEntries) -> _Encoded:
     lengths = entries.lengths
     places = b"" if lengths is None else _places(None, len(lengths))
-    buffers = held_buffers(entries.forms, entries.sizes, entries.held.data())
+    buffers = held_buffers(entries.forms, entries.sizes, entries.column.data())
     return _Encoded(repeated(places, 4, lengths), buffers)
 
 
@@ -255,11 +255,11 @@ def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Bytes]:
     sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
     if not gathering.body_bytes_max:
         return sizes, b"", b"", b""
-    data = gathering.held.data()
+    data = gathering.bodies.data()
     if any(part.whole for part in parts):
         whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
-        kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
-        return sizes, bitmap(whole), offsets(kept), data
+        stored_sizes = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
+        return sizes, bitmap(whole), offsets(stored_sizes), data
     return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), data
 
 
@@ -281,13 +281,13 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
         number = recipients.get(key)
         if number is None:
             number = recipients[key] = NUMBER(len(recipients))
-        told = outcomes.get(outcome)
-        if told is None:
-            told = outcomes[outcome] = NUMBER(len(outcomes))
+        code = outcomes.get(outcome)
+        if code is None:
+            code = outcomes[outcome] = NUMBER(len(outcomes))
         received.append(_TIME(received_us))
         settled.append(_TIME(settled_us))
         recipient.append(number)
-        result.append(told)
+        result.append(code)
         counts.append(count)
     rows = [
         repeated(b"".join(column), len(column[0]), counts)

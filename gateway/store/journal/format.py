@@ -369,9 +369,9 @@ def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block; `seal` completes it. `level` is that of zlib, and 0 does not compress."""
     header, columns, buffers, statistics = draft
     if not columns:
-        (given,) = buffers
-        assert isinstance(given, bytes)
-        content = given.ljust(len(given) + len(padding(len(given))))
+        (content_bytes,) = buffers
+        assert isinstance(content_bytes, bytes)
+        content = content_bytes.ljust(len(content_bytes) + len(padding(len(content_bytes))))
         low_water = LOW_WATER.pack(header.low_us)
         return Laid(header._replace(byte_count=LOOK_BYTES + len(content)), [low_water + content])
     directory = len(buffers) * _BUFFER.size + len(columns)

@@ -112,7 +112,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
     sources = b"".join([origins.indices(block, "source_address") for block in blocks])
     targets = b"".join([goals.indices(block, "target_address") for block in blocks])
     flags = {name: _runs(values(name), 1) for name in FLAGS}
-    gone = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
+    delivered_runs = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
     source, came, gone_to = _runs(sources, 4), origins.buffers(), goals.buffers()
     stayed = targets == sources and came == gone_to
     buffers: list[Buffer] = [
@@ -128,7 +128,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
         *flags.values(),
         *(
             flags[name] if _same(flags[name], went) else went
-            for name, went in zip(DELIVERED, gone, strict=True)
+            for name, went in zip(DELIVERED, delivered_runs, strict=True)
         ),
         *_expiries(blocks),
         _runs(values("body_size"), 4),
@@ -162,8 +162,8 @@ def _runs(values: bytes, width: int) -> Buffer:
     found = [(value, sum(1 for _ in same)) for value, same in groupby(numbers)]
     if len(found) * (width + 4) >= len(values):
         return values
-    kept = array(numbers.typecode, [value for value, _ in found])
-    return Repeated(kept.tobytes(), width, [count for _, count in found])
+    firsts = array(numbers.typecode, [value for value, _ in found])
+    return Repeated(firsts.tobytes(), width, [count for _, count in found])
 
 
 def _same(one: Buffer, other: Buffer) -> bool:
@@ -281,9 +281,9 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
     expected = summary.first
     for segment in segments:
         with segment.path.open("rb", buffering=0) as file:
-            known = summary_of(file, segment)
-            counted = known is not None and known.replaced > 0
-            summary.replaced += known.replaced if known is not None else 0
+            file_summary = summary_of(file, segment)
+            counted = file_summary is not None and file_summary.replaced > 0
+            summary.replaced += file_summary.replaced if file_summary is not None else 0
             for at in walk(file, segment.path):
                 if isinstance(at, Hole):
                     raise DamageError(f"{at.path}: bytes {at.offset} to {at.end} are no block")

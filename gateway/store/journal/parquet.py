@@ -65,10 +65,10 @@ class ParquetSegment:
             self._file = pq.ParquetFile(
                 source, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
             )
-            given = json.loads(metadata.metadata[METADATA_KEY])
-            self.summary: Summary = decode_summary(given)
-            self._marks: Sequence[int] = given["marks"]
-            self._lost = [LostRows(*one) for one in given["lost"]]
+            document = json.loads(metadata.metadata[METADATA_KEY])
+            self.summary: Summary = decode_summary(document)
+            self._marks: Sequence[int] = document["marks"]
+            self._lost = [LostRows(*one) for one in document["lost"]]
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             spans = [*zip(self.summary.spans, groups, self._marks, strict=True)]
             if any(span.next - span.first != group.num_rows for span, group, _ in spans):
@@ -114,8 +114,8 @@ class ParquetSegment:
         Raises DamageError if the file is damaged.
         """
         try:
-            wanted = None if names is None else [name for name in names if name in self.names]
-            found = self._file.read_row_group(group, columns=wanted, use_threads=False)
+            column_names = None if names is None else [name for name in names if name in self.names]
+            found = self._file.read_row_group(group, columns=column_names, use_threads=False)
             return found.unify_dictionaries().combine_chunks()
         except self._errors as error:
             raise DamageError(f"{self._segment.path}: row group {group} cannot be read: {error}") from error

@@ -83,10 +83,10 @@ _columns = lru_cache(maxsize=64)(decode_columns)  # all blocks of one gateway ha
 class GoneError(JournalError):
     """Error for requested rows that retention has deleted. `first` is the first row that exists."""
 
-    def __init__(self, shard: str, wanted: int, first: int) -> None:
+    def __init__(self, shard: str, expected: int, first: int) -> None:
         super().__init__(
-            f"shard {shard} of the journal: rows {wanted} to {first - 1} are gone; retention deletes what is"
-            f" older than its limits, and {first} is the first row now"
+            f"shard {shard} of the journal: rows {expected} to {first - 1} are gone; retention deletes what"
+            f" is older than its limits, and {first} is the first row now"
         )
         self.shard = shard
         self.first = first
@@ -276,12 +276,12 @@ class Block:
 
     def may_hold(self, only: Only) -> bool:
         """Return False if no row matches `only`. Checks the dictionaries, not the rows."""
-        for name, wanted in only.items():
+        for name, accepted_texts in only.items():
             column = self.columns.get(name)
             if (
                 column is not None
                 and column.kind is ColumnKind.CODED
-                and not set(wanted) & {*self.texts(name)}
+                and not set(accepted_texts) & {*self.texts(name)}
             ):
                 return False
         return True
@@ -293,11 +293,11 @@ class Block:
         view = memoryview(self.data)[offset : offset + (stored & ~RUNS)]
         if stored == byte_count:
             return view
-        known = self._decoded.get(number)
-        if known is None:
+        cached = self._decoded.get(number)
+        if cached is None:
             made = self.expand(view, byte_count) if stored & RUNS else decompressed(view, byte_count)
-            known = self._decoded[number] = memoryview(made)
-        return known
+            cached = self._decoded[number] = memoryview(made)
+        return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,9 +328,9 @@ class ParquetBlock(Block):
     def may_hold(self, only: Only) -> bool:
         """Return False if no row matches `only`, by the first and the last text of the columns."""
         assert self.file is not None
-        for name, wanted in only.items():
+        for name, accepted_texts in only.items():
             bounds = self.file.bounds(self.at.offset, name)
-            if bounds is not None and not any(bounds[0] <= text <= bounds[1] for text in wanted):
+            if bounds is not None and not any(bounds[0] <= text <= bounds[1] for text in accepted_texts):
                 return False
         return True
 
@@ -348,9 +348,9 @@ def block_from(
     directory = data[LOOK_BYTES : LOOK_BYTES + header.directory_bytes]
     places = buffer_table(directory, header.buffers)
     columns = _columns(directory[12 * header.buffers :], header.columns)
-    named = {column.name: column for column in columns}
+    by_name = {column.name: column for column in columns}
     first = header.base if begin is None else begin
-    return Block(shard, at, data, named, places, first, header.next, expand)
+    return Block(shard, at, data, by_name, places, first, header.next, expand)
 
 
 Item = TypeVar("Item")
@@ -470,11 +470,11 @@ class JournalReader:
         """
         segments = self.segments(shard)
         total, behind, last_us = 0, segments[0].first if segments else 0, None
-        wanted = _Wanted(from_us, to_us)
+        selection = _Wanted(from_us, to_us)
         for first, next_, times in self._around(shard):
             if first > behind:
                 around = sorted((times[0], times[0] if last_us is None else last_us))
-                total += 0 if wanted.misses(around, None) else first - behind
+                total += 0 if selection.misses(around, None) else first - behind
             if next_ > behind:
                 behind, last_us = next_, times[1]
         if (end := self.end(shard)) > behind:  # the shard ends with a gap
@@ -527,9 +527,9 @@ class JournalReader:
 
     def summary(self, segment: Segment) -> Summary | None:
         """Return the summary at the end of a file; None if the file is in use or its writer was killed."""
-        known = self._summaries.get(segment.path)
-        if known is not None and known[0] == segment:
-            return known[1]
+        cached = self._summaries.get(segment.path)
+        if cached is not None and cached[0] == segment:
+            return cached[1]
         try:
             with _opened(segment) as file:
                 return self._summary_in(file, segment)
@@ -593,17 +593,17 @@ class JournalReader:
         near: BlockPlace | None,
         *,
         whole: bool = False,
-        wanted: _Wanted | None = None,
+        selection: _Wanted | None = None,
     ) -> Iterator[Any]:
         """Yield the blocks (`_OpenBlock`) and gaps from row `start` on, each row once.
 
-        Blocks that `wanted` excludes are skipped where a file's summary shows it. With `whole`, complete
+        Blocks that `selection` excludes are skipped where a file's summary shows it. With `whole`, complete
         files yield Stretches.
         """
         segments = self.segments(shard)
         if not segments:
             return
-        scan = _Scan(shard, segments[0].first if start is None else start, near, whole, wanted)
+        scan = _Scan(shard, segments[0].first if start is None else start, near, whole, selection)
         looked: tuple[int, list[tuple[Path, int]]] | None = None
         while segments:
             # Listed files may have been merged or deleted since: list them again before reporting a loss.
@@ -684,9 +684,11 @@ class JournalReader:
         self, file: OpenSegment, segment: Segment, scan: _Scan, *, last: bool
     ) -> Iterator[At | Stretch | LostRows | range]:
         """Yield what one file holds from about the expected row on; a range for rows that are not wanted."""
-        expected, near, wanted = scan.expected, scan.near, scan.wanted
-        known = self._summaries.get(segment.path)
-        summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
+        expected, near, selection = scan.expected, scan.near, scan.selection
+        cached = self._summaries.get(segment.path)
+        summary = (
+            cached[1] if cached is not None and cached[0] == segment else self._summary_in(file, segment)
+        )
         if summary is None:
             assert not isinstance(file, ParquetSegment)
             offset = 0
@@ -696,7 +698,7 @@ class JournalReader:
                 if isinstance(at, At):
                     yield at
             return
-        if wanted is not None and wanted.misses(summary.received, summary.routes):
+        if selection is not None and selection.misses(summary.received, summary.routes):
             yield range(summary.first, summary.next)
             return
         if scan.whole:
@@ -714,11 +716,11 @@ class JournalReader:
             yield range(behind, summary.next)
             return
         passed = {}
-        if wanted is not None:
+        if selection is not None:
             passed = {
                 span.offset: span
                 for span in summary.spans
-                if wanted.misses((span.first_us, span.last_us), None)
+                if selection.misses((span.first_us, span.last_us), None)
             }
         if isinstance(file, ParquetSegment):
             for found in file.items(expected):
@@ -779,8 +781,8 @@ class JournalReader:
         data = content_of(file, at)
         if data is None:  # the header has the numbers
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
-        given = json.loads(data[LOOK_BYTES:])
-        return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
+        document = json.loads(data[LOOK_BYTES:])
+        return Gap(shard, header.base, header.rows, document["reason"], document["text"], where)
 
     def read(self, shard: str, at: At) -> Block:
         """Return the block that `index` found, or its rows where they are now.
@@ -795,9 +797,9 @@ class JournalReader:
                     return block_from(shard, at, self._sound(file, at), expand=self.expand)
         except FileNotFoundError:
             pass
-        left = self.segments(shard)
-        if not left or header.base < left[0].first:
-            raise GoneError(shard, header.base, left[0].first if left else header.next)
+        remaining = self.segments(shard)
+        if not remaining or header.base < remaining[0].first:
+            raise GoneError(shard, header.base, remaining[0].first if remaining else header.next)
         for block in JournalReader(self.folder, expand=self.expand).blocks(
             shard, header.base, end=header.next
         ):
@@ -833,7 +835,7 @@ class JournalReader:
         one without the texts is not decoded. For `near` see `index`.
         """
         routes = None if only is None else only.get("route")
-        for item in self._scan(shard, start, near, wanted=_Wanted(from_us, to_us, routes)):
+        for item in self._scan(shard, start, near, selection=_Wanted(from_us, to_us, routes)):
             if isinstance(item, Gap):
                 behind = item.first + item.rows
                 if end is None or item.first < end:
@@ -842,8 +844,8 @@ class JournalReader:
                 header = item.at.header
                 behind = header.next
                 early = from_us is not None and header.last_us < from_us
-                late = to_us is not None and header.first_us >= to_us
-                if not early and not late and (end is None or item.begin < end):
+                is_beyond = to_us is not None and header.first_us >= to_us
+                if not early and not is_beyond and (end is None or item.begin < end):
                     block = self._read(shard, item)
                     if isinstance(block, Gap) or only is None or block.may_hold(only):
                         yield block
@@ -954,7 +956,7 @@ class _Scan:
     expected: int
     near: BlockPlace | None
     whole: bool
-    wanted: _Wanted | None
+    selection: _Wanted | None
 
 
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)

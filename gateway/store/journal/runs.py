@@ -40,8 +40,8 @@ def alike_in(messages: list[Message]) -> Runs[Message]:
     sender, address, found, expires = one.sender, one.address, one.property_set, one.expires
     assurance, durable, retain, hops = one.assurance, one.durable, one.retain, one.hops
     count = len(messages)
-    left = iter(messages)
-    for one in left:
+    iterator = iter(messages)
+    for one in iterator:
         if (
             one.sender is sender
             and one.address is address
@@ -53,7 +53,7 @@ def alike_in(messages: list[Message]) -> Runs[Message]:
             and one.expires == expires
         ):
             continue
-        at = count - length_hint(left) - 1
+        at = count - length_hint(iterator) - 1
         if len(firsts) * RUN_ALIKE > at + SLACK:
             return Runs(messages, None)
         firsts.append(one)

@@ -82,16 +82,16 @@ def parquet_name(shard: int, first: int, next_: int) -> str:
 
 def without_repeats(segments: Iterable[Segment]) -> list[Segment]:
     """Return the segments without those whose rows a segment in Parquet has; both exist for a moment."""
-    left: list[Segment] = []
+    remaining: list[Segment] = []
     shard, reached = "", 0
     for segment in segments:
         if segment.shard != shard:
             shard, reached = segment.shard, 0
         if segment.first < reached:
             continue
-        left.append(segment)
+        remaining.append(segment)
         reached = segment.next or 0
-    return left
+    return remaining
 
 
 def segments_in(folder: Path, prefix: str = "") -> list[Segment]:

@@ -155,14 +155,14 @@ def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
 
 def encode_summary(summary: Summary) -> dict[str, Any]:
     """Return a summary as a JSON object."""
-    given = asdict(summary)
-    given["routes"] = None if summary.routes is None else sorted(summary.routes)
-    return given
+    document = asdict(summary)
+    document["routes"] = None if summary.routes is None else sorted(summary.routes)
+    return document
 
 
-def decode_summary(given: Mapping[str, Any]) -> Summary:
+def decode_summary(document: Mapping[str, Any]) -> Summary:
     """Return the summary that `encode_summary` encoded. Raises ValueError, TypeError or KeyError."""
-    found = {name: given[name] for name in Summary.__slots__}  # a later gateway may write more keys
+    found = {name: document[name] for name in Summary.__slots__}  # a later gateway may write more keys
     found["routes"] = None if found["routes"] is None else set(found["routes"])
     found["spans"] = [SummarySpan(*span) for span in found["spans"]]
     found["received"], found["settled"] = tuple(found["received"]), tuple(found["settled"])

@@ -335,8 +335,8 @@ class JournalWriter:
 
     def _gap(self, rows: int, reason: str, text: str) -> Draft:
         now_us = int(self._utc() * SECOND)
-        given = dumps({"reason": reason, "text": text}).encode()
-        return gap_draft(self._appender.shard, self._next, rows, now_us, given)
+        record = dumps({"reason": reason, "text": text}).encode()
+        return gap_draft(self._appender.shard, self._next, rows, now_us, record)
 
     def _encoded(self, gathering: Gathering) -> Draft:
         """Return the block of what has gathered, or a gap if encoding fails."""

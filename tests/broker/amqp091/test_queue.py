@@ -158,7 +158,7 @@ def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
     there = queue(host, "there")
     one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
     one.storage = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)
-    one.gone = []
+    one.removed_positions = []
     one.put([native(b"x") for _ in range(BURIED_MAX)])
     taken = [one.take() for _ in range(BURIED_MAX)]
     for found in taken:
@@ -707,7 +707,7 @@ def test_a_quorum_queue_forgets_the_counts_of_what_is_gone() -> None:
     position, message, redelivered = one.take() or (0, message_of(""), False)
     assert (message.body, redelivered) == (b"acknowledged", True)
     one.unacknowledged -= 1  # as a channel does it for an ack
-    one.gone.append(position)
+    one.removed_positions.append(position)
     position, message, _ = one.take() or (0, message_of(""), False)
     one.reject(position, message)
     position, message, _ = one.take() or (0, message_of(""), False)
@@ -716,7 +716,7 @@ def test_a_quorum_queue_forgets_the_counts_of_what_is_gone() -> None:
     assert [one.deliveries.of(position) for position in range(5)] == [0, 0, 0, 1, 1]
     one.purge()
     assert not one.deliveries
-    assert not one.gone
+    assert not one.removed_positions
 
 
 def message_of(body: str) -> Message:

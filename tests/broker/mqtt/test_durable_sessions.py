@@ -572,7 +572,7 @@ def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str
         if not at_once:
             session.received_ids.handed_on(5)
         if how == "forget":
-            session.received_ids.forget(5, told=True)
+            session.received_ids.forget(5, refusal_sent=True)
         else:
             session.received_ids.doubt(5)
         if at_once:

@@ -22,7 +22,7 @@ def retained(space: Space, *topics: str) -> None:
 def found(space: Space, topic_filter: str, options: SubscriptionOptions | None = None) -> list[bytes]:
     session = space.session("reader")
     space.subscribe(session, topic_filter, options or SubscriptionOptions())
-    return [message.body for walk in list(session.owed.values()) for message in whole(walk)]
+    return [message.body for walk in list(session.walks.values()) for message in whole(walk)]
 
 
 def whole(walk: Walk, most: int = 3) -> list[Message]:
@@ -173,7 +173,7 @@ def test_walks_send_a_piece_at_a_time_when_the_one_before_has_been_taken() -> No
         pulls += 1
         assert len(outlet.rows) <= pulls * PIECE_MESSAGES_MAX
         assert len(session) == 0
-    assert session.owed == {}
+    assert session.walks == {}
     bodies = [row.message.body for row in outlet.rows]
     assert len(bodies) == 4 * count + 1
     assert bodies[:count] == sorted(set(bodies))
@@ -184,7 +184,7 @@ def test_a_walk_that_finds_nothing_stops_now_and_then() -> None:
     retained(space, *(f"{at}/x" for at in range(3 * PIECE_STEPS_MAX)), "z/y")
     session = space.session("reader")
     space.subscribe(session, "+/y", SubscriptionOptions())
-    (walk,) = session.owed.values()
+    (walk,) = session.walks.values()
     pieces = []
     while not walk.done:
         pieces.append(len(walk.next()))
@@ -198,7 +198,7 @@ def test_what_is_unsubscribed_or_asked_for_again_is_not_walked_twice() -> None:
     session = space.session("reader")
     for _ in range(3):
         space.subscribe(session, "#", SubscriptionOptions())
-    assert len(session.owed) == 1
+    assert len(session.walks) == 1
     space.unsubscribe(session, "#")
-    assert not session.owed
+    assert not session.walks
     assert not session.pull()

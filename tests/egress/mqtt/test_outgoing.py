@@ -721,7 +721,7 @@ async def test_what_the_broker_has_received_does_not_hide_the_one_to_blame(
         world.drop()
     assert verdict(world, b"poison") == (Verdict.REJECTED, Reason.INTERNAL)
     assert set(world.outcomes) == {b"poison"}
-    assert world.session.publisher._kept == {}
+    assert world.session.publisher._packet_ids == {}
     world.publish(message("sound"))
     world.talk()
     remote.machine.acknowledge(PacketType.PUBCOMP, [one for one, _ in remote.acks_of(PacketType.PUBREL)[-1:]])
@@ -742,4 +742,4 @@ async def test_a_message_that_was_found_out_leaves_its_packet_id() -> None:
         world.talk()
         world.drop()
     publisher = world.session.publisher
-    assert (publisher._kept, publisher._numbers) == ({}, {})
+    assert (publisher._packet_ids, publisher._numbers) == ({}, {})

@@ -40,7 +40,7 @@ def used(gateway: Running) -> int:
 
 def nothing_left(gateway: Running) -> None:
     spool = gateway.gateway.bodies.spool
-    gateway.until(lambda: not spool.used and not spool.held)
+    gateway.until(lambda: not spool.used and not spool.reserved_bytes)
     assert not spool.lasting
     assert list(spool.folder.iterdir()) == []
 
@@ -112,11 +112,13 @@ def test_where_a_body_arrives(what: str, limits: Limits, size: int, spilled: boo
             transfer = client.transfer(handle, body)
             client.write(transfer, body[:-1], last=False)
             assert client.quiet()
-            gateway.until(lambda: (spool.used, spool.held) == ((size - 1, 0) if spilled else (0, size)))
+            gateway.until(
+                lambda: (spool.used, spool.reserved_bytes) == ((size - 1, 0) if spilled else (0, size))
+            )
             tag = client.machine.new_tag(1)
             client.write(transfer, body[-1:], tag)
             assert client.reply()[2] == tag
-            assert gateway.ask(lambda: spool.held) == 0
+            assert gateway.ask(lambda: spool.reserved_bytes) == 0
             client.consume(handle)
             assert client.large()[4] == body
 

@@ -387,7 +387,7 @@ def test_metrics_tell_of_the_spool_and_of_transfers(gateway: Running) -> None:
     break_off(gateway, 2_000)
     with Whole(gateway, "other").open() as client:
         client.write(client.transfer(client.handle("q"), SMALL), SMALL[:10], last=False)
-        gateway.until(lambda: gateway.gateway.bodies.spool.held > 0)
+        gateway.until(lambda: gateway.gateway.bodies.spool.reserved_bytes > 0)
         assert gateway.ask(told) == {
             "gateway_spool_bytes": 2_000,
             "gateway_spool_files": 1,

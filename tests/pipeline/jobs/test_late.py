@@ -110,7 +110,7 @@ def test_an_outage(spark: SparkSession, outage: Outage, tmp_path: Path, late: st
                 str(outage.journal),
                 to=to,
                 window="1 second",
-                late=late,
+                lateness=late,
                 available_now=True,
                 tell=said.append,
             )

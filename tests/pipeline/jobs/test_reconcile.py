@@ -58,7 +58,7 @@ def test_a_real_gateway_has_lost_nothing(spark: SparkSession, recorded: Recorded
     assert (made.balanced, made.totals) == (True, {"waiting": WAITING})
     made = account(spark, recorded.journal, far=WAITING - 1)
     assert made.totals == {"waiting": WAITING - 1, "lost": 1}
-    (lost,) = [one for one in made.named if one.what == "lost"]
+    (lost,) = [one for one in made.faulty_messages if one.what == "lost"]
     assert (lost.route, lost.address) == ("far", ":far")
 
 
@@ -79,7 +79,7 @@ def test_a_consumers_record(
     """Two queues had each message, the consumer drinks from one: so each is expected once."""
     made = account(spark, recorded.journal, got, where="route = 'up'")
     assert made.totals == totals
-    assert {one.what for one in made.named} == set(totals)
+    assert {one.what for one in made.faulty_messages} == set(totals)
 
 
 def test_what_left_an_outbox_in_another_way(spark: SparkSession, tmp_path: Path) -> None:
@@ -132,7 +132,9 @@ def test_a_row_that_is_there_twice_is_a_fault(spark: SparkSession, tmp_path: Pat
     again = rows.where("sequence = 7")
     made = reconcile(rows.union(again).union(again))
     assert (made.balanced, made.totals) == (False, {"double": 2})
-    assert [(one.what, one.shard, one.sequence, one.times) for one in made.named] == [("double", "0", 7, 2)]
+    assert [(one.what, one.shard, one.sequence, one.times) for one in made.faulty_messages] == [
+        ("double", "0", 7, 2)
+    ]
 
 
 def stored_and_delivered(folder: Path, bodies: list[tuple[bytes, float, float | None]]) -> None:
@@ -166,7 +168,7 @@ def judged(
     made = reconcile(
         traffic(spark, str(folder), COLUMNS, RowSelection(at(begin))),
         waiting=None if waiting is None else {"up": waiting},
-        until=None if until is None else datetime.fromtimestamp(START + until, UTC),
+        end=None if until is None else datetime.fromtimestamp(START + until, UTC),
         earlier=lambda: traffic(spark, str(folder), COLUMNS, RowSelection(None, at(begin))),
     )
     return made.totals
@@ -206,7 +208,7 @@ def test_a_consumer_has_what_came_after_the_span(spark: SparkSession, tmp_path: 
         ([b"a", b"b", b"x"], {"lost": 1, "unknown": 1}),
     ):
         received = spark.createDataFrame([(body,) for body in got], "body binary")
-        assert reconcile(rows, received, until=until).totals == totals
+        assert reconcile(rows, received, end=until).totals == totals
 
 
 def test_an_archive_is_what_its_manifest_names(spark: SparkSession, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_conditions_pass_over_blocks(journal: Make) -> None:
     assert [row for batch in found.read(part) for row in batch["sequence"].to_pylist()] == [
         *range(851, 1_000, 2)
     ]
-    assert narrowed(found._wanted, ()) == found._wanted
+    assert narrowed(found._selection, ()) == found._selection
 
 
 BOUNDS = [

@@ -53,7 +53,7 @@ def test_a_message_may_be_cut_anywhere() -> None:
         found = bodies(told(wire, cut(data, [at])))
         assert found == [(1, LONG), (1, b"next")], at
         assert wire.server.begun == 0
-        assert wire.server.due == 0
+        assert wire.server.body_bytes_remaining == 0
 
 
 @pytest.mark.parametrize("step", [1_000, 4_095, 20_000, 65_536])
@@ -70,11 +70,11 @@ def test_what_is_there_counts_as_begun_and_what_is_announced_as_due() -> None:
     data = publish_bytes(1, KEY, BODY)
     heard(wire.server, data[:20_000])
     assert 19_000 < wire.server.begun <= 20_000
-    assert wire.server.due == len(BODY)
+    assert wire.server.body_bytes_remaining == len(BODY)
     heard(wire.server, data[20_000:30_000])
     assert 29_000 < wire.server.begun <= 30_000
     heard(wire.server, data[30_000:])
-    assert (wire.server.begun, wire.server.due) == (0, 0)
+    assert (wire.server.begun, wire.server.body_bytes_remaining) == (0, 0)
 
 
 def test_a_frame_that_does_not_end_as_one_ends_the_connection_and_tells_nothing() -> None:

@@ -147,7 +147,7 @@ def test_a_close_does_not_wait_for_ever(scope: str) -> None:
     assert wire.server.data_to_send() == b""
     if scope == "handle":
         assert wire.server.handles == [2]
-        assert not wire.server._channels[1].owed
+        assert not wire.server._channels[1].reply_keys
 
 
 def test_what_the_application_says_before_the_answer_still_counts() -> None:

@@ -166,7 +166,7 @@ def test_replies_keep_the_order_of_the_commands() -> None:
     wire.move()
     assert wire.take()[1] == [e.Replies([*((1, 1, tag, 200, "") for tag in first), (1, 2, 7, 200, "")])]
     channel = server._channels[1]
-    assert not channel.owed
+    assert not channel.reply_keys
     assert not channel.done
 
 
@@ -345,7 +345,7 @@ def test_broken_messages(fragment: bytes, code: int, clause: str) -> None:
     assert isinstance(closed, e.HandleClosed)
     assert (closed.handle, closed.channel, closed.reply_code, closed.by_peer) == (1, 1, code, False), clause
     assert sends == e.Sends([(2, 0, NAMED, b"fine", b"")])
-    assert not wire.server._channels[1].owed
+    assert not wire.server._channels[1].reply_keys
 
 
 def test_an_oversize_fragment_is_passed_over() -> None:

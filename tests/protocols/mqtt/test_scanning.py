@@ -55,7 +55,7 @@ def agrees(raw: bytes, most: int = 1_000) -> bool:
     assert found.bare == (raw if alias is None else raw[: alias.start] + raw[alias.stop :])
     assert found.expiry == (None if expiry is None else expiry.value)
     assert found.asks == (Property.RESPONSE_TOPIC in by_id)
-    assert found.known == b"".join(raw[one.start : one.stop] for one in told if one.id not in OF_THE_WAY)
+    assert found.parsed == b"".join(raw[one.start : one.stop] for one in told if one.id not in OF_THE_WAY)
     assert (found.read_texts is not None) == all(one.id is Property.USER_PROPERTY for one in told)
     if found.read_texts is not None:
         long = any(len(one.value[0]) > 255 for one in told)

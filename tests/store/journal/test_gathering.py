@@ -68,7 +68,7 @@ def test_entries_of_their_own_are_kept_in_their_order(byte_count: list[int]) -> 
     given = [b"%c" % (97 + at) * size for at, size in enumerate(byte_count)]
     for one in given:
         entries.add((b"\1", [one]), None)
-    assert entries.held.data() == b"".join(given)
+    assert entries.column.data() == b"".join(given)
     assert entries.sizes == byte_count
     assert entries.forms == bytes([1] * len(byte_count))
     assert entries.lengths is None
@@ -76,7 +76,7 @@ def test_entries_of_their_own_are_kept_in_their_order(byte_count: list[int]) -> 
 
 def test_what_is_left_out_takes_no_room(tmp_path: Path) -> None:
     gathering = gathered([settled(3, 9, 3), settled(9, 9), settled(3, 3)], body_bytes_max=5)
-    assert gathering.held.taken == len(gathering.held.data()) == 12
+    assert gathering.bodies.used_bytes == len(gathering.bodies.data()) == 12
     assert gathering.byte_count == 39
     assert bodies_of(tmp_path, gathering) == [b"aaa", None, b"ccc", None, None, b"aaa", b"bbb"]
 
@@ -98,8 +98,8 @@ def test_a_small_block_that_waits_keeps_no_memory(byte_count: int, lent: int) ->
     gathering = gathered([settled(byte_count)], body_bytes_max=MEMORY_BYTES, apart=Apart(True, True, True))
     kept, free = gathering.memories(lent=True), gathering.memories(lent=False)
     assert (len(kept), len(free)) == (lent, 4 - lent)
-    written = bytes(gathering.held.data())
-    found = gathering.held.data()
+    written = bytes(gathering.bodies.data())
+    found = gathering.bodies.data()
     for memory in free:
         memory[:] = bytes(len(memory))  # whoever has it next
     assert found == written == b"a" * byte_count
