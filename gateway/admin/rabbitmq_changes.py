@@ -273,15 +273,15 @@ class RabbitChanges:
             raise failed(f"message size {len(body)} is larger than configured max size {self._broker.limit}")
         native = properties_of(fields.get("properties"), caller.principal.name)
         try:
-            byte_count = content_properties(encode_basic_properties(native))
-            durable, limit, retained, hops, _ = essentials(byte_count)
+            properties = content_properties(encode_basic_properties(native))
+            durable, limit, retained, hops, _ = essentials(properties)
             address = amqp_address(exchange, key)
         except (LocalProtocolError, RemoteProtocolError) as error:
             raise ValueError(str(error)) from error
         return Message(
             address,
             body,
-            byte_count,
+            properties,
             1,
             durable,
             retained,

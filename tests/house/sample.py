@@ -16,8 +16,9 @@ from typing import Final
 
 from tests.house.sources import OURS, ROOT, nodes_of
 
-SENTENCE: Final = re.compile(r"[A-Z][^.|`]{40,220}\.(?=\s)")
-EVENT: Final = re.compile(r"^\| (?:error|warning|info) \| ([^|]+ \| [^|]*) \|", re.MULTILINE)
+SENTENCE: Final = re.compile(r"[A-Z][^.|]{40,220}\.(?=\s)")
+LEVEL: Final = re.compile(r"^### (error|warning|info)\n(.*?)(?=^#|^<!-- end)", re.MULTILINE | re.DOTALL)
+EVENT: Final = re.compile(r"^\| ((?!event )[^|-]+ \| [^|]*) \|$", re.MULTILINE)
 
 
 def docstrings() -> Iterator[str]:
@@ -33,8 +34,9 @@ def docstrings() -> Iterator[str]:
 
 
 def events() -> list[str]:
-    """Return the log events of the reference."""
-    return EVENT.findall((ROOT / "docs" / "reference" / "log.md").read_text(encoding="utf-8"))
+    """Return the log events of the reference, with their levels and facts."""
+    text = (ROOT / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
+    return [f"{level}: {row}" for level, rows in LEVEL.findall(text) for row in EVENT.findall(rows)]
 
 
 def sentences() -> Iterator[str]:
