@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import requires
@@ -48,6 +49,18 @@ def test_the_wheel_holds_the_page_and_the_mapping_files(tmp_path: Path) -> None:
     } <= names
     assert "gateway/shipped_mappings/identity.yaml" in names
     assert not any(name.startswith("tests") for name in names)
+
+
+def test_the_source_archive_holds_the_package_and_its_pages_alone(tmp_path: Path) -> None:
+    """No folder is in it that merely has the name of one of them, such as `tests/docs`."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.split("/", 1)[1] for name in files.getnames()}
+    assert {name.split("/")[0] for name in names if "/" in name} == {"deploy", "docs", "gateway", "mappings"}
+    assert {name for name in names if name.startswith("deploy/")} == {"deploy/compile.py"}
+    assert {"LICENSE", "README.md", "gateway/py.typed", "docs/index.md"} <= names
 
 
 def test_every_dependency_is_pinned_by_version_alone() -> None:
