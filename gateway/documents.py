@@ -220,7 +220,8 @@ def _fault(file: str, position: Position, reason: str) -> ConfigurationError:
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Complaint]:
     """Yield the errors that `model` has found, one by one."""
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
         kind, value, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
             place, owner, kinds = _reached(model, steps[:-1])
@@ -228,7 +229,14 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
             others = [tag for tag, part in kinds.items() if tag and key in keys_of(part)]
             reason = f"for protocol {' and '.join(others)} only"
             if not others:
-                reason = f"unknown key{key_hint(key) or _home(owner, key) or suggestion(key, keys_of(owner))}"
+                lacking = [
+                    one["loc"][-1]
+                    for one in details
+                    if one["type"] == "missing" and one["loc"][:-1] == steps[:-1]
+                ]
+                near = get_close_matches(key.lower(), map(str, lacking), 1)  # what must be there comes first
+                meant = suggestion(key, near or keys_of(owner))
+                reason = f"unknown key{key_hint(key) or _home(owner, key) or meant}"
             yield Complaint((*place, key), reason)
             continue
         place, _, _ = _reached(model, steps)
