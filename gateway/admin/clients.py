@@ -83,7 +83,7 @@ class Connected(NamedTuple):
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
         opened_at = facts.pop("opened_at")
-        began = None if opened_at is None else clock.utc() - (clock.now() - opened_at)
+        began = None if opened_at is None else clock.wall() - (clock.now() - opened_at)
         facts["since"] = (
             None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
         )

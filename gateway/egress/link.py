@@ -350,7 +350,7 @@ class Link:
                 self.stats.failures.add("lost" if was_stable else "failed")
                 if self._stopping:
                     return
-                self.stats.failed = LastError(self.why, clock.utc())
+                self.stats.failed = LastError(self.why, clock.wall())
                 pause = self._turns.failed(was_stable)
                 log.warning(
                     "link disconnected",

@@ -106,7 +106,7 @@ class ListenerSource:
     def tick(self, now: float) -> None:
         """Do what is due, apart from connections. `now` is in loop-clock seconds."""
         if self._expiring:
-            self._expire(clock.utc())
+            self._expire(clock.unix_time())
         if self.spool.dead:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
         if self._unwanted is not None and now >= self._tell_unwanted_at:

@@ -49,7 +49,7 @@ class Alarms:
     async def run(self) -> None:
         """Read the conditions every TICK_SECS until cancelled."""
         while True:
-            self.tick(clock.utc())
+            self.tick(clock.wall())
             await trio.sleep(TICK_SECS)
 
     def tick(self, utc: float) -> None:

@@ -69,7 +69,7 @@ class History:
     async def run(self) -> None:
         """Read the counters every TICK_SECS until cancelled."""
         while True:
-            self.tick(clock.now(), clock.utc())
+            self.tick(clock.now(), clock.wall())
             await trio.sleep(TICK_SECS)
 
     def tick(self, now: Monotonic, utc: float) -> None:

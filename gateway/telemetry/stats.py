@@ -140,7 +140,7 @@ class Reasons:
         if reason not in counts and len(counts) >= REASONS_MAX:
             reason = "other"
         counts[reason] = counts.get(reason, 0) + count
-        self.last = LastError(reason, clock.utc())
+        self.last = LastError(reason, clock.wall())
 
     @property
     def total(self) -> int:

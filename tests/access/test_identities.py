@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pika
 import pytest
 from pydantic import SecretStr
 
+from gateway import clock
 from gateway.access import users as users_module
 from gateway.protocols.amqpfast.events import Closed as FastClosed
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
@@ -423,6 +425,16 @@ def test_tokens_that_end_while_connected(keys: JwtBackend) -> None:
         channel.queue_declare("", exclusive=True)
         renews.close()
         assert len(principals(gateway, "mqtt")) == 1
+        assert stats(gateway).logins.counts["expired_while_connected"] == 1
+
+
+def test_tokens_end_by_the_wall_clock(keys: JwtBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway whose clock was set right by two hours does not let clients stay for two hours more."""
+    with running(site(keys)) as gateway, Mqtt(gateway.mqtt) as client:
+        shown(client, ONE.token(secs=3_600))
+        assert client.next(Connack).reason == 0
+        monkeypatch.setattr(clock, "unix_time", lambda: time.time() + 7_200)
+        assert client.next(Disconnect).reason == ReasonCode.NOT_AUTHORIZED
         assert stats(gateway).logins.counts["expired_while_connected"] == 1
 
 
