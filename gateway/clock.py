@@ -152,5 +152,5 @@ def wall_offset() -> int:
 
 
 def from_wall(seconds: float) -> float:
-    """Return the time of `utc` for a time that another program has read from its clock; 0 stays 0."""
+    """Convert a time that another program has read from the wall clock to a time of `utc`; 0 stays 0."""
     return seconds - wall_offset() if seconds else seconds

@@ -169,7 +169,9 @@ CONNECTIONS: Final = _page(
     CLIENT_WORDS,
     {
         "rates": OperationWord(bool, "Add bytes per second, which are measured for one second."),
-        "sort": OperationWord(CLIENT_ORDERS, "Order: by a column, or the highest rates first."),
+        "sort": OperationWord(
+            CLIENT_ORDERS, "Column to sort by; bytes_in and bytes_out: the highest rates first."
+        ),
     },
     by_host=True,
 )
@@ -200,8 +202,8 @@ REMOVE_SESSIONS: Final = _removal(
 SESSION: Final = _read("/sessions/{client:path}", "Return one session", absent=True)
 RETAINED_WORDS: Final = {
     "topic": OperationWord(str, "MQTT topic filter with + and #.", "FILTER"),
-    "client": OperationWord(str, "Client that published it; * is any text.", "PATTERN"),
-    "user": OperationWord(str, "User that published it; * is any text.", "PATTERN"),
+    "client": OperationWord(str, "Client that published the retained message; * is any text.", "PATTERN"),
+    "user": OperationWord(str, "User that published the retained message; * is any text.", "PATTERN"),
 }
 RETAINED: Final = _page("/retained", "List retained messages", RETAINED_WORDS, EXACT)
 REMOVE_RETAINED: Final = _removal("/retained/remove", "Clear retained messages", RETAINED_WORDS, EXACT)

@@ -218,7 +218,7 @@ class KeysUrl:
                 "token keys not fetched",
                 url=masked_url(self._url),
                 error=str(error),
-                serving=len(self._keys) if serving else 0,
+                keys_in_use=len(self._keys) if serving else 0,
             )
             self._tried_at = self._clock()
             return False

@@ -142,7 +142,10 @@ class RabbitChanges:
                 await pending.awaited.wait()
 
     def _rights_of(self, caller: Caller) -> Rights:
-        """Return the rights of the user who is responsible for a request; an administrator has all."""
+        """Return the rights of the user who is responsible for a request; an administrator has all.
+
+        If the caller is a token of that user with scopes, fields or roles of its own, those apply instead.
+        """
         if caller.maker is None:
             return AllRights(key=caller.principal.name)
         own = caller.principal

@@ -296,6 +296,6 @@ async def _look(look: Callable[[], None]) -> None:
                 await pending.awaited.wait()
             else:
                 return
-        log.error("client not checked by changed rules, decisions stay pending", decisions=QUESTIONS_MAX)
+        log.error("client not rechecked after rules reload, decisions pending", decisions=QUESTIONS_MAX)
     except Exception as error:
         contained("reload", error)

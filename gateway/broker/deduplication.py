@@ -263,10 +263,11 @@ class Guard(OneSink):
     # Outcomes of passed messages.
 
     def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome, local: bool) -> None:
-        """Settle the messages at these positions of `part`, with these ids, as the target has.
+        """Settle messages of `part` with the target's outcome, and remember the ids of accepted ones.
 
-        `local` is True if the target got them in the wake-up of the part: their ids are written, or in memory
-        as they are.
+        Each of `rows` is (position in `part`, id or ""). If `local` is True, every target got its messages in
+        the wake-up in which they arrived, and the ids need no write of their own. Otherwise accepted messages
+        are settled once their ids are on disk.
         """
         positions = [at for at, _ in rows]
         message_ids = [id for _, id in rows if id]
@@ -340,7 +341,7 @@ class PassedBatch:
             self._guard.settled(self._part, [receipts[at]], outcome, self.local)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Pause reading from the connections that published the part."""
+        """Stop reading from the connections of `senders`. Return the functions that resume reading."""
         return self._part.batch.source.hold(senders)
 
 

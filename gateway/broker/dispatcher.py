@@ -775,7 +775,7 @@ class Dispatcher:
             return
         if names and self._is_new(batch, (route.name, names)):
             log.info(
-                "properties lost",
+                "message properties lost, unsupported by target protocol",
                 route=route.name,
                 client=message.sender.client,
                 properties=", ".join(names),

@@ -131,7 +131,7 @@ class PassedPart:
             self._part.settle_at((receipts[at],), outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """Pause reading from the connections that published the part."""
+        """Stop reading from the connections of `senders`. Return the functions that resume reading."""
         return self._part.batch.source.hold(senders)
 
 

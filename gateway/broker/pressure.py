@@ -186,7 +186,7 @@ class HeldReceipts(Generic[R]):
         self.on = True
 
     def behind(self, receipt: R) -> None:
-        """Add a message that arrived while others wait."""
+        """Append the receipt of a message that arrived while earlier ones wait for the disk."""
         self._behind.append(receipt)
 
     def due(self) -> list[R]:

@@ -595,10 +595,11 @@ class Queue:
             self._hand_out(consumer, 1)
 
     def _pop(self, count: int) -> tuple[int, list[Message]]:
-        """Remove up to `count` fresh messages, those before the next expired one; drop expired ones before.
+        """Remove and return up to `count` unexpired messages from the head of the queue.
 
-        Return the position of the first returned message, and the messages. What exceeds DISPATCH_BYTES_MAX
-        stays in the queue.
+        Return the position of the first, and the messages; their positions are consecutive. Expired messages
+        at the head are dropped. The result ends before the next expired one, which is dropped as well, or
+        before messages that exceed DISPATCH_BYTES_MAX. All other messages stay in the queue.
         """
         ready = self._ready
         if count >= len(ready):

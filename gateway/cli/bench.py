@@ -43,8 +43,9 @@ def bench(
 ) -> None:
     """Publish messages and measure the time. Exit code 1 if some are refused or do not arrive.
 
-    Without --receive, times are from publishing a group of messages to its confirmation; a group has
-    --in-flight messages, or those of 10 ms at --rate. With --receive, times are until each message arrives.
+    Without --receive, times are from publishing a group of messages to its confirmation. A group has
+    --in-flight messages; with --rate, as many as are published in 10 ms. With --receive, times are until each
+    message arrives.
     """
     from gateway.cli.bench_load import Load, measured
     from gateway.cli.publish_subscribe import address_of, target_of

@@ -24,7 +24,7 @@ def _check(choice: Document) -> None:
 columns: Columns = {word: itemgetter(word) for word in ("endpoint", "protocol", "address", "client", "user")}
 clients.add_list(
     CONNECTIONS,
-    "List connected clients, by address or sorted by a column: the highest rates first.",
+    "List connected clients, sorted by a column; by bytes_in or bytes_out, the highest rates first.",
     columns,
     pages=False,
     measured={

@@ -34,7 +34,12 @@ Folder = Annotated[
         help="Folder of the journal; default: that of the configuration.",
     ),
 ]
-Shard = Annotated[str | None, typer.Option(help="Shard; default: all.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a shard, the journal of one replica or worker, such as host-1/0; default: all."
+    ),
+]
 
 
 @journal.command()
@@ -78,7 +83,7 @@ def tail(
 def stat(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
-    """Print statistics of each shard: rows, gaps, files, bytes, times, small blocks, limits."""
+    """Print statistics of each shard: rows, gaps, files, bytes, times, small and merged blocks, retention."""
     from gateway.cli.journal_rows import chosen_shards, compaction, described, reader_of, retention
 
     limits = settings_of(config).journal

@@ -83,12 +83,14 @@ def explain_address(
     reply_to: Annotated[str | None, typer.Option(help="Response topic or reply-to of the message.")] = None,
     message: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Instead: id of a message, to print its rows in the journal."),
+        typer.Option(
+            metavar="ID", help="Id of a message whose journal rows are printed; replaces all other options."
+        ),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which routes an address or a message matches, the results, and why other routes do not match.
+    """Show which routes an address or a message matches, what they publish, and why others do not match.
 
     With --message, show what happened to a message; exit code 1 if the journal does not have it.
     """

@@ -46,7 +46,8 @@ ByteOrderOption = Annotated[
     Literal["auto", "little", "big"],
     typer.Option(
         "--byte-order",
-        help="MQTT 3.1 and mqipdp: of keep-alive and packet identifiers; auto: little for mqipdp.",
+        help="Byte order of keep-alive and packet identifiers in MQTT 3.1 and mqipdp; "
+        "auto: little for mqipdp, big for 3.1.",
     ),
 ]
 
@@ -154,7 +155,7 @@ def subscribe(
         bool,
         typer.Option(help="AMQP/Fast: have the server regard messages as acknowledged when they are sent."),
     ] = False,
-    qos: Annotated[int, typer.Option(min=0, max=2)] = 1,
+    qos: Annotated[int, typer.Option(help="MQTT: QoS of the subscription.", min=0, max=2)] = 1,
     count: Annotated[int | None, typer.Option(help="Stop after this number of messages.", min=1)] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this number of seconds.", min=0.1)] = None,
     timeout: Timeout = 10.0,

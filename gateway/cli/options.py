@@ -52,7 +52,8 @@ TokenFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with a token; default: the context, or the temporary token of a gateway on this machine.",
+        help="File with a token; default: that of $GATEWAY_TOKEN_FILE or $GATEWAY_CONTEXT, "
+        "else the temporary token of a gateway on this machine.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -13,7 +13,9 @@ from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 from gateway.cli.tables import table
 from gateway.operations import MAKE_TOKEN, REVOKE_TOKEN, TOKENS
 
-tokens = typer.Typer(name="tokens", help="List, make and revoke bearer tokens of the console.")
+tokens = typer.Typer(
+    name="tokens", help="List, make and revoke bearer tokens for the HTTP interface and the console."
+)
 app = typer.Typer()
 app.add_typer(tokens)
 

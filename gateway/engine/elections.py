@@ -76,10 +76,10 @@ class Candidate:
     def decide(self, elected: bool, why: str = "") -> None:
         """Start to consume, or stop for the reason `why`, and report the decision."""
         if elected and not self.is_elected:
-            log.info("link now consumed by this replica", link=self.link)
+            log.info("replica started consuming over link", link=self.link)
             self._served_at = clock.now()
         elif self.is_elected and not elected:
-            log.info("link no longer consumed by this replica", link=self.link, why=why)
+            log.info("replica stopped consuming over link", link=self.link, why=why)
         self._stats.leads = elected
         self._on_decision(elected, why)
 

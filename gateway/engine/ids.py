@@ -47,10 +47,11 @@ AWAY: Final = Outcome(
 
 
 class WaitingClaim:
-    """Message that waits for its claim, or only for earlier messages of its client.
+    """Message of a deduplicating route that waits until its identifier is claimed in the database.
 
-    It is the message at position `at` of `part`, and `id` is its identifier in hexadecimal, or "". `is_over`
-    is True once its claim has a result; if the message was settled then, `part` is None.
+    `at` is its position in `part`, and `id` its identifier in hexadecimal. A message without an identifier
+    (`id` is "") waits only for earlier messages of its client. `is_over` is True once the claim has a result,
+    and from the start without an identifier. If the result has settled the message, `part` is None.
     """
 
     __slots__ = ("at", "client", "guard", "id", "is_over", "message", "part")

@@ -547,7 +547,7 @@ class EngineNamespace(MqttNamespace):
         return [one for one in self.sessions.values() if isinstance(one, ClientSession)]
 
     def is_expected(self, client: str) -> bool:
-        """Return True if a client may be accepted but is not connected yet."""
+        """Return True if the database has opened the client's session but the client is not accepted yet."""
         return client in self._arrived
 
     def dropped(self, *, expired: bool) -> None:

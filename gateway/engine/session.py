@@ -360,7 +360,7 @@ class EngineSession(OneSink):
     def _refuse(self, wire: bytes, body: Body, outcome: Outcome) -> None:
         """Store a message that cannot be given to any client as a dead letter."""
         self.stats.refuse(outcome)
-        log.warning("message from cluster undeliverable", why=outcome.text)
+        log.warning("message from cluster undeliverable, dead-lettered", why=outcome.text)
         message = Message(amqp_address(*decode_address(wire)), bytes(body), sender=Sender(ENGINE))
         self._dispatcher.dead_letters.add([message], "", outcome)
 

@@ -94,7 +94,7 @@ class SessionClients(Protocol):
         """Return the sessions of all clients that are connected here."""
 
     def is_expected(self, client: str) -> bool:
-        """Return True if a client may be accepted but is not connected yet."""
+        """Return True if the database has opened the client's session but the client is not accepted yet."""
 
     def taken(self, client: str, owner: Owner | None, *, at_once: bool) -> None:
         """Disconnect a client whose session has another owner now, or none (None).

@@ -48,7 +48,10 @@ class HandshakingGuest(IngressClient, Generic[MachineT]):
         """Process events, or postpone them."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process received bytes, and during the handshake also bytes that waited in the machine."""
+        """Pass received bytes to the protocol machine and process its events.
+
+        During the handshake, continue with bytes that the machine has held back, until there is no event.
+        """
         machine = self.machine
         handshake = not self._ready
         self._process(self.stream.postponed() or machine.receive_data(data, now))

@@ -72,7 +72,7 @@ class Login:
             self.stream.abort("closed by the peer")
 
     def go_on(self, then: Callable[[], None]) -> None:
-        """Restore the owner, call `then`, and pass on the data received since."""
+        """Restore the stream's owner, call `then`, and pass on data received during the login."""
         stream, owner = self.stream, self._owner
         stream.owner = owner
         if self._paused:

@@ -197,7 +197,7 @@ class Pattern:
         return self.dialect.separator.join(literal)
 
     def leading_literals(self) -> list[tuple[int, str]]:
-        """Return the literals before any rest, each as (level index, text)."""
+        """Return the literals before the first multi-level wildcard, each as (level index, text)."""
         found: list[tuple[int, str]] = []
         for at, token in enumerate(self.tokens):
             if token.kind is TokenKind.REST:

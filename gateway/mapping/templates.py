@@ -184,7 +184,7 @@ class Text:
 
 
 def typed_value(value: str | int | float | bool) -> Value:
-    """Return a header's value from YAML with its type. Raises MappingError if it has more than 64 bits."""
+    """Convert a header value from YAML to a `Value`. Raises MappingError if an integer exceeds 64 bits."""
     if isinstance(value, bool):
         return Value(ValueType.BOOL, value)
     if isinstance(value, int):

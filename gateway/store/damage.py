@@ -221,7 +221,11 @@ class _Examination:
             self._guess(low, high)
 
     def _lose_row(self, id: int) -> None:
-        """Count the messages of an unreadable row, with its log if the other columns are readable."""
+        """Count the unsettled messages of an unreadable row as lost.
+
+        They are counted for the row's log if the other columns are readable. Otherwise one lost message is
+        counted, without a log. Transient messages are not counted.
+        """
         try:
             line = self._connection.execute(
                 "SELECT log, first, count, tag FROM rows WHERE id = ?", (id,)

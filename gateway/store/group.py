@@ -148,7 +148,10 @@ class Group:
         self.moved.clear()
 
     def bits(self, row: int) -> int:
-        """Return the settled bits of a stored row."""
+        """Return the settled messages of a stored row as bits of an integer; WHOLE if all are settled.
+
+        The lowest bit is for the first position.
+        """
         change = self.changes.get(row)
         return self.index.settled.get(row, 0) if change is None else change.bits
 

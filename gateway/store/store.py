@@ -245,7 +245,10 @@ class Store:
         self._calls.append((Group.rename, log))
 
     def extent(self, log: Log) -> LogExtent:
-        """Return the summary of a log. Only valid before `start`, or for a log created since."""
+        """Return the positions, the number and the bytes of a log's messages.
+
+        Only valid before `start`, or for a log created since.
+        """
         return self._database.index.extent(log.id)
 
     def rows(self, log: Log) -> list[StoredRow]:

@@ -217,9 +217,9 @@ class DelayedMessages(PriorityQueue):
         return part.chosen([at for at in range(len(part.messages)) if at not in without])
 
     def _excess(self, user: str, count: int, byte_count: int) -> float:
-        """Return the fraction of its limit that a user has with so many more messages and bytes.
+        """Return how full the exchange is to a user with `count` more messages of `byte_count` bytes.
 
-        Above 1 the exchange is full to the user.
+        Above 1 the user's limit is exceeded; 2 is twice the limit. Up to 1 the value only says that they fit.
         """
         shares = self._shares
         all_bytes = shares.of(user) + byte_count

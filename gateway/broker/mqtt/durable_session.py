@@ -194,7 +194,7 @@ class DurableSession(Session):
             self.pump()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Owe messages without a waiting publisher: the retained ones of a new subscription."""
+        """Queue messages that no publisher waits for, such as retained messages and those of `$SYS`."""
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
             if stored:

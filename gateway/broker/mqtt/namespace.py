@@ -271,9 +271,10 @@ class MqttNamespace:
         return ""
 
     def unsaid(self, before: int) -> bool:
-        """Return True if something has changed since `recorded` was `before` that clients must not learn yet.
+        """Return True if replies must wait for the disk: a change was recorded since `recorded` was `before`.
 
-        While the disk fails, clients are promised nothing new, and the end of things is reported at once.
+        Return False while the store fails: nothing new is promised to clients then, and the end of a session
+        or subscription is reported at once.
         """
         return self.recorded != before and not self.failing
 

@@ -24,7 +24,10 @@ class RenumberedMessages:
     def __init__(
         self, records: Records, client_id: str, used: tuple[Container[int], ...], recorded: Callable[[], None]
     ) -> None:
-        """Create an empty map. `used` are ids in flight; `recorded` is called when a choice is on disk."""
+        """Create an empty map from positions to packet ids.
+
+        `used` has the ids in flight. `recorded` is called when the chosen packet id of a message is on disk.
+        """
         self._records = records
         self._client = client_id
         self._used = used

@@ -35,7 +35,8 @@ FILES: Final = {
 pipeline = typer.Typer(
     name="pipeline",
     cls=group_of(__name__, FILES, "pipeline "),
-    help="Run Spark jobs over the journal: archive, measure, reconcile, try mappings, replay.",
+    help="Run Spark jobs over the journal: archive it, measure rates, find lost and repeated messages, "
+    "try mappings, replay messages.",
     no_args_is_help=True,
 )
 app = typer.Typer()

@@ -306,7 +306,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     def _returned(self, event: Returned) -> None:
         if not self._session.publisher.returned(event):
             self._session.stats.protocol_errors.add("return_unknown")
-            log.error("broker returned message not in flight", link=self._session.name)
+            log.error("broker returned message that matches none in flight", link=self._session.name)
 
     # Needs of the routes.
 

@@ -239,7 +239,7 @@ class DeliveryRun:
         self.queue.set_aside(self.consumer, self.position, self.messages[self.at], False)
 
     def give_back(self) -> None:
-        """Requeue the messages, unless the queue is deleted."""
+        """Requeue the unacknowledged messages of this run, unless their queue is deleted."""
         self._let_go()
         if not self.queue.deleted:
             self.queue.requeue(self.rows())

@@ -863,7 +863,7 @@ class FastConnection(FastActions):
         self._failed(event.reply_code, event.text)
 
     def _failed(self, code: int, text: str) -> None:
-        """Log a failed negotiation and stop reading; the machine ends it in `tick`, after a pause."""
+        """Log a failed negotiation and stop reading; `tick` closes the connection after a pause."""
         self._report(code, text)
         self.stream.hold()
 

@@ -71,7 +71,7 @@ class PendingConnection(IngressClient):
     # Interface to the stream.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Collect received bytes and decide again."""
+        """Append received bytes to `data` and call `look`, which decides about the connection."""
         self.data += data
         self.look(now)
 

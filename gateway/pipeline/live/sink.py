@@ -41,7 +41,7 @@ EXAMPLES: Final = 3
 
 @dataclass(frozen=True)
 class PublishedRows(WriterCommitMessage):
-    """Result of one task: rows published and rows refused."""
+    """Result of one task: the number of rows, and how many of them were refused."""
 
     rows: int
     refused: int
@@ -101,7 +101,10 @@ class SinkSettings:
         client_of(self._options.access()).close()
 
     def publish(self, batches: Iterator[Any]) -> PublishedRows:
-        """Publish all rows, and return when all are confirmed. Raises LinkError or PipelineError."""
+        """Publish all rows and wait for the responses. Return the number of rows and of refused ones.
+
+        Refused rows raise PipelineError unless `onReject` is "skip". Raises LinkError.
+        """
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId")

@@ -23,7 +23,10 @@ class DeliveryVerdict(Enum):
 
 
 class DeliveryChange(NamedTuple):
-    """Delivery before and after; None if there is none."""
+    """Comparison of one delivery by the earlier mapping with the same delivery by the candidate.
+
+    `before` is None if the delivery is new or newly refused; `after` is None if it is dropped.
+    """
 
     verdict: DeliveryVerdict
     before: Fate | None

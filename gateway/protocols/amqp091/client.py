@@ -282,7 +282,7 @@ class ClientConnection(Connection):
             events.append(Deliveries(contents))
 
     def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the basic.ack and basic.nack from `at` on. Return the end of the last."""
+        """Decode consecutive basic.ack and basic.nack from `at` on. Return the position behind the last."""
         confirms: list[tuple[int, int, bool, bool]] = []
         ready = self._ready
         last_whole = end - SETTLE.size

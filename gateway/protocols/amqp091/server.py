@@ -390,7 +390,7 @@ class ServerConnection(Connection):
         return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the basic.ack from `at` on. Return the end of the last."""
+        """Decode consecutive basic.ack methods from `at` on. Return the position behind the last one."""
         acks: list[tuple[int, int, bool]] = []
         add = acks.append
         ready = self._ready

@@ -481,7 +481,7 @@ class ServerConnection(Connection):
         )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the CHANNEL ACK from `at` on. Return the end of the last."""
+        """Decode consecutive CHANNEL ACK commands from `at` on. Return the position behind the last one."""
         rows: list[tuple[int, int, int]] = []
         channels = self._channels
         last_whole = end - ACK.size

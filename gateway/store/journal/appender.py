@@ -410,7 +410,7 @@ class Appender:
         self._to_merge = False
 
     def _to_convert(self, own: Sequence[Segment], now: WallTime) -> Conversion | None:
-        """Start the conversion of the oldest segments that are not Parquet, if there are any.
+        """Start to convert the oldest segments that are not Parquet. Return the conversion, or None.
 
         A large segment is converted at once, small ones when their period is over, together.
         """

@@ -83,7 +83,7 @@ class BlockDictionary:
         return afresh
 
     def end(self, rows: int) -> list[bytes]:
-        """Return the buffers once all rows of the block have their numbers."""
+        """End a block of `rows` rows. Return the dictionary's buffers: offsets and texts of each column."""
         # Most entries are new beside old ones: traffic that does not repeat itself.
         self._stale = self._were > 0 and len(self) - self._were > rows // 2
         if self._buffers is None:

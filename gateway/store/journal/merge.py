@@ -56,7 +56,7 @@ class _Dictionary:
         return _renumbered(found, self.numbers, lambda at: tuple([_slice(*text, at) for text in texts]))
 
     def buffers(self) -> list[bytes]:
-        """Return the buffers of the dictionary."""
+        """Return the dictionary's buffers: offsets and texts of each column."""
         entries = BlockDictionary(len(self._columns))
         entries.add_all(list(self.numbers))
         return entries.end(0)
@@ -78,7 +78,7 @@ class _Bytes:
         )
 
     def buffers(self) -> list[Buffer]:
-        """Return the buffers of the dictionary."""
+        """Return the dictionary's buffers: the forms, the offsets and the joined entries."""
         data = [entry[1:] for entry in self._numbers]
         return wire_buffers(bytes([entry[0] for entry in self._numbers]), data)
 

@@ -174,7 +174,7 @@ class Wires:
         return self._entries.add_all([(one,) for one in data])
 
     def end(self, rows: int, fresh: int) -> list[Buffer]:
-        """Return the buffers once all rows have their numbers; `fresh` entries were added for them."""
+        """End a block of `rows` rows with `fresh` new entries. Return the dictionary's buffers."""
         self._differ = rows >= APART_FROM and fresh > rows // 2
         if self._differ:
             self._apart = ROWS_APART
