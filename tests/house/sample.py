@@ -17,7 +17,7 @@ from typing import Final
 from tests.house.sources import OURS, ROOT, nodes_of
 
 SENTENCE: Final = re.compile(r"[A-Z][^.|]{40,220}\.(?=\s)")
-LEVEL: Final = re.compile(r"^### (error|warning|info)\n(.*?)(?=^#|^<!-- end)", re.MULTILINE | re.DOTALL)
+LEVEL: Final = re.compile(r"^### (error|warning|info|debug)\n(.*?)(?=^#|^<!-- end)", re.MULTILINE | re.DOTALL)
 EVENT: Final = re.compile(r"^\| ((?!event )[a-zA-Z][^|]* \| [^|]*) \|$", re.MULTILINE)
 
 

@@ -240,7 +240,7 @@ class MqttClient(SimulatedClient[Event]):
             self._send(one.publication, packet_id, dup=present)
 
     def _subscribed(self, suback: Suback) -> None:
-        self.is_subscribed = True
+        self.is_subscribed = any(reason < FAILURE for reason in suback.reasons)
         for wish, reason in zip(self.wishes, suback.reasons, strict=True):
             if reason < FAILURE:
                 wish.destination.exists = self.expiry_secs > 0
