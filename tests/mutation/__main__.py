@@ -37,6 +37,7 @@ STAGES: Final = (
     ("tests/store", "--ignore=tests/store/journal", "-m", "not needs"),
     ("tests/simulation",),
     ("tests/ingress", "tests/model", "-m", "not needs"),
+    ("tests/broker/outbox", "tests/broker/mqtt", "tests/ingress"),
 )
 SECS_MAX: Final = 900.0  # of a stage; a mutant that needs more is killed, too
 KEPT: Final = 200  # characters of the output of a stage that ended without a failed test
