@@ -53,7 +53,7 @@ class ConsoleSession:
 
 
 class ConsoleSessions:
-    """Console sessions and login links of a gateway. Times are in seconds; `clock` returns those since 1970.
+    """Console sessions and login links of a gateway. `clock` returns the seconds of a clock that nobody sets.
 
     When there are more sessions than `shares` permits, the least recently used one is removed, among those
     of a user who has more than an equal share.
@@ -69,7 +69,7 @@ class ConsoleSessions:
     ) -> None:
         self._idle_secs = idle_secs
         self._longest_secs = longest_secs
-        self._clock = clock or clocks.unix_time
+        self._clock = clock or clocks.monotonic
         self._sessions: dict[bytes, ConsoleSession] = {}
         self._entries: UserEntries[bytes] = UserEntries(shares)  # in order of use, the last used one last
         self._links: dict[bytes, float] = {}
@@ -83,8 +83,6 @@ class ConsoleSessions:
         """Begin a session for a principal that has logged in. Return its identifier and the session."""
         now = self._clock()
         ends = now + self._longest_secs
-        if principal.expires is not None:
-            ends = min(ends, principal.expires)
         text = secrets.token_urlsafe(BYTES)
         session = ConsoleSession(
             principal, everything=everything, token=token, stamp=stamp, now=now, ends=ends
@@ -105,7 +103,9 @@ class ConsoleSessions:
         session = self._sessions.get(key)
         if session is None:
             return None
-        if session.ends <= now or session.last_used + self._idle_secs <= now:
+        expires = session.principal.expires
+        expired = expires is not None and expires <= clocks.unix_time()
+        if expired or session.ends <= now or session.last_used + self._idle_secs <= now:
             self._forget(key)
             return None
         session.last_used = now

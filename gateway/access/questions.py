@@ -18,9 +18,11 @@ import trio
 from gateway import clock
 from gateway.access.http_client import Asker, Unanswered
 from gateway.access.turns import Crowded, LoginQueue
+from gateway.model.shares import UserEntries, UserShares
 from gateway.settings.access import HttpAuthorizer
 
 KNOWN_SECS_MIN: Final = 1.0  # with less, a repeated check would find no response and wait for ever
+ENTRY_BYTES: Final = 1_024  # of one cached response on average, with its request
 DENIED_SHARE: Final = 0.1  # of the time that `allow` is cached: a denied client may be allowed soon
 
 log = structlog.get_logger(limited=True)
@@ -31,6 +33,17 @@ class Question(NamedTuple):
 
     kind: Literal["vhost", "resource", "topic"]
     fields: tuple[tuple[str, str], ...]
+
+    @property
+    def user(self) -> str:
+        """Name of the user whose right is requested."""
+        return dict(self.fields).get("username", "")
+
+    @property
+    def byte_count(self) -> int:
+        """Approximate memory of the request and its cached response; a topic may have 64 KiB."""
+        texts = [value for _, value in self.fields]
+        return ENTRY_BYTES // 2 + sum([len(text) * (1 if text.isascii() else 4) for text in texts])
 
 
 class Authorizer(Protocol):
@@ -72,6 +85,10 @@ class HttpQuestions:
             "topic": options.topic_url,
         }
         self._answers: dict[Question, tuple[bool, float]] = {}
+        entries_max = options.cache_entries_max
+        self._entries: UserEntries[Question] = UserEntries(
+            UserShares("authorizer responses", count_max=entries_max, bytes_max=entries_max * ENTRY_BYTES)
+        )
         self._in_flight: dict[Question, trio.Event] = {}
         self._turns = LoginQueue(options.connections_max, options.waiting_max)
         self._down = False
@@ -105,7 +122,7 @@ class HttpQuestions:
         options = self._options
         fields = dict(question.fields)
         try:
-            await self._turns.take("", fields.get("username", ""))
+            await self._turns.take("", question.user)
         except Crowded:
             self._failed("too many questions wait")
             return False, KNOWN_SECS_MIN
@@ -132,10 +149,12 @@ class HttpQuestions:
         await self._asker.close()
 
     def _remember(self, question: Question, allowed: bool, secs: float) -> None:
-        self._answers.pop(question, None)
-        if len(self._answers) >= self._options.cache_entries_max:
-            del self._answers[next(iter(self._answers))]
+        self._entries.discard(question)
+        self._entries.add(question, question.user, question.byte_count)
         self._answers[question] = (allowed, clock.monotonic() + secs)
+        while (oldest := self._entries.crowded_out(question.user)) is not None:
+            self._entries.discard(oldest)
+            self._answers.pop(oldest, None)
 
     def _failed(self, why: str) -> None:
         self.failures += 1

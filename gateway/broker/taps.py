@@ -56,6 +56,7 @@ class Tap:
         self._buffer: deque[Passed] = deque()
         self._byte_count = 0
         self._recent: dict[int, Message] = {}  # by identity: the latest of those that stay in their namespace
+        self._recent_bytes = 0
         self._wakeup = trio.Event()
 
     def wants(self, route: str, endpoint: str) -> bool:
@@ -87,8 +88,9 @@ class Tap:
         if id(message) in self._recent:
             return True
         self._recent[id(message)] = message
-        if len(self._recent) > SEEN_MAX:
-            del self._recent[next(iter(self._recent))]
+        self._recent_bytes += message.byte_count
+        while len(self._recent) > SEEN_MAX or self._recent_bytes > KEPT_BYTES_MAX:
+            self._recent_bytes -= self._recent.pop(next(iter(self._recent))).byte_count
         return False
 
     async def fetch(self, secs: float) -> tuple[list[Passed], int]:

@@ -13,7 +13,8 @@ from urllib.parse import parse_qs
 import pytest
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 
-from gateway.access.questions import HttpQuestions
+from gateway.access.http_client import Asker
+from gateway.access.questions import HttpQuestions, Question
 from gateway.app.clients import revoke
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
@@ -334,6 +335,25 @@ def test_answers_are_bounded(server: Server) -> None:
                 assert client.acked(PacketType.PUBACK) == (packet_id, NOBODY)
         assert gateway.gateway.authorizer is not None
         assert gateway.gateway.authorizer.remembered <= 5
+
+
+async def test_long_requests_of_one_user_push_out_no_others(server: Server) -> None:
+    """A topic may have 64 KiB, and a user who may publish nothing can send ever new ones."""
+    urls: dict[str, Any] = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
+    questions = HttpQuestions(HttpAuthorizer(**urls, cache_entries_max=100), Asker(1.0))
+
+    async def ask(user: str, topic: str) -> Question:
+        question = Question("topic", (("username", user), ("routing_key", topic)))
+        await questions.ask(question)
+        return question
+
+    bob = await ask("bob", "b")
+    for text in ("é" * 10_000, ""):
+        for number in range(150):
+            await ask("eve", f"{number}{text}")
+        assert questions.remembered <= (4 if text else 100)
+        assert questions.known(bob) is not None
+    await questions.close()
 
 
 def test_a_will_that_waits_for_an_answer_survives_the_end(server: Server, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from gateway import clock
 from gateway.access import console_tokens
 from gateway.access.authentication import Access
 from gateway.access.console import NOTHING, ConsoleRights, console_rights
@@ -368,8 +369,9 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
 # Sessions and tokens by themselves
 
 
-def test_sessions_end_and_are_bounded() -> None:
-    now = [1_000.0]
+def test_sessions_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, wall = [1_000.0], [1_800_000_000.0]
+    monkeypatch.setattr(clock, "unix_time", lambda: wall[0])
     sessions = ConsoleSessions(three(), idle_secs=100.0, longest_secs=250.0, clock=lambda: now[0])
     first, _ = sessions.begin(Principal("a"))
     now[0] += 99.0
@@ -378,10 +380,12 @@ def test_sessions_end_and_are_bounded() -> None:
     assert sessions.find(first) is not None
     now[0] += 99.0
     assert sessions.find(first) is None, "it is as old as one may be"
-    short, _ = sessions.begin(Principal("b", expires=now[0] + 5.0))
+    short, _ = sessions.begin(Principal("b", expires=wall[0] + 5.0))
     idle, _ = sessions.begin(Principal("c"))
     now[0] += 5.0
+    wall[0] += 5.0
     assert sessions.find(short) is None
+    wall[0] -= 86_400.0
     now[0] += 95.0
     assert sessions.find(idle) is None
     several = [sessions.begin(Principal(str(n)))[0] for n in range(3)]

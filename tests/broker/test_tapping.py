@@ -101,6 +101,18 @@ def test_who_does_not_fetch_holds_no_more_than_so_much(monkeypatch: pytest.Monke
     assert bodies(tap) == ([b"x"], 0)
 
 
+def test_messages_that_were_reported_occupy_no_more_memory_than_a_tap_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are remembered to report each once, also those that the rate leaves out."""
+    one = mqtt("a", b"x")
+    monkeypatch.setattr(taps, "KEPT_BYTES_MAX", 3 * one.byte_count)
+    tap = Tap(per_second=1.0)
+    tap.offer("", "mqtt", [mqtt("a", b"%d" % number) for number in range(10)], ACCEPTED)
+    assert len(tap._recent) == 3
+    assert bodies(tap) == ([b"0"], 9)
+
+
 def test_a_tap_that_fails_costs_nobody_anything() -> None:
     bench = Bench(OUT % "")
 
