@@ -156,6 +156,7 @@ class BrokerCore:
     def share_outboxes(self, link: str, outboxes: ClusterOutboxes) -> None:
         """Use the cluster's outboxes for a link."""
         self._shared[link] = outboxes
+        self.dispatcher.shared_outboxes.add(link)
 
     def add_link(
         self, name: str, options: LinkSettings, namespace: Namespace, up: Callable[[], bool]

@@ -91,6 +91,7 @@ class Deduplication:
     def __init__(self, store: Store | None = None, utc: Callable[[], float] = clock.utc) -> None:
         self.store = store
         self.utc = utc
+        self.is_shared = False  # True if a database has to confirm each id
         self._ids: dict[str, Ids] = {}
         if store is not None:
             self._load(store)

@@ -266,6 +266,8 @@ class Dispatcher:
         self.namespaces: dict[str, Namespace] = {} if namespaces is None else namespaces
         self.links = surroundings.links
         self.requesters: dict[str, AddressOf] = {}
+        self.shared_outboxes: set[str] = set()  # links whose outboxes are on the cluster
+        self._confirmed_later: set[str] = set()  # endpoints whose namespace is on the cluster
         self.disk_healthy = surroundings.disk_healthy
         self.memory = surroundings.memory or plenty()
         self.pauses = Pauses(None) if pauses is None else pauses
@@ -286,6 +288,8 @@ class Dispatcher:
     def join(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
         """Add an endpoint. `requester` finds where its clients receive replies, if they do."""
         self.namespaces[endpoint] = namespace
+        if getattr(namespace, "confirms_later", False):
+            self._confirmed_later.add(endpoint)
         if requester is not None:
             self.requesters[endpoint] = requester
         self.changed()
@@ -494,7 +498,7 @@ class Dispatcher:
         if guard is None:
             behind = partial(self._behind, end, route)
             guarded = RouteEnd(
-                *(route, behind, self.ends_here(route), _when_unrouted(route)),
+                *(route, behind, self._is_local(route), _when_unrouted(route)),
                 *(self.accepts_in_memory, self.put_off_count),
             )
             guard = self._guards[route.name] = self.deduplication.guard(guarded)
@@ -504,13 +508,19 @@ class Dispatcher:
         """Return True if the target has a message in the wake-up that brings it.
 
         It is then in memory at once, or in the transaction of that wake-up. Returns False for a remote
-        broker, which must confirm, and for the gate of a paused route. A local subscription whose selector is
-        out of time is an exception that shows only afterwards: `put_off_count` has changed then.
+        broker or database, which must confirm, and for the gate of a paused route. A local subscription whose
+        selector is out of time is an exception that shows only afterwards: `put_off_count` has changed then.
         """
+        claims = route.rule.deduplicate is not None and self.deduplication.is_shared
+        return not claims and self._is_local(route)
+
+    def _is_local(self, route: Route) -> bool:
+        """Return True if what is behind the guard of a route accepts in the wake-up, or with its commit."""
         if route.settle == "stored":
-            return True
+            return route.target_endpoint not in self.shared_outboxes
         gated = route.name in self.pauses.routes or route.name in self.pauses.gates
-        return not gated and route.target_endpoint not in self.links
+        remote = route.target_endpoint in self.links or route.target_endpoint in self._confirmed_later
+        return not gated and not remote
 
     def limit_selectors(self, alarms: CallScheduler) -> SelectionWork:
         """Return the time budget of the selectors of local subscriptions; `alarms` begin its passes."""

@@ -39,7 +39,7 @@ class Namespace(Protocol):
         """Return the sinks of one message."""
 
     # Optional: `nobody_at(scope: str) -> bool`, True if no address in the scope has a sink or a retained
-    # message.
+    # message; `confirms_later: bool`, True if a remote broker has to confirm what the sinks get.
 
     @property
     def retained(self) -> Sink | None:

@@ -75,6 +75,7 @@ class SharedIds(Deduplication):
 
     def __init__(self, state: StateStore, membership: Membership) -> None:
         super().__init__(None, clock.now)
+        self.is_shared = True
         self._state = state
         self._membership = membership
         self._repeats = Repeats(state)

@@ -94,6 +94,7 @@ class EngineNamespace(MqttNamespace):
         sessions_max: int,
         definition_shares: UserShares | None = None,
     ) -> None:
+        self.confirms_later = True  # RabbitMQ has to confirm what subscriptions get
         self._engine = engine
         self._common = retained
         self._state = state

@@ -414,3 +414,18 @@ def test_a_retained_letter_is_redriven_to_a_topic_without_subscribers() -> None:
     bench = Bench(DOWN)
     assert redriven(bench, "down", mqtt("t/x", b"last", retain=True)) == [ACCEPTED]
     assert ("t/x" in bench.space.retained, newest(bench.letters)) == (True, [])
+
+
+def test_what_a_cluster_confirms_is_not_there_in_the_wake_up() -> None:
+    """A transaction then writes its acknowledgements only after all targets have accepted."""
+    down = DOWN[:-1] + ", deduplicate: {window: 1h}}"
+    bench = Bench(UP % ("", ""), down, OUT % ", settle: stored")
+    dispatcher, (up, through, out) = bench.dispatcher, bench.dispatcher.router.routes
+    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, True, True]
+    dispatcher.deduplication.is_shared = True
+    dispatcher.shared_outboxes.add("erp")
+    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, False, False]
+    dispatcher.deduplication.is_shared = False
+    bench.space.confirms_later = True  # type: ignore[attr-defined] # as the topics of replicas
+    dispatcher.join("mqtt", bench.space)
+    assert [dispatcher.ends_here(route) for route in (up, through, out)] == [True, False, False]
