@@ -114,12 +114,4 @@ class SpooledStorage(QueueStorage):
     def _let_go(self, positions: Iterable[int]) -> None:
         files: list[BodyFile] = [self._bodies.pop(position).file for position in positions]
         if files:
-            self._store.after_commit(lambda outcome: _let_go(files, outcome))
-
-
-def _let_go(files: list[BodyFile], outcome: Outcome) -> None:
-    """Free the files after a commit; keep them if the commit failed, since a restart may need them."""
-    if outcome is not ACCEPTED:
-        for file in files:
-            file.keep()
-    files.clear()
+            self._store.after_settled(files.clear)  # what nothing refers to is deleted

@@ -76,6 +76,7 @@ class Group:
         # Messages that are settled only if the messages are written.
         self.moved: list[tuple[Log, Sequence[int] | range]] = []
         self.callbacks: list[Done] = []
+        self.settled_callbacks: list[Callable[[], None]] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
         self.appended_bytes = 0
@@ -201,6 +202,10 @@ class Group:
         """Call `done` with the outcome of everything handed in before."""
         self.callbacks.append(done)
 
+    def when_settled(self, done: Callable[[], None]) -> None:
+        """Call `done` when everything settled before is on disk, however often that fails."""
+        self.settled_callbacks.append(done)
+
     def fence(self, reached: Callable[[], None]) -> None:
         """Call `reached` at once, because everything handed in before is in the group."""
         reached()
@@ -232,6 +237,11 @@ class Group:
         appended, self.appended = self.appended, 0
         byte_count, self.appended_bytes = self.appended_bytes, 0
         return callbacks, appended, byte_count
+
+    def take_settled(self) -> list[Callable[[], None]]:
+        """Return and clear the callbacks of `when_settled`."""
+        callbacks, self.settled_callbacks = self.settled_callbacks, []
+        return callbacks
 
     def take_reads(self) -> list[Callable[[], Callable[[], None]]]:
         """Return and clear the read jobs, in order."""

@@ -396,6 +396,13 @@ class Store:
         """
         self._calls.append((Group.barrier, done))
 
+    def after_settled(self, done: Callable[[], None]) -> None:
+        """Call `done` when what was settled before is on disk, if need be after a failure of the disk.
+
+        It is not called if the store is closed before.
+        """
+        self._calls.append((Group.when_settled, done))
+
     # Dead letters.
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:

@@ -246,10 +246,15 @@ class Writer:
             figures.commit_secs = clock.perf_counter() - started
             figures.file_bytes = self._database.size()
             self._rest = TIDY_SECS
+        settled = group.take_settled()
+        if settled and not deferred:
+            self.call_soon(partial(_call_all, settled))
+            settled = []
         self._tell(ACCEPTED)
         self.group = Group(self._database.index, self._database.letters)
         self.group.reads = group.take_reads()
         self.group.changes = deferred
+        self.group.settled_callbacks = settled
 
     def _refuse(self) -> None:
         """Drop the messages of the group and report a refusal, or success if there was nothing to write."""
@@ -331,6 +336,15 @@ class Writer:
 def refusal_of(failure: str) -> Outcome:
     """Return the outcome for sources after a failure of the disk."""
     return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {failure}")
+
+
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    """Call each of the callbacks, in the event loop."""
+    for done in callbacks:
+        try:
+            done()
+        except Exception as error:  # a failure of one callback must not affect the others
+            contained("store", error)
 
 
 def _call(function: Callable[[], None]) -> None:

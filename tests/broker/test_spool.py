@@ -219,6 +219,7 @@ def test_what_the_disk_may_still_have_keeps_its_file(host: Host, disk: Disk) -> 
     opened.commit()
     assert files(host) == 1
     disk.fault = ""
+    opened.until(lambda: files(host) == 0)
 
 
 def test_a_file_that_is_used_again_before_it_is_deleted_stays(tmp_path: Path) -> None:
