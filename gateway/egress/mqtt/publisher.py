@@ -234,7 +234,7 @@ class MqttLinkPublisher(ConfirmedSink):
         """Requeue unconfirmed messages after the connection is lost, and look for a message to blame.
 
         `too_large` is True if the broker reported a packet as too large, `busy` if it accepts no messages at
-        present, for which no message is to blame.
+        present or the gateway has disconnected, for which no message is to blame.
         """
         if self._outlet is None:
             return  # sending failed here, and the search for the cause has begun already

@@ -85,7 +85,7 @@ class MqttLinkConnection(Bringer):
         self.is_paused = False
         self.refuses_version = False
         self.too_large = False  # the broker reported a packet as too large
-        self.busy = False  # the broker reported that it accepts nothing now
+        self.busy = False  # the broker reported that it accepts nothing now, or the gateway disconnected
         self._session = session
         self._deadline = deadline
         self._proof = proof  # None if the password is sent, or there is none
@@ -158,6 +158,7 @@ class MqttLinkConnection(Bringer):
 
     def shut_down(self) -> None:
         """Send DISCONNECT; the broker stores the session for session_expiry_secs."""
+        self.busy = True
         self._acknowledge()
         self.machine.disconnect()
         self.stream.end("the gateway is stopping")

@@ -524,6 +524,26 @@ async def test_a_broker_that_is_busy_holds_nothing_against_a_message(
 
 
 @pytest.mark.parametrize("qos", [1, 2])
+async def test_no_message_is_to_blame_for_connections_that_the_gateway_ends(qos: int) -> None:
+    """An operator pauses the link again and again, while a route at the next gateway is paused, too."""
+    world = World()
+    world.acks = False
+    world.connect()
+    world.publish(message("one", qos))
+    world.present = True
+    for _ in range(BARREN_MAX + 3):
+        world.connection.shut_down()
+        world.drop()
+        world.connect()
+    assert world.outcomes == {}
+    world.acks = True
+    world.connection.shut_down()
+    world.drop()
+    world.connect()
+    assert world.outcomes == {b"one": ACCEPTED}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
 async def test_acknowledgements_right_before_disconnect_count_and_nothing_is_sent_behind_it(qos: int) -> None:
     world = World(in_flight_max=2)
     world.subscribe("up/#")
