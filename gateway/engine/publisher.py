@@ -81,7 +81,7 @@ class EnginePublisher(AmqpLinkPublisher):
             retained, self._let_wait, alone, messages_max=messages_max, bytes_max=bytes_max
         )
         self._exchange = encode_short_string(names.topics)
-        self._wires: dict[str, bytes | None] = {}  # encoded exchange and routing key, by topic
+        self._wires: dict[str, bytes] = {}  # encoded exchange and routing key, by topic
         self.number_of: NumberOf = _no_number  # returns the stored number of a message
         self.epoch_of: EpochOf = _no_epoch
         self._life = secrets.token_bytes(LIFE_BYTES)
@@ -203,11 +203,14 @@ class EnginePublisher(AmqpLinkPublisher):
 
     def _where(self, topic: str) -> bytes | None:
         """Return exchange and routing key of a topic, or None if its key is too long."""
-        if topic in self._wires:
-            return self._wires[topic]
+        found = self._wires.get(topic)
+        if found is not None:
+            return found
         key = key_of(topic)
+        if key is None:  # not cached: such topics have up to 64 KB each
+            return None
         make_room(self._wires, self._topics_max)
-        found = self._wires[topic] = None if key is None else self._exchange + bytes((len(key),)) + key
+        found = self._wires[topic] = self._exchange + bytes((len(key),)) + key
         return found
 
 

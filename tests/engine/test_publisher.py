@@ -38,11 +38,15 @@ class Sent:
         return []
 
 
-async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replicas() -> None:
-    stats = LinkStats("engine", "amqp091", {}, ("localhost",))
+def make_publisher(stats: LinkStats) -> EnginePublisher:
     limits = {"in_flight_max": 10, "messages_max": 10, "bytes_max": 1 << 20, "topics_max": 10}
     missing: Any = None
-    publisher = EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **limits)
+    return EnginePublisher(stats, names_of("n", "amq.topic"), ClusterClock(), missing, missing, **limits)
+
+
+async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replicas() -> None:
+    stats = LinkStats("engine", "amqp091", {}, ("localhost",))
+    publisher = make_publisher(stats)
     sent: Any = Sent()
     publisher._publishers = (sent, sent)
     publisher._stream = missing_stream()
@@ -59,3 +63,12 @@ async def test_a_life_beyond_that_of_the_cluster_is_counted_and_known_to_replica
     assert limited[0] < EXPIRATION_MS_MAX
     known = [decode(raw).expires for _, raw, _ in sent.rows]
     assert [round(one - end) for one, end in zip(known, ends, strict=True)] == [0] * 3
+
+
+def test_a_topic_that_is_too_long_is_refused_each_time_and_not_remembered() -> None:
+    """Such topics have up to 64 KB each, and nothing would free them."""
+    publisher = make_publisher(LinkStats("engine", "amqp091", {}, ("localhost",)))
+    for _ in range(2):
+        assert publisher._where("x" * 65_000) is None
+        assert publisher._where("a") is not None
+    assert list(publisher._wires) == ["a"]
