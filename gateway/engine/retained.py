@@ -179,9 +179,8 @@ class SharedRetained(LocalRetained):
         topic, user = message.address.name, _storable(message.sender.user)
         client = _storable(client)
         if not len(message.body):
-            self._submit_clear(
-                Retain(topic, None, client=client, epoch=epoch), lambda one: done(_outcome_of(one))
-            )
+            operation = Retain(topic, None, client=client, epoch=epoch, domain=MQTT.name)
+            self._submit_clear(operation, lambda one: done(_outcome_of(one)))
             return
         is_sure = is_sure or (
             self._is_exact and not self._on_way and clock.now() - self._read_at < FRESH_SECS
@@ -190,7 +189,7 @@ class SharedRetained(LocalRetained):
         lifetime = message.expires - clock.utc() if message.expires else None
         room, weight = Room(*self.quota.room_of(user)), message.byte_count
         self._count_pending(user, 1, weight)
-        operation = Retain(topic, data, lifetime, user, weight, room, client, epoch)
+        operation = Retain(topic, data, lifetime, user, weight, room, client, epoch, MQTT.name)
         self._state.submit(operation, partial(self._replied, Unsure(publication, done), user, is_sure))
 
     def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:

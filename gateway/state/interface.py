@@ -570,8 +570,8 @@ class Retain(Operation[Retention]):
 
     The message expires after `lifetime_secs`, or never if that is None. `user` sent the message, `weight` is
     its size in bytes as limits count it. The message is stored if the growth fits into `room`, or in any case
-    if `room` is None. It came in the session of `client` with this epoch (0: in no session): the operation is
-    fenced if the same client has set or cleared the topic in a later epoch.
+    if `room` is None. It came in the session of `client` of `domain` with this epoch (0: in no session): the
+    operation is fenced if the same client has set or cleared the topic in a later session.
     """
 
     topic: str
@@ -582,6 +582,7 @@ class Retain(Operation[Retention]):
     room: Room | None = None
     client: str = ""
     epoch: int = 0
+    domain: str = ""
 
     @property
     def subject(self) -> object:

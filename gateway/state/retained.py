@@ -1,4 +1,10 @@
-"""Rows of the retained messages that a group of operations locks and writes."""
+"""Rows of the retained messages that a group of operations locks and writes.
+
+A message that arrives late, from a replica that was frozen, does not replace a message of a later session of
+the same client. Epochs of sessions are times of the database's clock. If that was set back, a session may
+have a smaller epoch than an earlier one of its client that has ended. So a smaller epoch counts as late only
+if the client's session has another one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.state.database import Database, OperationStatement
-from gateway.state.interface import OperationOutcome, Reply, Retain, Retention
+from gateway.state.interface import FENCED, OperationOutcome, Reply, Retain, Retention
+from gateway.state.sessions import KEY, MICROSECONDS, OF_OP
 from gateway.state.table import Table
 
 RETAINED: Final = (
@@ -14,6 +21,7 @@ RETAINED: Final = (
     " client text, epoch bigint"
 )
 BLANK: Final = (b"", None, "", 0, "", 0)  # the row of a locked topic without a retained message
+EPOCHS: Final = OF_OP.format(names="t.domain, t.client, t.epoch", table="session")
 CLEARED_SECS: Final = 60.0  # how long a cleared topic is fenced against older messages of the same client
 
 
@@ -37,11 +45,24 @@ class RetainedMessages:
 
     def __init__(self) -> None:
         self._table = Table("retained", StoredRetainedRow, RETAINED, 1, BLANK)
+        self._epochs: dict[tuple[str, str], int] = {}  # of sessions with operations that may be late
 
     def load(self, database: Database, operations: Sequence[Retain]) -> None:
-        """Lock the topics of `operations`, in the same order for all groups."""
+        """Lock the topics of `operations`, in the same order for all groups.
+
+        Read the epochs of the sessions whose operations may be late.
+        """
         topics = [(one.topic,) for one in operations]
         self._table.take(database.run(self._table.lock(topics, topics))[-1])
+        newest = {(row.topic, row.client): row.epoch for row in self._table.rows.values()}
+        for one in operations:
+            newest[one.topic, one.client] = max(one.epoch, newest.get((one.topic, one.client), 0))
+        keys = {
+            (one.domain, one.client) for one in operations if 0 < one.epoch < newest[one.topic, one.client]
+        }
+        if keys:
+            (rows,) = database.run([OperationStatement(EPOCHS, KEY, sorted(keys))])
+            self._epochs = {(domain, client): epoch for domain, client, epoch in rows}
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
         """Retain or remove the message of a topic, if there is capacity and no later one of the same client.
@@ -51,8 +72,8 @@ class RetainedMessages:
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
         client, epoch = operation.client, operation.epoch
         row = self._table.rows.get((topic,))
-        if row is not None and row.client == client and row.epoch > epoch > 0:
-            return Reply(OperationOutcome.FENCED)
+        if row is not None and self._is_late(operation, row, now):
+            return FENCED
         is_there = row is not None and row.message and (row.expires_at is None or row.expires_at > now)
         before = (row.login, row.weight) if row is not None and is_there else None
         if message and not _fits(operation, before):
@@ -67,6 +88,19 @@ class RetainedMessages:
         else:
             self._table.remove((topic,))
         return Reply(OperationOutcome.DONE, Retention(True, before))
+
+    def _is_late(self, operation: Retain, row: StoredRetainedRow, now: float) -> bool:
+        """Return True if the same client has set or cleared the topic in a later session.
+
+        If the client has no session any more, an epoch of the topic that is in the future does not count: the
+        clock was set back, and the operation is rather of a session since then than of a frozen replica.
+        """
+        if row.client != operation.client or not row.epoch > operation.epoch > 0:
+            return False
+        current = self._epochs.get((operation.domain, operation.client))
+        if current is None:
+            return row.epoch <= now * MICROSECONDS
+        return current != operation.epoch
 
     def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""

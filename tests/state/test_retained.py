@@ -8,7 +8,9 @@ import pytest
 
 from gateway.broker.topics import topic_matches
 from gateway.state.interface import (
+    LeaveSession,
     MatchRetained,
+    OpenSession,
     OperationOutcome,
     Reap,
     Retain,
@@ -19,7 +21,7 @@ from gateway.state.interface import (
 )
 from gateway.state.postgresql import PROBE_MIN
 from gateway.state.retained import CLEARED_SECS
-from tests.state.conftest import PostgreSQLWorld, Replica, World
+from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
 
 WORDS = (
     "a a/b a/b/c a/b/c/d a/ /a / // a//b b b/b b/b/c $SYS/a $SYS/a/b",
@@ -166,6 +168,39 @@ def test_an_earlier_epoch_of_the_same_client_changes_nothing(one: Replica, two: 
         assert two.do(other).stored
     two.do(Retain("t", b"5", client="d", epoch=1))  # the latest was in no session
     assert one.ask(MatchRetained("t")) == [Retained("t", b"5", None)]
+
+
+def test_a_clock_that_is_set_back_fences_no_later_session(world: World, one: Replica, two: Replica) -> None:
+    """Epochs are times of that clock, and an ended session leaves none that the next one could exceed."""
+
+    def session(replica: Replica) -> int:
+        opening = OpenSession(KEY, replica.name, "u", "", True, 0.0, "", None, False, 0)
+        return replica.do(opening).epoch
+
+    def retain(topic: str, message: bytes | None, epoch: int) -> Retain:
+        return Retain(topic, message, client=KEY.client, epoch=epoch, domain=KEY.domain)
+
+    def ends(epoch: int) -> None:
+        one.do(LeaveSession(KEY, epoch, 0.0, True))
+
+    frozen = session(two)
+    before = session(one)
+    for topic in ("a", "b", "c", "later"):
+        one.do(retain(topic, b"before", before))
+    ends(before)
+    world.advance(-3_600)
+    after = session(one)
+    assert after < frozen < before
+    assert one.do(retain("a", b"after", after)).stored
+    assert one.do(retain("b", None, after)).stored
+    assert two.reply(retain("c", b"frozen", frozen)).verdict is OperationOutcome.FENCED
+    world.advance(3_610)
+    assert one.do(retain("later", b"after", after)).stored
+    world.advance(-3_610)
+    ends(after)
+    assert one.do(retain("c", b"last", after)).stored  # which the database gets after the end
+    found = {one.topic: one.message for one in two.ask(MatchRetained("#"))}
+    assert found == {"a": b"after", "c": b"last", "later": b"after"}
 
 
 def test_a_cleared_topic_is_fenced_for_a_while(world: World, one: Replica) -> None:
