@@ -115,6 +115,9 @@ class Leases:
             self._table.put(row._replace(holder=NOBODY, until=0.0))
             return DONE
         if is_held and row.holder != operation.replica:
+            end = now + operation.secs
+            if row.until > end:  # the clock was set back: a dead holder must not keep the lease for longer
+                self._table.put(row._replace(until=end))
             return Reply(OperationOutcome.DONE, Lease(row.holder, row.epoch))
         epoch = row.epoch if is_held else row.epoch + 1
         self._table.put(LeaseRow(operation.name, operation.replica, epoch, now + operation.secs))

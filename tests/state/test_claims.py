@@ -65,6 +65,20 @@ def test_a_lease_has_one_holder(world: World, one: Replica, two: Replica) -> Non
     assert two.do(AcquireLease("other", "two", 10.0)) == Lease("two", 1)
 
 
+def test_a_clock_that_is_set_back_prolongs_no_lease(world: World, one: Replica, two: Replica) -> None:
+    """The holder still has it for as long as it believes, and can renew it."""
+    one.do(AcquireLease("dead", "one", 10.0))
+    one.do(AcquireLease("alive", "one", 10.0))
+    world.advance(-3_600)
+    for name in ("dead", "alive"):
+        assert two.do(AcquireLease(name, "two", 10.0)) == Lease("one", 1)
+    world.advance(8)
+    assert one.do(AcquireLease("alive", "one", 10.0)) == Lease("one", 1)
+    world.advance(3)
+    assert two.do(AcquireLease("dead", "two", 10.0)) == Lease("two", 2)
+    assert two.do(AcquireLease("alive", "two", 10.0)) == Lease("one", 1)
+
+
 def test_of_two_who_want_a_lease_at_once_one_has_it(one: Replica, two: Replica) -> None:
     waits = [
         replica.send(AcquireLease(f"link-{number}", replica.name, 60.0))
