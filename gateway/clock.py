@@ -66,10 +66,6 @@ class SteadyClock:
         self._at = at
         return WallTime(at + self._boot)
 
-    def follow(self) -> None:
-        """Continue with the time of the wall clock, which is known to be right."""
-        self._boot = wall() - since_boot()
-
 
 @cache
 def boot_id() -> str:
@@ -130,11 +126,6 @@ _steady: Final = SteadyClock()
 def utc() -> WallTime:
     """Return UTC in seconds since 1970, by a clock that does not jump."""
     return _steady.utc()
-
-
-def follow_wall() -> None:
-    """Make `utc` continue with the time of the wall clock, which is known to be right."""
-    _steady.follow()
 
 
 def wall_ahead() -> float:

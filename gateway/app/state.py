@@ -18,6 +18,7 @@ from gateway.admin import Readiness
 from gateway.app.storage import caller_of
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.elections import ELSEWHERE, UNDECIDED, Candidate, Elections
 from gateway.engine.ids import SharedIds
 from gateway.engine.letters import SharedLetters
@@ -47,7 +48,8 @@ class SharedState:
         self.membership = membership
         self.elections = Elections(store, membership)
         self.ids = SharedIds(store, membership)
-        self.letters = SharedLetters(store, membership, quotas.common_letters)
+        self.time = ClusterClock()
+        self.letters = SharedLetters(store, membership, quotas.common_letters, self.time)
         self.retained = SharedRetained(store, quotas.retained)
         self.retaining: Retaining | None = None  # Messages that wait to be retained.
         self.sessions: SharedSessions | None = None  # None unless the gateway has MQTT listeners.

@@ -15,7 +15,6 @@ from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.pressure import MayHold
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import Link, LinkStatus
-from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import Delivering, SharedOutboxes
 from gateway.engine.session import EngineSession
@@ -74,7 +73,7 @@ def topics_of(
             limits,
             status,
             let_go,
-            ClusterClock(),
+            state.time,
             state.retained,
             state.store,
             state.membership,
@@ -128,6 +127,7 @@ def outbox_links(
     options, found = settings.broker, []
     for name in settings.shared_outboxes() if isinstance(options, RabbitEngine) else ():
         assert isinstance(options, RabbitEngine)
+        assert engine is not None
         called = f"{name} (outbox)"
         dialect = DIALECTS[options.protocol]
         stats = metrics.link(called, dialect.name, dialect.frame_names, options.addresses)
@@ -139,14 +139,14 @@ def outbox_links(
             settings.limits,
             LinkStatus(called, stats),
             client_id=f"{settings.replica} outbox {name}",
+            time=engine.time,
             up=partial(getattr, links[name], "up"),
             delivers=cast(Delivering, links[name].session).publisher,
             paused=partial(getattr, core.pauses, "routes"),
             on_departure=core.on_departure,
             quotas=quotas,
         )
-        if engine is not None:
-            engine.hear_dropped.append(outboxes.dropped)
+        engine.hear_dropped.append(outboxes.dropped)
         core.share_outboxes(name, outboxes)
         found.append(Link(outboxes.status, outboxes.settings, outboxes, writes))
     return found

@@ -8,7 +8,8 @@ contradicts the others replaces them. Between replies the event loop's clock is 
 
 A replica whose wall clock is wrong by more than SKEW_MAX_SECS is not ready, because it would display and
 compare wrong times elsewhere, for example in the expiry of messages. It ends no sessions, because the clock
-of the cluster node may be the wrong one.
+of the cluster node may be the wrong one. Once the wall clock is right the replica is ready; `clock.utc`,
+which does not jump, may be wrong for longer, and `correction` is the difference.
 """
 
 from __future__ import annotations
@@ -71,14 +72,8 @@ class ClusterClock:
         self.check()
 
     def check(self) -> None:
-        """Compare the wall clock with the cluster's time, and log if it has become wrong or right.
-
-        If only `clock.utc` is wrong, because the wall clock was set right after the start, `clock.utc` is
-        corrected.
-        """
+        """Compare the wall clock with the cluster's time, and log if it has become wrong or right."""
         skew = self.skew
-        if self.correction and abs(skew) <= SKEW_MAX_SECS:
-            clock.follow_wall()  # the process began with a wrong clock, which has been set right
         is_wrong = abs(skew) - (self._high - self._low) / 2 > SKEW_MAX_SECS
         if is_wrong and not self._is_wrong:
             log.error("clock wrong, replica not ready", ahead_of_cluster_seconds=round(skew, 1))

@@ -25,6 +25,7 @@ from gateway import clock
 from gateway.broker.dead_letters import Letter
 from gateway.containment import contained
 from gateway.engine.claims import is_ending
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.membership import INCARNATION_BYTES, Membership
 from gateway.engine.repeats import Repeats
 from gateway.model.message import Message
@@ -70,10 +71,13 @@ class Unsaved(NamedTuple):
 class SharedLetters:
     """Dead letters of all replicas. `shares` has the limits, and the part of them that one user may use."""
 
-    def __init__(self, state: StateStore, membership: Membership, shares: UserShares) -> None:
+    def __init__(
+        self, state: StateStore, membership: Membership, shares: UserShares, time: ClusterClock
+    ) -> None:
         self.shares = shares
         self._state = state
         self._membership = membership
+        self._time = time
         self._repeats = Repeats(state)
         self._reader = MessageReader()
         self._last = 0
@@ -121,7 +125,7 @@ class SharedLetters:
                 id,
                 _storable(route),
                 reason,
-                encode_sound(message),
+                encode_sound(message, -self._time.correction),
                 _storable(message.sender.user),
                 byte_count,
             )
@@ -374,6 +378,7 @@ class SharedLetters:
 
     def _decoded(self, letters: Iterable[DeadLetter]) -> Iterator[Letter]:
         """Yield the decoded dead letters; those that cannot be decoded are logged and left out."""
+        self._reader.ahead_secs = -self._time.correction
         for one in letters:
             try:
                 why: dict[str, Any] = orjson.loads(one.reason)

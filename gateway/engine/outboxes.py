@@ -53,6 +53,7 @@ from gateway.egress.confirms import ConfirmedSink
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries
 from gateway.engine.arguments import type_arguments
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.names import names_of
 from gateway.engine.outbox_shares import SharedOutboxShares
 from gateway.errors import RemoteProtocolError, StoreError
@@ -116,13 +117,14 @@ class SharedOutboxes(AmqpLinkSession):
         status: LinkStatus,
         *,
         client_id: str,
+        time: ClusterClock,
         up: Callable[[], bool],
         delivers: ConfirmedSink,
         paused: Callable[[], Iterable[str]],
         on_departure: Left | None = None,
         quotas: UserQuotas | None = None,
     ) -> None:
-        """Create the session of a link's outboxes.
+        """Create the session of a link's outboxes, whose messages expire by `time`.
 
         `up` returns True if the link accepts messages; it publishes them with `delivers`. `on_departure` is
         called with the messages that leave an outbox at this replica. `quotas` has the shares of users.
@@ -141,7 +143,8 @@ class SharedOutboxes(AmqpLinkSession):
             publishing=OutboxPublisher,
         )
         self.link = link
-        self.reader = MessageReader()
+        self._time = time
+        self._reader = MessageReader()
         self.refusals: dict[bytes, int] = {}  # refusals by the link's broker, by message hash
         self.waiting: dict[str, int] = {}  # ready messages in each queue, as counted last
         self._prefix = f"{engine.namespace}.outbox.{link}."
@@ -260,6 +263,15 @@ class SharedOutboxes(AmqpLinkSession):
         if self._on_departure is not None and route is not None and messages:
             self._on_departure(route, messages, left_as(word, outcome), clock.now())
 
+    def encode(self, message: Message) -> bytes:
+        """Return a message as it is stored in an outbox, with the expiry time of the cluster."""
+        return encode_message(message, -self._time.correction)
+
+    def decode(self, data: bytes) -> Message:
+        """Return a message of an outbox, with an expiry time of this process. Raises StoreError."""
+        self._reader.ahead_secs = -self._time.correction
+        return self._reader.decode_one(data)
+
     def dropped(self, queue: str, body: bytes) -> None:
         """Report to the journal a message that the cluster has dropped from an outbox queue.
 
@@ -269,7 +281,7 @@ class SharedOutboxes(AmqpLinkSession):
             return
         route = self._routes().get(queue)
         try:
-            message = self.reader.decode_one(body)
+            message = self.decode(body)
         except StoreError as error:
             self.stats.refuse(Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return
@@ -569,6 +581,7 @@ class SharedOutbox(OneSink):
         """Create the outbox whose queue on the cluster has this address, and users these shares in it."""
         super().__init__(self)
         self.shares = shares
+        self._outboxes = outboxes
         self._address = address
         self._recipient = Recipient(outboxes.publisher)
 
@@ -580,7 +593,7 @@ class SharedOutbox(OneSink):
         batch = part.batch.onward(SubBatchSource(part))
         for at, message in enumerate(part.messages):
             try:
-                data = encode_message(message)
+                data = self._outboxes.encode(message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
                 continue
@@ -638,7 +651,7 @@ class Grave:
                 reason = dict(stored.properties.headers).get(FIRST_REASON)
                 if reason is not None and reason.value == "expired":
                     outcome = TOO_OLD
-                message = self._outboxes.reader.decode_one(bytes(stored.body))
+                message = self._outboxes.decode(bytes(stored.body))
             except (RemoteProtocolError, StoreError) as error:
                 outcome, crossed = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)), False
             then = partial(self._gone, part, at, message if crossed else None, outcome)
@@ -675,7 +688,7 @@ class Drain:
         batch = part.batch.onward(DrainSource(self, part))
         for at, stored in enumerate(part.messages):
             try:
-                message = self.outboxes.reader.decode_one(bytes(stored.body))
+                message = self.outboxes.decode(bytes(stored.body))
             except StoreError as error:
                 outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 self.bury(part, at, stored, outcome, crossed=False)

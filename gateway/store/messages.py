@@ -65,18 +65,20 @@ Raises StoreError if it is missing.
 """
 
 
-def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
-    """Encode 1 to MESSAGES_MAX messages, which are at `offsets` of their run; None means 0, 1, 2 ..."""
-    return b"".join(encode_parts(messages, offsets))
+def encode_messages(
+    messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
+) -> bytes:
+    """Encode 1 to MESSAGES_MAX messages, which are at `offsets` of their run; None means 0, 1, 2 ...
+
+    Their expiry is stored `ahead_secs` later.
+    """
+    return b"".join(encode_parts(messages, offsets, ahead_secs))
 
 
 def encode_parts(
     messages: Sequence[Message], offsets: Sequence[int] | None = None, ahead_secs: float = 0.0
 ) -> list[bytes]:
-    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies.
-
-    Their expiry is stored `ahead_secs` later.
-    """
+    """Encode messages as `encode_messages` does, in consecutive pieces, without copying bodies."""
     count = len(messages)
     bodies = [message.body for message in messages]
     version = VERSION
@@ -206,9 +208,9 @@ def _storable(message: Message) -> Message:
     return message
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: Message, ahead_secs: float = 0.0) -> bytes:
     """Encode one message as a run."""
-    return encode_messages((message,))
+    return encode_messages((message,), ahead_secs=ahead_secs)
 
 
 def _no_body(name: str, size: int) -> Spooled:

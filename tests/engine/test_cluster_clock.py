@@ -84,6 +84,27 @@ async def test_a_wrong_wall_clock_is_noticed_and_changes_nothing(
     assert not cluster.why_not
 
 
+@pytest.mark.parametrize("off", [7_200.0, -7_200.0])
+async def test_a_clock_that_is_wrong_from_the_start_jumps_nowhere(
+    off: float, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is set right the replica is ready, and what it has stored itself lives as long as before."""
+    wall = [BASE + off]
+    monkeypatch.setattr(clock, "unix_time", lambda: wall[0])
+    monkeypatch.setattr(clock, "_steady", clock.SteadyClock())
+    cluster = ClusterClock()
+    await ask(cluster, BASE, there=0.0, back=0.0)
+    assert cluster.why_not
+    assert cluster.correction == pytest.approx(off, abs=0.6)
+    before = clock.utc()
+    wall[0] = BASE
+    cluster.check()
+    assert not cluster.why_not
+    assert cluster.skew == pytest.approx(0.0, abs=0.6)
+    assert clock.utc() == pytest.approx(before, abs=1.0)
+    assert cluster.correction == pytest.approx(off, abs=1.0)
+
+
 async def test_an_answer_that_is_not_exact_blames_nobody(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.shares import UserQuotas
 from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.outboxes import SharedOutboxes
 from gateway.mapping.router import Router
 from gateway.protocols.amqp091.server import ServerConnection
@@ -106,6 +107,7 @@ def outboxes() -> Any:
         Limits(),
         status(),
         client_id="one",
+        time=ClusterClock(),
         up=lambda: True,
         delivers=MqttLinkPublisher(LinkStats("far", "mqtt"), in_flight_max=1, messages_max=1, bytes_max=1),
         paused=lambda: (),

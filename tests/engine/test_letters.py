@@ -9,8 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from gateway import containment
+from gateway import clock, containment
 from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.letters import SharedLetters
 from gateway.model.message import MESSAGE_BYTES, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -24,6 +25,7 @@ from tests.engine.local_state import LocalDatabase, joined
 from tests.store.parts import Opened, accepted
 
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no \ud800\0")
+HOUR = 3_600
 SINCE = 1_000.0  # from now on by the clock of the loop, so that everything is due
 
 
@@ -33,10 +35,11 @@ class Replica:
     def __init__(
         self, local: LocalDatabase, *, count_max: int = 100, bytes_max: int = 1_000_000, share: float = 1.0
     ) -> None:
+        self.time = ClusterClock()
         self.local = local
         self.state, self.membership = joined(local, "one")
         shares = UserShares("letters", count_max=count_max, bytes_max=bytes_max, user_share=share)
-        self.common = SharedLetters(self.state, self.membership, shares)
+        self.common = SharedLetters(self.state, self.membership, shares, self.time)
         self.letters = DeadLetters(common=self.common)
 
     def tick(self, secs: float = SINCE) -> None:
@@ -91,6 +94,21 @@ def sent(body: bytes, user: str = "") -> Message:
 @pytest.fixture
 def local(tmp_path: Path) -> LocalDatabase:
     return LocalDatabase(tmp_path)
+
+
+async def test_they_expire_by_the_time_of_the_cluster(local: LocalDatabase) -> None:
+    """A replica that began with a wrong clock, which was set right, still has a wrong one of its own."""
+    wrong, right = Replica(local), Replica(local)
+    wrong.time.answer(int(clock.utc()) - HOUR, clock.now(), clock.now())
+    expires = clock.utc() + 60.0
+    for replica in (wrong, right):
+        message = Message(amqp_address("", "key"), b"x", expires=expires)
+        replica.letters.add([message], "up", REFUSED, lambda: None, crossed=True)
+        local.settle()
+    for replica, ahead in ((wrong, HOUR), (right, 0.0)):
+        found = replica.find(*replica.ids())
+        times = sorted(letter.message.expires - ahead for letter in found)
+        assert times == pytest.approx([expires - HOUR, expires], abs=1.0)
 
 
 async def test_every_replica_has_them_also_one_that_begins_later(local: LocalDatabase) -> None:

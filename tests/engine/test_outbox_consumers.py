@@ -10,11 +10,14 @@ import pytest
 import trio
 import trio.testing
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.routing import OneSink
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
+from gateway.engine.cluster_clock import ClusterClock
 from gateway.engine.outboxes import SharedOutboxes
+from gateway.model.message import NEVER
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.server import ServerConnection
@@ -25,7 +28,7 @@ from tests.broker.parts import mqtt
 from tests.configured import make_link
 from tests.egress.amqp091.remote import Remote, World, routed
 from tests.egress.queue_rig import NotedStatus, QueueRig
-from tests.engine.test_endings import ENGINE
+from tests.engine.test_endings import ENGINE, outboxes
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
@@ -37,6 +40,7 @@ routes:
     to: {endpoint: far, topic: "b/{rest...}"}
     settle: stored
 """
+HOUR: Final = 3_600
 QUEUE: Final = "endings.outbox.far.out"
 
 
@@ -62,7 +66,7 @@ def test_what_a_lost_consumer_had_in_hand_is_sent_once(
         dispatcher = Dispatcher(
             router, DeadLetters(), Surroundings(links={"far"}, namespaces={"far": OneSink(far)})
         )
-        outboxes = SharedOutboxes(
+        out = SharedOutboxes(
             "far",
             make_link(url="mqtt://far"),
             ENGINE,
@@ -70,13 +74,14 @@ def test_what_a_lost_consumer_had_in_hand_is_sent_once(
             Limits(),
             NotedStatus(LinkStats("far (outbox)", "amqp091")),
             client_id="one",
+            time=ClusterClock(),
             up=lambda: True,
             delivers=far,
             paused=lambda: (),
         )
         world = World()
-        rig: QueueRig[Any, Any, Remote] = QueueRig(outboxes, lambda: Remote(world))
-        outboxes.tick(0.0)
+        rig: QueueRig[Any, Any, Remote] = QueueRig(out, lambda: Remote(world))
+        out.tick(0.0)
         rig.connect()
         rig.tick()
 
@@ -99,3 +104,18 @@ def test_what_a_lost_consumer_had_in_hand_is_sent_once(
         assert far.waiting_messages == 3
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_what_is_stored_expires_by_the_time_of_the_cluster() -> None:
+    """A replica that began with a wrong clock, which was set right, still has a wrong one of its own."""
+    wrong, right = outboxes(), outboxes()
+    wrong._time.answer(int(clock.utc()) - HOUR, clock.now(), clock.now())
+    expires = clock.utc() + 60.0
+    message = mqtt(expires=expires)
+    for writer, reader, wanted in (
+        (wrong, right, expires - HOUR),
+        (right, wrong, expires + HOUR),
+        (wrong, wrong, expires),
+    ):
+        assert reader.decode(writer.encode(message)).expires == pytest.approx(wanted, abs=1.0)
+    assert wrong.decode(wrong.encode(mqtt())).expires == NEVER

@@ -60,13 +60,6 @@ def test_a_jump_ends_when_it_has_been_followed(machine: Machine, step: float) ->
     assert machine.clock.utc() == machine.wall
 
 
-def test_a_clock_that_is_known_to_be_right_is_followed_at_once(machine: Machine) -> None:
-    machine.wall -= 7_200.0
-    assert machine.clock.utc() == BEGAN
-    machine.clock.follow()
-    assert machine.clock.utc() == BEGAN - 7_200.0
-
-
 def test_a_machine_that_slept_knows_it(machine: Machine) -> None:
     assert machine.wait(3_600.0) == BEGAN + 3_600.0
 
