@@ -58,7 +58,7 @@ from gateway.egress.session import QueueLinkSession
 from gateway.engine.client_session import ClientSession
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.consumers import Consumers
-from gateway.engine.ids import SharedGuard
+from gateway.engine.ids import SharedGuard, SharedIds
 from gateway.engine.letters import SharedLetters
 from gateway.engine.namespace import EngineNamespace
 from gateway.engine.outboxes import OutboxConnection
@@ -216,6 +216,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     OutboxConnection: ("_counted_queues",),
     Repeats: ("_waiting",),
     SharedGuard: ("_lines",),
+    SharedIds: ("_unfreed",),
     RetainedReads: ("_lines",),
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from gateway import clock
 from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd
@@ -40,6 +40,7 @@ from gateway.state.interface import OperationOutcome as Committed
 
 ID_BYTES: Final = 16
 IDS_MAX: Final = 1_000  # in one operation
+UNFREED_MAX: Final = 10_000  # ids that wait to be freed; beyond that none is claimed
 
 AWAY: Final = Outcome(
     Verdict.RELEASED, Reason.TARGET_DOWN, "the database that knows the ids of this route is away"
@@ -80,6 +81,9 @@ class SharedIds(Deduplication):
         self._membership = membership
         self._repeats = Repeats(state)
         self._lines: dict[str, Lines] = {}
+        # Claims to release, by route and id: the database was away when they were to be released.
+        self._unfreed: dict[tuple[str, str], None] = {}
+        self._repeated_count = 0  # claims whose release was submitted again and has no reply yet
 
     def lines(self, route: str) -> Lines:
         """Return the waiting messages of a route; they outlive its guard."""
@@ -87,8 +91,11 @@ class SharedIds(Deduplication):
 
     @property
     def is_ready(self) -> bool:
-        """True while this replica has joined the others, so that it can own claims of identifiers."""
-        return not self._membership.why_not
+        """True while this replica can own claims of identifiers.
+
+        It must have joined the others, and fewer than UNFREED_MAX claims may wait to be released.
+        """
+        return not self._membership.why_not and len(self._unfreed) + self._repeated_count < UNFREED_MAX
 
     def guard(self, end: RouteEnd) -> SharedGuard:
         """Return the guard in front of a route's targets."""
@@ -101,6 +108,12 @@ class SharedIds(Deduplication):
         """
         super().tick()
         self._repeats.tick()
+        unfreed, self._unfreed = self._unfreed, {}
+        by_route: dict[str, list[str]] = {}
+        for route, id in unfreed:
+            by_route.setdefault(route, []).append(id)
+        for route, ids in by_route.items():
+            self.free(route, ids, is_repeated=True)
 
     def claim(self, route: str, ids: list[str], done: Callable[[list[Claim] | None], None]) -> None:
         """Claim identifiers. `done` is called with a claim for each, or with None if the database is away."""
@@ -123,17 +136,23 @@ class SharedIds(Deduplication):
         operation = AcceptIds(route, _raw(ids), self._membership.incarnation, window_secs)
         self._repeats.submit(operation, lambda reply: then())
 
-    def free(self, route: str, ids: Iterable[str]) -> None:
-        """Release claims, so that the next sender of one of the identifiers may try."""
-        ids = [id for id in ids if id not in self.of(route).open]
-        if not ids:
-            return
+    def free(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
+        """Release claims, so that the next sender of one of the identifiers may try.
 
-        def freed(reply: Reply[Any]) -> None:
-            if reply.verdict is Committed.UNAVAILABLE:
-                self._repeats.later(partial(self.free, route, ids))
+        While the database is away this `is_repeated` at each tick.
+        """
+        free_ids = [id for id in ids if id not in self.of(route).open]
+        for start in range(0, len(free_ids), IDS_MAX):
+            some = free_ids[start : start + IDS_MAX]
+            count = len(some) if is_repeated else 0
+            self._repeated_count += count
+            operation = FreeIds(route, _raw(some), self._membership.incarnation)
+            self._state.submit(operation, partial(self._freed, route, some, count))
 
-        self._state.submit(FreeIds(route, _raw(ids), self._membership.incarnation), freed)
+    def _freed(self, route: str, ids: list[str], repeated_count: int, reply: Reply[None]) -> None:
+        self._repeated_count -= repeated_count
+        if reply.verdict is Committed.UNAVAILABLE:
+            self._unfreed.update(((route, id), None) for id in ids)
 
 
 class SharedGuard(Guard):

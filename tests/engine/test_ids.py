@@ -10,7 +10,7 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import UNSETTLED
 from gateway.broker.dispatcher import Dispatcher, Surroundings
-from gateway.engine.ids import AWAY, SharedIds
+from gateway.engine.ids import AWAY, IDS_MAX, UNFREED_MAX, SharedIds
 from gateway.engine.membership import HEARTBEAT_SECS, REAP_SECS
 from gateway.model.batch import Batch
 from gateway.model.message import Sender
@@ -286,6 +286,49 @@ def test_what_was_not_accepted_while_the_database_was_away_is_freed_then(local: 
     other.publish(("i", b"2"))
     local.settle()
     assert other.target.bodies == [b"2"]
+
+
+def test_one_id_that_is_tried_again_and_again_is_freed_once(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.state.is_away = True
+    for _ in range(5):
+        assert one.publish(("i", b"1"), ("j", b"2")).heard == {}
+        local.settle()
+        one.ids.tick()
+    assert one.state.health.pending == 1
+    local.settle()
+    one.ids.tick()
+    one.state.is_away = False
+    local.settle()
+    assert not one.ids._unfreed
+    assert not one.state.health.pending
+    other.publish(("i", b"3"))
+    local.settle()
+    assert other.target.bodies == [b"3"]
+
+
+def test_many_ids_are_freed_in_operations_and_no_more_are_claimed(local: LocalDatabase) -> None:
+    """Without the database nothing with an id would cross, and each id would wait to be freed."""
+    one, other = Replica(local), Replica(local)
+    one.state.is_away = True
+    for start in range(0, UNFREED_MAX, IDS_MAX):
+        one.publish(*((f"{at}", b"%d" % at) for at in range(start, start + IDS_MAX)))
+        local.settle()
+    told = one.publish(("more", b"more"))
+    assert not one.state.health.pending
+    assert told.heard == {b"more": AWAY}
+    one.ids.tick()
+    assert one.state.health.pending == UNFREED_MAX // IDS_MAX
+    one.publish(("more", b"more"))
+    assert one.state.health.pending == UNFREED_MAX // IDS_MAX  # those on their way count, too
+    one.state.is_away = False
+    local.settle()
+    one.publish(("more", b"more"))
+    local.settle()
+    assert one.target.bodies == [b"more"]
+    other.publish(("0", b"0"))
+    local.settle()
+    assert other.target.bodies == [b"0"]
 
 
 def test_a_replica_that_has_not_joined_lets_nothing_with_an_id_cross(local: LocalDatabase) -> None:
