@@ -6,7 +6,9 @@ declares those replicas dead that were silent for too long, by the clock of the 
 sessions that have become due.
 
 A replica that was frozen does not know what has changed meanwhile. It declares no others dead before its
-heartbeats were confirmed for some time, and ignores claims that it reads late: others may have them.
+heartbeats were confirmed for some time, and ignores claims that it reads late: others may have them. The
+same time passes after a step of the database's clock, or a failover to a database with another one, so that
+others can send heartbeats by the new time.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class Membership:
         self._is_pending = False  # True while a JoinReplica or Heartbeat has no reply
         self._is_reaping = False
         self._heartbeat_at = self._reap_at = self._asked_at = self._now = Monotonic(0.0)
+        self._heard_at: float | None = None  # time of the database at the last heartbeat
         self._steady_since: Monotonic | None = None  # since then each heartbeat was confirmed soon
         self._listened = ""  # the last incarnation whose notices were requested
         self.may_act: Callable[[], bool] | None = None  # returns False while claimed work could not be done
@@ -93,7 +96,7 @@ class Membership:
             is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
             limit = REAP_MAX if self.may_act is None or self.may_act() else 0
             silent_secs = self._silent_secs if is_steady else None
-            operation = Reap(silent_secs, limit, self.incarnation)
+            operation = Reap(silent_secs, limit, self.incarnation, self._heard_at)
             self._state.submit(operation, partial(self._reaped, clock.now()))
 
     def quit(self) -> None:
@@ -102,9 +105,11 @@ class Membership:
             self._is_joined, self._is_pending = False, True  # or another tick would join again
             self._state.submit(QuitReplica(self.incarnation), lambda reply: None)
 
-    def _heard(self, reply: Reply[None]) -> None:
+    def _heard(self, reply: Reply[float]) -> None:
         self._is_pending = False
-        if reply.verdict is not OperationOutcome.DONE or self._now - self._asked_at > 2 * HEARTBEAT_SECS:
+        before, self._heard_at = self._heard_at, reply.value
+        is_late = self._now - self._asked_at > 2 * HEARTBEAT_SECS
+        if reply.value is None or is_late or (before and abs(reply.value - before) > STEADY_SECS):
             self._steady_since = None
         elif self._steady_since is None:
             self._steady_since = self._now

@@ -70,11 +70,11 @@ class Replicas:
                 return FENCED
             joined = (operation.replica, operation.name, operation.address, operation.version)
             self._table.put(ReplicaRow(*joined, now, 0))
-            return DONE
+            return Reply(OperationOutcome.DONE, now)
         if row is None or row.dead:
             return FENCED
         self._table.put(row._replace(seen=now, dead=int(isinstance(operation, QuitReplica))))
-        return DONE
+        return DONE if isinstance(operation, QuitReplica) else Reply(OperationOutcome.DONE, now)
 
     def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""

@@ -316,13 +316,16 @@ class Reap(Operation[list[ClaimedWork]]):
     """Claim due wills and expired sessions, at most `limit` of each.
 
     First, replicas that were silent for `silent_secs` (None: no replica) are declared dead, but never the
-    calling `replica`; their sessions lose their owners. Several replicas share the work. Also deletes expired
-    identifiers and retained messages, and dead replicas and unused lanes after a day.
+    calling `replica`; their sessions lose their owners. No replica is declared dead if the database's time
+    differs by more than half of `silent_secs` from `heard_at`, the time of the caller's last heartbeat (None:
+    not compared). Several replicas share the work. Also deletes expired identifiers and retained messages,
+    and dead replicas and unused lanes after a day.
     """
 
     silent_secs: float | None
     limit: int = 1_000
     replica: str = ""
+    heard_at: float | None = None
 
     @property
     def subject(self) -> object:
@@ -470,8 +473,11 @@ class OfReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinReplica(OfReplica, Operation[None]):
-    """Add an incarnation. `name` is the configured one, `address` the one to which clients are referred."""
+class JoinReplica(OfReplica, Operation[float]):
+    """Add an incarnation. `name` is the configured one, `address` the one to which clients are referred.
+
+    The reply has the time of the database (UTC seconds).
+    """
 
     name: str
     address: str
@@ -479,8 +485,11 @@ class JoinReplica(OfReplica, Operation[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(OfReplica, Operation[None]):
-    """Record that the incarnation is alive. Fenced once it was declared dead: then a new one must begin."""
+class Heartbeat(OfReplica, Operation[float]):
+    """Record that the incarnation is alive. Fenced once it was declared dead: then a new one must begin.
+
+    The reply has the time of the database (UTC seconds).
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,10 +144,13 @@ OF_OP: Final = (
     "{{op}} SELECT {names} FROM op JOIN {table} AS t ON t.domain = op.domain AND t.client = op.client"
 )
 
+# A heartbeat from the future is of a clock that was set back since: those who live have sent others.
 DECLARE_DEAD: Final = (
     "{op} UPDATE replica SET dead = 1 WHERE dead = 0 AND replica <> (SELECT me FROM op)"
-    " AND seen < state_now() - (SELECT silent FROM op)"
+    " AND abs(state_now() - seen) > (SELECT silent FROM op)"
+    " AND abs(state_now() - (SELECT coalesce(heard_at, state_now()) FROM op)) <= (SELECT silent FROM op) / 2"
 )
+REAPER: Final = "me text, silent double precision, heard_at double precision"
 ORPHANS: Final = (
     "SELECT {names} FROM replica AS r JOIN session AS t ON t.owner = r.replica"
     " WHERE r.dead = 1 AND t.connected = 1 LIMIT {limit} {{skip}}"
@@ -218,8 +221,8 @@ class Sessions:
         """Lock due wills and expired sessions that no other transaction has locked."""
         names, limit = self._sessions.names, reap.limit
         if reap.silent_secs is not None:
-            parameters = [(reap.replica, reap.silent_secs)]
-            database.run([OperationStatement(DECLARE_DEAD, "me text, silent double precision", parameters)])
+            parameters = [(reap.replica, reap.silent_secs, reap.heard_at)]
+            database.run([OperationStatement(DECLARE_DEAD, REAPER, parameters)])
         calls = [
             OperationStatement(ORPHANS.format(names=names, limit=limit)),
             OperationStatement(EXPIRED.format(names=names, limit=limit)),

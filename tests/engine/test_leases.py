@@ -245,6 +245,40 @@ def test_a_replica_that_was_frozen_declares_nobody_dead(tmp_path: Path, rig: Rig
     assert not buried
 
 
+@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("step", [3_600.0, -3_600.0])
+def test_a_step_of_the_database_s_clock_declares_nobody_dead(
+    tmp_path: Path, rig: Rig, step: float, phase: int
+) -> None:
+    """One who is silent from then on is declared dead by the new time."""
+    local = LocalDatabase(tmp_path)
+    members = [Membership(local.store(), name, "1", SILENT_SECS) for name in ("one", "other")]
+    buried = list[str]()
+    for member in members:
+        member.on_buried.append(buried.append)
+
+    def pass_time(secs: float, *awake: Membership) -> None:
+        rig.now += secs
+        local.utc += secs
+        for member in awake:
+            member.tick(Monotonic(rig.now))
+        local.settle()
+
+    pass_time(1.0, members[0])  # so each sends heartbeats when the other one does not
+    for _ in range(20 + phase):
+        pass_time(1.0, *members)
+    local.utc += step
+    for _ in range(40):
+        pass_time(1.0, *members)
+    assert not buried
+    local.utc += step
+    for _ in range(40):
+        pass_time(1.0, members[0])
+    pass_time(1.0, *members)
+    pass_time(1.0, *members)
+    assert len(buried) == 1
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: bool) -> None:
     """The replica was frozen: what it had claimed may be claimed by others."""

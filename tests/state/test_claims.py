@@ -50,6 +50,23 @@ def test_replicas_are_listed_while_they_live(world: World, one: Replica, two: Re
     assert one.reply(Heartbeat("unknown")).verdict is OperationOutcome.FENCED
 
 
+def test_a_step_of_the_clock_since_the_reaper_s_heartbeat_declares_nobody_dead(
+    world: World, one: Replica, two: Replica
+) -> None:
+    joins(one, two)
+    for step in (3_600.0, -7_200.0):
+        heard_at = two.do(Heartbeat("two"))
+        world.advance(step)
+        two.do(Reap(20.0, replica="two", heard_at=heard_at))
+        two.do(Heartbeat("two"))
+        two.do(Reap(20.0, replica="two", heard_at=heard_at))  # it was submitted before that
+        assert len(one.ask(ListReplicas())) == 2
+        one.do(Heartbeat("one"))
+    world.advance(-3_600.0)
+    two.do(Reap(20.0, replica="two", heard_at=two.do(Heartbeat("two"))))
+    assert [view.replica for view in one.ask(ListReplicas())] == ["two"]
+
+
 def test_a_lease_has_one_holder(world: World, one: Replica, two: Replica) -> None:
     assert one.do(AcquireLease("link", "one", 10.0)) == Lease("one", 1)
     assert two.do(AcquireLease("link", "two", 10.0)) == Lease("one", 1)
