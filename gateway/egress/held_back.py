@@ -9,7 +9,7 @@ accepted them. New messages for the same routes wait behind them; other routes a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from gateway import chance
@@ -30,6 +30,8 @@ TOO_LONG: Final = Outcome(
 BEHIND: Final = 1 << 40  # above the number of any released message
 
 R = TypeVar("R")
+LineKey = tuple[object, tuple[str, ...]]
+"""Key of a line: the consumer, or None if all messages share lines, and the names of the routes."""
 
 
 class RouteBacklog(Generic[R]):
@@ -40,7 +42,7 @@ class RouteBacklog(Generic[R]):
 
     __slots__ = ("backoff", "in_flight", "key", "last_behind", "last_released", "waiting")
 
-    def __init__(self, key: Hashable, backoff: Backoff) -> None:
+    def __init__(self, key: LineKey, backoff: Backoff) -> None:
         self.key = key
         self.backoff = backoff
         self.waiting: list[tuple[int, Monotonic, R]] = []
@@ -70,7 +72,7 @@ class HeldBack(Generic[R]):
         self._secs_max = secs_max
         self._message_of = message_of
         self._jitter = jitter
-        self._lines: dict[Hashable, RouteBacklog[R]] = {}
+        self._lines: dict[LineKey, RouteBacklog[R]] = {}
         # Messages being retried by the id of the message: line, number, since when they wait, and receipt,
         # which keeps the id valid.
         self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
@@ -81,7 +83,7 @@ class HeldBack(Generic[R]):
         """Return how many messages wait, without those being retried."""
         return sum([len(line.waiting) for line in self._lines.values()])
 
-    def released(self, key: Hashable, receipt: R, now: Monotonic) -> None:
+    def released(self, key: LineKey, receipt: R, now: Monotonic) -> None:
         """Hold back a message that a target has released. `key` identifies its line."""
         tried = self._tried.pop(id(self._message_of(receipt)), None)
         if tried is None:
@@ -98,7 +100,7 @@ class HeldBack(Generic[R]):
         heapq.heappush(line.waiting, (number, released_at, receipt))
         line.backoff.released(now)
 
-    def behind(self, key: Hashable, receipt: R, now: Monotonic) -> bool:
+    def behind(self, key: LineKey, receipt: R, now: Monotonic) -> bool:
         """Hold back a new message if others with its key are. Return False if it may be published."""
         line = self._lines.get(key)
         if line is None:
@@ -140,20 +142,41 @@ class HeldBack(Generic[R]):
                 found.append(receipt)
         return found
 
-    def overdue(self, now: Monotonic) -> list[R]:
-        """Remove the receipts that have waited too long, and return them, in order. They have an outcome."""
+    def overdue(
+        self, now: Monotonic, entry_of: Callable[[R], RoutingEntry]
+    ) -> list[tuple[R, tuple[str, ...]]]:
+        """Remove the receipts that have waited too long, and return them, in order. They have an outcome.
+
+        Each comes with the names of the routes that have not accepted it. `entry_of` returns the current
+        entry of a receipt.
+        """
         if self._secs_max is None:
             return []
-        found: list[R] = []
+        found: list[tuple[R, tuple[str, ...]]] = []
         for line in list(self._lines.values()):
             while line.waiting and now - line.waiting[0][1] >= self._secs_max:
-                found.append(heapq.heappop(line.waiting)[2])
+                receipt = heapq.heappop(line.waiting)[2]
+                found.append((receipt, self._routes_left(receipt, entry_of(receipt), line)))
             if not line.waiting and not line.in_flight:
                 del self._lines[line.key]
-        for receipt in found:
+        for receipt, _ in found:
             self._undone.pop(id(self._message_of(receipt)), None)
         self.on = bool(self._lines or self._undone)
         return found
+
+    def routes_left(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
+        """Return the names of the routes that have not accepted a message that is being retried.
+
+        These are routes of `entry`, or removed ones if it has none; ("",) if no name is known.
+        """
+        tried = self._tried.get(id(self._message_of(receipt)))
+        return self._routes_left(receipt, entry, None if tried is None else tried[0])
+
+    def _routes_left(self, receipt: R, entry: RoutingEntry, line: RouteBacklog[R] | None) -> tuple[str, ...]:
+        undone = self._undone.get(id(self._message_of(receipt)))
+        if undone is not None:
+            return line_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
+        return line_of(entry) or (("",) if line is None else line.key[1])
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
         """Record the routes that have not accepted a message."""
@@ -174,11 +197,10 @@ class HeldBack(Generic[R]):
 
         If a reload has renamed or removed all of those, every route is returned.
         """
+        if not entry.plan.branches:
+            return entry  # the names of its routes are still needed
         undone = self._undone.pop(id(self._message_of(receipt)), None)
-        if undone is None:
-            return entry
-        remaining = entry.by_routes(undone[1])
-        return remaining if remaining.plan.branches else entry
+        return entry if undone is None else _remaining(entry, undone[1])
 
     def give_up(self) -> list[R]:
         """Forget everything. Return the receipts that waited; their broker delivers the messages again."""
@@ -188,6 +210,11 @@ class HeldBack(Generic[R]):
         self._undone.clear()
         self.on = False
         return waiting
+
+
+def _remaining(entry: RoutingEntry, names: frozenset[str]) -> RoutingEntry:
+    remaining = entry.by_routes(names)
+    return remaining if remaining.plan.branches else entry
 
 
 def line_of(entry: RoutingEntry) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ remote broker go to routes only: that broker has already sent them to its own su
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import OneSink, RoutingEntry
 from gateway.egress.confirms import WAITING_FULL, ConfirmedSink
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
 from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
@@ -92,8 +92,8 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             message_of, secs_max=settings.retry_secs_max
         )
         self._sending_held_back = False
-        # Messages to become dead letters once there is room for these.
-        self._burials: list[tuple[tuple[ConsumerT, int, Message], Outcome]] = []
+        # Messages to become dead letters of these routes once there is room for these.
+        self._burials: list[tuple[tuple[ConsumerT, int, Message], Outcome, tuple[str, ...]]] = []
         self.batch = self.new_batch()
         self._connection: ConnectionT | None = None
         self._caches: dict[str, Entries] = {}
@@ -142,11 +142,11 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def tick(self, now: float) -> None:
         """Retry messages that wait for the disk, once it has recovered, for a target or as dead letters."""
         burials, self._burials = self._burials, []
-        for receipt, outcome in burials:
+        for receipt, outcome, routes in burials:
             if receipt[0].stopping:
                 self.give_back_later(receipt)
             elif receipt[0].live:
-                self._bury(receipt, outcome)
+                self._bury(receipt, outcome, routes)
         if self.dispatcher.memory.short:
             return
         for receipt in self.held_receipts.due():
@@ -154,11 +154,11 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
                 self.held_back.settled(receipt, by_target=False)
             elif not self.held_back.behind(self.line_of(receipt), receipt, Monotonic(now)):
                 self.retry(receipt, self.begun_batch())
-        for receipt in self.held_back.overdue(Monotonic(now)):
+        for receipt, routes in self.held_back.overdue(Monotonic(now), self._entry_of):
             if receipt[0].stopping:
                 self.give_back_later(receipt)
             elif receipt[0].live:
-                self.bury(receipt, TOO_LONG)
+                self.bury(receipt, TOO_LONG, routes)
         self.send_held_back(Monotonic(now))
 
     # Interface for batches: the session is their source.
@@ -202,30 +202,43 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     def give_back_later(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Requeue a message at its broker after a moment."""
 
-    def bury(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
-        """Store a message that no route accepted as a dead letter, and acknowledge it once that is safe.
+    def bury(
+        self,
+        receipt: tuple[ConsumerT, int, Message],
+        outcome: Outcome,
+        routes: tuple[str, ...] = ("",),
+    ) -> None:
+        """Store a message as a dead letter, and acknowledge it once that is safe.
 
+        `routes` has the names of the routes that have not accepted it; each gets a dead letter of its own.
         While there is no room for dead letters it stays unacknowledged.
         """
         self.stats.refuse(outcome)
-        self._bury(receipt, outcome)
+        self._bury(receipt, outcome, routes)
 
-    def _bury(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
+    def _bury(
+        self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome, routes: tuple[str, ...]
+    ) -> None:
         def wait(full: Outcome) -> None:
-            self._burials.append((receipt, outcome))
+            self._burials.append((receipt, outcome, routes))
 
-        then = partial(self.settle_buried, receipt, outcome)
-        self.dispatcher.dead_letters.add([receipt[2]], "", outcome, then, full=wait)
+        if len(routes) > 1:
+            then = partial(self._bury, receipt, outcome, routes[1:])
+        else:
+            then = partial(self.settle_buried, receipt, outcome)
+        self.dispatcher.dead_letters.add([receipt[2]], routes[0], outcome, then, full=wait)
 
     def settle_buried(self, receipt: tuple[ConsumerT, int, Message], outcome: Outcome) -> None:
         """Acknowledge a message whose dead letter is safe."""
         self.accept([receipt])
 
-    def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> Hashable:
-        """Return the key of the line in which a message waits for its routes, in order."""
+    def _entry_of(self, receipt: tuple[ConsumerT, int, Message]) -> RoutingEntry:
         consumer, _, message = receipt
-        entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
-        return consumer, line_of(entry)
+        return self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
+
+    def line_of(self, receipt: tuple[ConsumerT, int, Message]) -> LineKey:
+        """Return the key of the line in which a message waits for its routes, in order."""
+        return receipt[0], line_of(self._entry_of(receipt))
 
     def is_behind(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> bool:
         """Hold back a new message if others wait for the disk or for the same routes.
@@ -271,12 +284,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         if self.dispatcher.memory.short:
             self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             return
-        consumer, _, message = receipt
-        entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
-        entry = self.held_back.left_of(receipt, entry)
+        entry = self.held_back.left_of(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:
             branch.route.retried += 1
-        if self.dispatcher.publish(batch, entry, message, receipt):
+        if self.dispatcher.publish(batch, entry, receipt[2], receipt):
             return
         if entry.plan.branches:
             self.unclaimed(entry, receipt)
@@ -288,9 +299,10 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         """Return the queue by which routes know the messages of a consumer; "" if the address suffices."""
 
     def orphaned(self, receipt: tuple[ConsumerT, int, Message]) -> None:
-        """Store a message that waited for a route as a dead letter, as a reload has removed the route."""
+        """Store a message that waited for routes as dead letters, as a reload has removed the routes."""
+        routes = self.held_back.routes_left(receipt, self._entry_of(receipt))
         self.let_others_follow([receipt])
-        self.bury(receipt, ROUTE_REMOVED)
+        self.bury(receipt, ROUTE_REMOVED, routes)
 
     def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
         """Record that no route accepts a message, and settle it."""

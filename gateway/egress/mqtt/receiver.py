@@ -19,7 +19,7 @@ from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
 from gateway.broker.routing import RoutingEntry
-from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, line_of
+from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack, LineKey, line_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch
 from gateway.model.caches import make_room
@@ -107,8 +107,8 @@ class MqttLinkReceiver:
         self._generation = -1
         # Packet ids of QoS 2 before PUBREL; True if accepted, so that PUBREC may be sent.
         self._once: dict[int, bool] = {}
-        # Unreadable messages that wait for space among the dead letters.
-        self._burials: list[tuple[Receipt, Outcome]] = []
+        # Messages that wait for space among the dead letters, with the routes whose dead letters they become.
+        self._burials: list[tuple[Receipt, Outcome, tuple[str, ...]]] = []
         self._held_receipts: HeldReceipts[Receipt] = HeldReceipts(lambda: dispatcher.disk_healthy())
 
     def attach(self, connection: Bringer, *, present: bool) -> None:
@@ -199,7 +199,7 @@ class MqttLinkReceiver:
                 if (
                     waits
                     and entry.plan.branches
-                    and self._held_back.behind(line_of(entry), receipt, clock.now())
+                    and self._held_back.behind((None, line_of(entry)), receipt, clock.now())
                 ):
                     continue
                 if memory.short:
@@ -271,14 +271,17 @@ class MqttLinkReceiver:
             if not self._held_back.behind(self._line_of(receipt), receipt, Monotonic(now)):
                 self._retry(receipt, self.batch)
         burials, self._burials = self._burials, []
-        for receipt, outcome in burials:
-            self._bury_unread(receipt, outcome)
-        for receipt in self._held_back.overdue(Monotonic(now)):
-            self._give_up(receipt, TOO_LONG)
+        for receipt, outcome, routes in burials:
+            self._bury_unsettled(receipt, outcome, routes)
+        for receipt, routes in self._held_back.overdue(Monotonic(now), self._entry_of):
+            self._give_up(receipt, TOO_LONG, routes)
         self._send_held_back(Monotonic(now))
 
-    def _line_of(self, receipt: Receipt) -> tuple[str, ...]:
-        return line_of(self._dispatcher.entry(self._name, None, receipt[3].address))
+    def _entry_of(self, receipt: Receipt) -> RoutingEntry:
+        return self._dispatcher.entry(self._name, None, receipt[3].address)
+
+    def _line_of(self, receipt: Receipt) -> LineKey:
+        return None, line_of(self._entry_of(receipt))
 
     def _send_held_back(self, now: Monotonic) -> None:
         """Retry the messages whose wait is over, in batches of their own.
@@ -389,25 +392,26 @@ class MqttLinkReceiver:
             self.unsettled -= 1
             self._held_back.settled(receipt, by_target=False)
             return
-        entry = self._held_back.left_of(receipt, self._dispatcher.entry(self._name, None, message.address))
+        entry = self._held_back.left_of(receipt, self._entry_of(receipt))
         for branch in entry.plan.branches:
             branch.route.retried += 1
         if self._dispatcher.publish(batch, entry, message, receipt):
             return
+        routes = self._held_back.routes_left(receipt, entry)
         self._held_back.settled(receipt)
         if entry.plan.branches:
             self._dispatcher.record_unrouted(entry, message, NO_TAKER, batch.received)
             self._accept(receipt)
         else:  # a reload has removed its route
-            self._give_up(receipt, ROUTE_REMOVED)
+            self._give_up(receipt, ROUTE_REMOVED, routes)
 
-    def _give_up(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Store a message that no target has accepted as a dead letter, unless its broker sends it again."""
+    def _give_up(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
+        """Store dead letters of routes that have not accepted a message, unless its broker sends it again."""
         if self._is_redelivered(receipt):
             self.unsettled -= 1
         else:
             self._stats.refuse(outcome)
-            self._bury_unread(receipt, outcome)
+            self._bury_unsettled(receipt, outcome, routes)
 
     def _is_redelivered(self, receipt: Receipt) -> bool:
         """Return True if the broker delivers a QoS 1 message again on a later connection of the session."""
@@ -470,18 +474,21 @@ class MqttLinkReceiver:
         if qos and (qos == 1 or self._first_time(connection, packet_id)):
             self.unsettled += 1
             receipt = (connection, packet_id, qos, message)
-            self._bury_unread(receipt, outcome)
+            self._bury_unsettled(receipt, outcome, ("",))
         else:
             self._dispatcher.dead_letters.add([message], "", outcome)
 
-    def _bury_unread(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Store a message that no route gets as a dead letter, once there is space for it."""
+    def _bury_unsettled(self, receipt: Receipt, outcome: Outcome, routes: tuple[str, ...]) -> None:
+        """Store a message as a dead letter of each of these routes, once there is space, then settle it."""
 
         def wait(full: Outcome) -> None:
-            self._burials.append((receipt, outcome))
+            self._burials.append((receipt, outcome, routes))
 
-        then = partial(self._buried, receipt)
-        self._dispatcher.dead_letters.add([receipt[3]], "", outcome, then, full=wait)
+        if len(routes) > 1:
+            then = partial(self._bury_unsettled, receipt, outcome, routes[1:])
+        else:
+            then = partial(self._buried, receipt)
+        self._dispatcher.dead_letters.add([receipt[3]], routes[0], outcome, then, full=wait)
 
 
 def _is_released(outcome: Outcome | None) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG, HeldBack
 from gateway.egress.session import message_of
@@ -329,6 +330,7 @@ async def test_what_waits_for_a_removed_route_is_a_dead_letter_if_its_queue_is_s
         (b"a", ROUTE_REMOVED),
         (b"b", ROUTE_REMOVED),
     }
+    assert {letter.route for letter in letters} == ({"removed"} if outcome is BUSY else {"removed", ""})
     assert shelf.accepted == [b"c"]
     assert one.dispatcher.dead_letters.unwanted == 0, "they are kept like others of routes"
     assert one.session.idle
@@ -371,24 +373,72 @@ async def pass_time(one: LinkRig, seconds: int) -> None:
         one.move()
 
 
-async def test_only_the_route_that_released_a_message_is_tried_again(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
-    fan = (
-        MAPPING
-        + """
+FAN = (
+    MAPPING
+    + """
   - name: copies
     from: {endpoint: erp, queue: commands}
     to: {endpoint: crm, topic: "copies/{routing_key...}"}
 """
-    )
-    router = routed(tmp_path, fan, crm="mqtt")
-    dispatcher = Dispatcher(router, DeadLetters())
-    one = LinkRig(dispatcher, prefetch=50)
+)
+
+
+def fan_rig(
+    tmp_path: Path, letters: DeadLetters | None = None, **settings: object
+) -> tuple[LinkRig, Shelf, Shelf]:
+    """Return a link with two routes from one queue, and the targets of these."""
+    router = routed(tmp_path, FAN, crm="mqtt")
+    dispatcher = Dispatcher(router, DeadLetters() if letters is None else letters)
+    one = LinkRig(dispatcher, **{"prefetch": 50, **settings})
     shelf, other = Shelf(), Shelf()
+    dispatcher.links = frozenset({"erp"})
     dispatcher.namespaces |= {"mqtt": shelf, "crm": other, "erp": one.session}
     one.route(router.subscriptions("erp"), router.targets("erp"))
     one.connect()
+    return one, shelf, other
+
+
+async def test_what_one_route_refused_for_too_long_is_redriven_on_it_alone(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    letters = DeadLetters()
+    one, shelf, other = fan_rig(tmp_path, letters, retry_secs_max=60)
+    other.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    await pass_time(one, 65)
+    (letter,) = newest(letters)
+    assert (letter.route, letter.outcome, letter.crossed) == ("copies", TOO_LONG, False)
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+    other.outcome = ACCEPTED
+    told: dict[str, Outcome] = {}
+    Redriving(one.dispatcher, letters).redrive([letter], told.__setitem__)
+    assert told == {letter.id: ACCEPTED}
+    assert (shelf.accepted, other.accepted) == ([b"a"], [b"a"])
+    assert [message.address for message in shelf.messages] == [topic_address("commands/p1/x")]
+    assert len(letters) == 0
+
+
+async def test_every_route_that_refuses_for_too_long_has_a_dead_letter_of_its_own(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    letters = DeadLetters(messages_max=1)
+    one, shelf, other = fan_rig(tmp_path, letters, retry_secs_max=60)
+    shelf.outcome = other.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    await pass_time(one, 65)
+    assert [letter.route for letter in newest(letters)] == ["commands"]
+    assert one.world.acks == [], "there is no room for the second one"
+    letters.delete([letter.id for letter in newest(letters)])
+    await pass_time(one, 2)
+    assert [letter.route for letter in newest(letters)] == ["copies"]
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+    assert one.session.idle
+
+
+async def test_only_the_route_that_released_a_message_is_tried_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    one, shelf, other = fan_rig(tmp_path)
     other.outcome = BUSY
     consume(one, "commands", EVENTS, b"a", b"b")
     await trio.sleep(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway.broker.dead_letters.redrive import Redriving
 from gateway.egress.held_back import ROUTE_REMOVED, TOO_LONG
 from gateway.egress.mqtt.publisher import PACKET_IDS
 from gateway.mapping.loader import parse
@@ -14,7 +15,7 @@ from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from tests.broker.parts import newest
-from tests.egress.mqtt.remote import World, message, row
+from tests.egress.mqtt.remote import Collector, World, message, row
 
 pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
@@ -176,6 +177,7 @@ async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
     letters = newest(world.dead_letters)
     assert {letter.message.body for letter in letters} == {b"one", b"two", b"three"}
     assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
+    assert {letter.route for letter in letters} - {""} == {"up"}, "or none, behind what the disk refused"
     assert world.dead_letters.unwanted == 0, "they are kept like others of routes"
     assert world.session.idle
 
@@ -201,6 +203,37 @@ async def test_what_is_refused_for_too_long_becomes_a_dead_letter(
     world.deliver(row("four", 1, 8))
     assert remote.acks_of(PUBACK)[2:] == [(8, 0)]
     assert world.session.idle
+
+
+FAN = """
+version: 1
+routes:
+  - {name: one, from: {endpoint: plant, topic: "up/#"}, to: {endpoint: local, topic: "in/{topic}"}}
+  - {name: two, from: {endpoint: plant, topic: "up/#"}, to: {endpoint: other, topic: "in/{topic}"}}
+"""
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_one_route_refused_for_too_long_is_redriven_on_it_alone(
+    qos: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    world, other = World(retry_secs_max=60), Collector()
+    world.dispatcher.use(Router([parse(FAN)], {"plant": "mqtt", "local": "mqtt", "other": "mqtt"}))
+    world.dispatcher.namespaces = {**world.dispatcher.namespaces, "other": other}
+    other.answer = RELEASED
+    remote = world.connect()
+    world.deliver(row("a", qos, 5), row("b", qos, 6))
+    for _ in range(7):
+        await tick_after(world, 10)
+    letters = newest(world.dead_letters)
+    assert [(letter.message.body, letter.route) for letter in letters] == [(b"b", "two"), (b"a", "two")]
+    assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, 0), (6, 0)]
+    assert world.session.idle
+    tried, other.answer = len(other.messages), ACCEPTED
+    Redriving(world.dispatcher, world.dead_letters).redrive(letters, lambda id, outcome: None)
+    assert [message.body for message in other.messages[tried:]] == [b"b", b"a"]
+    assert [message.body for message in world.local.messages] == [b"a", b"b"], "it had accepted them"
+    assert len(world.dead_letters) == 0
 
 
 async def tick_after(world: World, seconds: float) -> None:
