@@ -13,7 +13,7 @@ import structlog
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarder import Forwarding
-from gateway.broker.dead_letters.letters import LETTERS_FULL
+from gateway.broker.dead_letters.letters import BODY_LOST, LETTERS_FULL, PROPERTIES_LOST, without
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.dispatcher import Dispatcher, Surroundings
 from gateway.broker.journal import Journaling, OpenBatches, RecordingDispatcher
@@ -25,6 +25,7 @@ from gateway.model.message import MESSAGE_BYTES, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from gateway.model.shares import UserShares
+from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic, WallTime
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
@@ -360,11 +361,13 @@ routes:
 
 
 class Bench:
-    def __init__(self, text: str = ROUTES, journal: JournalWriter | None = None) -> None:
+    def __init__(
+        self, text: str = ROUTES, journal: JournalWriter | None = None, letters: DeadLetters | None = None
+    ) -> None:
         self.erp = Shelf(None)
         self.devices = Shelf()
         self.devices.there = False
-        self.letters = DeadLetters()
+        self.letters = DeadLetters() if letters is None else letters
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
         around = Surroundings(links={"erp"}, namespaces={"mqtt": self.devices, "erp": self.erp})
         self.dispatcher = Dispatcher(router, self.letters, around)
@@ -471,6 +474,47 @@ def test_a_letter_that_can_go_nowhere_stays(message: Message, route: str, crosse
     ((_, outcome),) = bench.told.items()
     assert text in outcome.text
     assert len(bench.letters) == 1
+
+
+class LostFile:
+    """A file of the spool that cannot be read."""
+
+    name = "lost"
+
+    def read(self, at: int, count: int) -> bytes:
+        raise OSError("input/output error")
+
+
+@pytest.mark.parametrize("size", [5_000, 1 << 30])
+def test_a_letter_whose_body_was_not_kept_is_not_redriven_after_a_restart_either(
+    tmp_path: Path, size: int
+) -> None:
+    body = Spooled(LostFile(), size)  # type: ignore[arg-type]
+    told: list[str] = []
+    with Opened(tmp_path) as one:
+        letters = DeadLetters(store=one.store)
+        sent = [mqtt("in/1", b"whole"), mqtt("in/1").holding(body)]
+        letters.add(sent, "up", REFUSED, lambda: told.append("safe"))
+        assert told == []
+        one.commit()
+        assert told == ["safe"]
+    with Opened(tmp_path) as one:
+        bench = Bench(letters=DeadLetters(store=one.store))
+        bodiless, whole = read(one, lambda then: bench.letters.newest(9, then))
+        bench.redriving.redrive([bodiless, whole], bench.told.__setitem__)
+        assert bench.told[bodiless.id].text == "its body was not kept"
+        assert bodiless.outcome.text == "no; its body was not kept"
+        assert [message.body for message in bench.erp.messages] == [b"whole"]
+        assert len(bench.letters) == 2
+
+
+@pytest.mark.parametrize("part", [BODY_LOST, PROPERTIES_LOST])
+def test_a_letter_that_lost_a_part_stays(part: str) -> None:
+    bench = Bench()
+    bench.letters.add([mqtt("in/1")], "", without(part, REFUSED))
+    bench.redrive()
+    assert [outcome.text for outcome in bench.told.values()] == [part]
+    assert (bench.erp.parts, len(bench.letters)) == ([], 1)
 
 
 def test_a_letter_whose_endpoint_has_gone_stays() -> None:

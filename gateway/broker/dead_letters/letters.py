@@ -10,7 +10,8 @@ source the oldest dead letters of a user who has more than an equal share are de
 cluster have common dead letters there; a store has those from before, and those that no source waits for.
 
 A dead letter has the message as its source sent it, or as its route built it for the target (`crossed`). In
-the latter case CROSSED follows the name of the route in the store, because no name contains it.
+the latter case CROSSED follows the name of the route in the store, because no name contains it. A dead letter
+that does not have the whole message names the lost part at the end of its outcome's text (`without`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from gateway.store.letters import StoredDeadLetter
 from gateway.store.store import Store
 
 CROSSED: Final = ">"
+BODY_LOST: Final = "its body was not kept"
+PROPERTIES_LOST: Final = "its properties were not kept"
+LOST_PARTS: Final = (BODY_LOST, PROPERTIES_LOST, "it was not kept")
 MEMORY: Final = "m"  # prefix of the ids of dead letters in memory
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024  # of a dead letter whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are searched
@@ -54,6 +58,16 @@ class Letter(NamedTuple):
     outcome: Outcome
     utc: WallTime
     crossed: bool
+
+    @property
+    def lost_part(self) -> str:
+        """Text that names the part of the message that was not kept; "" if the message is whole."""
+        return next((part for part in LOST_PARTS if self.outcome.text.endswith(f"; {part}")), "")
+
+
+def without(part: str, outcome: Outcome) -> Outcome:
+    """Return the outcome of a dead letter whose message lost `part`: BODY_LOST or PROPERTIES_LOST."""
+    return outcome._replace(text=f"{outcome.text}; {part}")
 
 
 Letters = list[Letter]
@@ -115,10 +129,14 @@ def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
     return not route and not was_accepted and outcome.reason is Reason.NO_ROUTE
 
 
-def _held(message: Message) -> Message:
-    """Return a message on disk as one in memory; with an empty body if that is too large or unreadable."""
+def _held(message: Message) -> tuple[Message, bool]:
+    """Return a message as one in memory, and True.
+
+    If its body is on disk and too large or unreadable, return it with an empty body, and False.
+    """
     body = message.body
-    assert isinstance(body, Spooled)
+    if not isinstance(body, Spooled):
+        return message, True
     data, why = b"", "larger than a dead letter may be"
     if body.size <= BODY_BYTES_MAX:
         try:
@@ -129,7 +147,20 @@ def _held(message: Message) -> Message:
         log.warning(
             "dead letter body not stored", client=message.sender.client, body_bytes=body.size, why=why
         )
-    return message.holding(data)
+    return message.holding(data), bool(data)
+
+
+def _after_two(then: Callable[[], None]) -> Callable[[], None]:
+    """Return a function whose second call calls `then`."""
+    remaining = 2
+
+    def called() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
+            then()
+
+    return called
 
 
 class DeadLetters:
@@ -238,7 +269,29 @@ class DeadLetters:
             full(LETTERS_FULL)
             return
         self.counted[route, outcome.reason.value] += len(messages)
-        messages = [_held(message) if isinstance(message.body, Spooled) else message for message in messages]
+        held = [_held(message) for message in messages]
+        whole = [message for message, is_whole in held if is_whole]
+        bodiless = [message for message, is_whole in held if not is_whole]
+        if whole and bodiless and then is not None:
+            then = _after_two(then)
+        if whole or not bodiless:
+            self._add(whole, route, outcome, then, crossed=crossed, unwanted=unwanted)
+        if bodiless:
+            why = without(BODY_LOST, outcome)
+            self._add(bodiless, route, why, then, crossed=crossed, unwanted=unwanted)
+
+    def _add(
+        self,
+        messages: list[Message],
+        route: str,
+        outcome: Outcome,
+        then: Callable[[], None] | None,
+        *,
+        crossed: bool,
+        unwanted: bool,
+    ) -> None:
+        """Store messages whose bodies are in memory."""
+        is_awaited = then is not None
         utc = clock.utc()
         if self._forward is not None and not unwanted:
             try:

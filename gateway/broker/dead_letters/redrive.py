@@ -4,8 +4,9 @@ A dead letter that its route had built goes directly to what the route leads to 
 sent it crosses the route again. One without a route, or of a reply, is published again for the current routes
 and subscribers, unless one of these routes requires a role: nobody has checked the roles of its sender.
 Deduplication is skipped, because the first attempt would count. A message that is refused again stays the
-dead letter that it was, with its first reason. A dead letter is deleted when its message was accepted,
-however late. One that replicas have in common is claimed first, so that only one of them redrives it.
+dead letter that it was, with its first reason; so does one whose body or properties were not kept. A dead
+letter is deleted when its message was accepted, however late. One that replicas have in common is claimed
+first, so that only one of them redrives it.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Redriving:
     ) -> Outcome | None:
         """Put a dead letter's message on its recipients. Return an outcome if that is not possible."""
         receipt: Receipt = (letter.id, on_outcome)
+        if letter.lost_part:
+            return _no(letter.lost_part)
         if NEVER < letter.message.expires <= clock.utc():
             return STALE
         router = self._dispatcher.router

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import structlog
 
 from gateway import __version__, clock
+from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, without
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -420,7 +421,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 self._refuse(consumer, tag, entry, body, Reason.MALFORMED, str(error))
                 continue
             if not body and isinstance(body, PassedOver):
-                text = f"a body of {body.size} bytes exceeds limits.message_bytes_max; it was not kept"
+                text = f"a body of {body.size} bytes exceeds limits.message_bytes_max"
                 self._refuse(consumer, tag, entry, body, Reason.TOO_LARGE, text)
                 continue
             message = Message(
@@ -466,8 +467,9 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         (`on_reject: retry`), the broker gets it back, for a dead-letter exchange of its own.
         """
         session = self._session
-        outcome = Outcome(Verdict.REJECTED, reason, text)
-        log.warning("message unusable", link=session.name, error=text)
+        part = BODY_LOST if isinstance(body, PassedOver) else PROPERTIES_LOST
+        outcome = without(part, Outcome(Verdict.REJECTED, reason, text))
+        log.warning("message unusable", link=session.name, error=outcome.text)
         branches = () if entry is None else entry.plan.branches
         if branches and all(branch.route.on_reject == "retry" for branch in branches):
             session.stats.refuse(outcome)

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from gateway import clock
+from gateway.broker.dead_letters.letters import BODY_LOST, PROPERTIES_LOST, without
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.routing import RoutingEntry
@@ -523,18 +524,24 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             )
 
     def _unusable(
-        self, consumer: FastLinkConsumer, number: int, name: bytes, outcome: Outcome, body: bytes = b""
+        self,
+        consumer: FastLinkConsumer,
+        number: int,
+        name: bytes,
+        outcome: Outcome,
+        body: bytes | None = None,
     ) -> None:
-        """Make a dead letter of a message that is malformed or too large; its body may be missing."""
+        """Make a dead letter of a message that is malformed or too large (`body` is None)."""
         session = self._session
+        outcome = without(BODY_LOST if body is None else PROPERTIES_LOST, outcome)
         log.warning("message unusable", link=session.name, error=outcome.text)
         entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
-        message = Message(entry.address, body, NO_PROPERTIES, sender=self._sender)
+        message = Message(entry.address, body or b"", NO_PROPERTIES, sender=self._sender)
         session.bury((consumer, number, message), outcome)
 
 
 def _oversized(byte_count: int) -> Outcome:
-    text = f"a body of {byte_count} bytes exceeds limits.message_bytes_max; it was not kept"
+    text = f"a body of {byte_count} bytes exceeds limits.message_bytes_max"
     return Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text)
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
+from gateway.broker.dead_letters.letters import PROPERTIES_LOST, without
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import HeldReceipts
@@ -466,7 +467,9 @@ class MqttLinkReceiver:
         To disconnect, as MQTT requires, would cause the same message to be sent again on the next connection.
         The broker may not be at fault: RabbitMQ makes a topic of any routing key.
         """
-        flags, topic, packet_id, _, body = row
+        flags, topic, packet_id, raw, body = row
+        if raw:
+            outcome = without(PROPERTIES_LOST, outcome)
         qos = flags >> 1 & 3
         address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=connection.sender)

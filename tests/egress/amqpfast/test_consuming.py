@@ -330,7 +330,7 @@ async def test_a_body_over_the_limit_does_not_stop_the_queue(tmp_path: Path, she
         Reason.TOO_LARGE,
         fast_address("queue", "commands"),
     )
-    assert len(one.dispatcher.dead_letters) == 2
+    assert [one.lost_part for one in newest(one.dispatcher.dead_letters)] == ["its body was not kept"] * 2
     assert one.link.downs == []
 
 
@@ -339,7 +339,8 @@ async def test_a_malformed_head_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> 
     notify(one, "commands", b"1", b"2", head=TRANSIENT[:-2] + headers)
     assert shelf.messages == []
     assert acks(one, "commands") == [2]
-    assert newest(one.dispatcher.dead_letters)[0].outcome.reason is Reason.MALFORMED
+    letter = newest(one.dispatcher.dead_letters)[0]
+    assert (letter.outcome.reason, letter.lost_part) == (Reason.MALFORMED, "its properties were not kept")
 
 
 async def test_a_source_that_is_missing_is_asked_for_again(

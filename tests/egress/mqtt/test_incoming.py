@@ -451,6 +451,20 @@ async def test_a_topic_that_is_none_is_a_dead_letter_and_the_link_stays(topic: s
     assert world.dispatcher.dead_letters.counted == {("", "malformed"): 1}
 
 
+async def test_a_dead_letter_tells_that_its_properties_are_lost() -> None:
+    world = World(limits={"properties_bytes_max": 2_000})
+    raw = encode_list({Property.CONTENT_TYPE: "x" * 2_000}, PacketType.PUBLISH)
+    remote = world.connect()
+    world.deliver(row("x", 1, 5, raw=raw), row("y", 1, 6, topic="up/#"))
+    without_properties, whole = newest(world.dead_letters)[::-1]
+    assert (without_properties.message.body, without_properties.lost_part) == (
+        b"x",
+        "its properties were not kept",
+    )
+    assert (whole.message.body, whole.lost_part) == (b"y", "")
+    assert remote.acks_of(PUBACK) == [(5, 0), (6, 0)]
+
+
 @VERSIONS
 async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
     world = World(version=version)
