@@ -51,7 +51,18 @@ class TransferFault(GatewayError):
 class IncomingTransfer:
     """Message in transfer on a channel, with its body in `parts` or in `file`."""
 
-    __slots__ = ("body_size", "digest", "file", "handle", "head", "partial", "parts", "size", "spool")
+    __slots__ = (
+        "_is_reserved",
+        "body_size",
+        "digest",
+        "file",
+        "handle",
+        "head",
+        "partial",
+        "parts",
+        "size",
+        "spool",
+    )
 
     def __init__(
         self,
@@ -74,10 +85,13 @@ class IncomingTransfer:
         self.size = 0
         self.parts: list[bytes | bytearray | memoryview] = []  # the body, or its unwritten part
         self.file: SpoolFile | None = None
+        self._is_reserved = False  # True while the body has memory
         if transfer is not None:
             self.file = transfer.file
             self.size = transfer.file.size
-        elif not spool.hold(body_size):
+        elif spool.hold(body_size):
+            self._is_reserved = True
+        else:
             spool.check_room(body_size, user)
             self.file = spool.draft(user)
 
@@ -107,8 +121,9 @@ class IncomingTransfer:
             self.file.write(*parts)
 
     def leave(self) -> None:
-        """Release the reserved memory, because the transfer is complete or abandoned."""
-        if self.file is None:
+        """Release the reserved memory, because the transfer is complete or abandoned; once at most."""
+        if self._is_reserved:
+            self._is_reserved = False
             self.spool.let_go(self.body_size)
 
     def seal(self, sync: bool) -> bool:
@@ -374,6 +389,7 @@ class IncomingTransfers:
         """
         incoming = handle.channel.incoming
         at = 0
+        begins = not isinstance(incoming, IncomingTransfer)
         if not isinstance(incoming, IncomingTransfer):
             incoming, at = self._read_head(handle, descriptor)
         try:
@@ -388,7 +404,7 @@ class IncomingTransfers:
                 incoming.write()
                 at += len(data)
         except (GatewayError, OSError):
-            if event.first:
+            if begins:  # no channel has it yet
                 incoming.leave()
             raise
         return incoming

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfer, IncomingTransfers
 from gateway.ingress.amqpfast.shared_folder import agreed
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, OUT_OF_BAND
 from gateway.settings import Limits
@@ -88,6 +92,53 @@ def test_several_fragments_and_messages(client: Whole, gateway: Running, folder:
         other.consume(other.handle("q"))
         assert other.large()[4] == BODY
         assert other.bodies(1) == [SMALL]
+
+
+@pytest.mark.interpreted  # methods are replaced
+def test_memory_is_released_once_if_the_client_is_disconnected_while_a_fragment_is_read(
+    gateway: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = gateway.gateway.bodies.spool
+    connections: list[Any] = []
+    reading, may_read, passed_on = threading.Event(), threading.Event(), threading.Event()
+    read, beside, pread = IncomingTransfers._read, IncomingTransfers._beside, os.pread
+
+    def noted_read(self: Any, handle: Any, event: Fragment, descriptor: int) -> IncomingTransfer:
+        if not event.first:
+            connections.append(self._connection)
+        return read(self, handle, event, descriptor)
+
+    def slow_pread(descriptor: int, count: int, at: int) -> bytes:
+        if connections:
+            reading.set()
+            assert may_read.wait(10)
+        return pread(descriptor, count, at)
+
+    def noted(self: Any, handle: Any, work: Any, then: Callable[[Any], None], *failed: Any) -> None:
+        def after(found: Any) -> None:
+            then(found)
+            if may_read.is_set():
+                passed_on.set()
+
+        beside(self, handle, work, after, *failed)
+
+    monkeypatch.setattr(IncomingTransfers, "_read", noted_read)
+    monkeypatch.setattr("gateway.ingress.amqpfast.incoming_transfers.os.pread", slow_pread)
+    monkeypatch.setattr(IncomingTransfers, "_beside", noted)
+    whole = framed(SMALL)
+    with Whole(gateway).open(out_of_band=f"file:{folder}") as client:
+        handle = client.handle("q")
+        pieces = [whole[:3_000], whole[3_000:]]
+        for number, piece in enumerate(pieces, 1):
+            (folder / f"{handle}-{number}.send").write_bytes(piece)
+        tell(client, handle, *map(len, pieces))
+        assert reading.wait(10)
+        assert spool.reserved_bytes == len(SMALL)
+        gateway.ask(lambda: connections[0].stream.abort("by an operator"))
+        gateway.until(lambda: spool.reserved_bytes == 0)
+        may_read.set()
+        assert passed_on.wait(10)
+    assert spool.reserved_bytes == 0
 
 
 def test_a_large_delivery_is_a_file_and_small_ones_are_not(client: Whole, folder: Path) -> None:
