@@ -1,6 +1,7 @@
 """Operations on dead letters: listing, showing, publishing again and deleting them.
 
-The last two take a JSON object that selects: {"ids": [...]}, {"route": NAME} or {"all": true}.
+The last two take a JSON object that selects: {"ids": [...]}, {"route": NAME} or {"all": true}. A dead letter
+that is being redriven is not deleted.
 """
 
 from __future__ import annotations
@@ -102,15 +103,19 @@ class LettersApi:
     async def _purge(self, request: Request) -> Response:
         ids = await self._chosen(request)
         there = [letter.id for letter in await self._found(ids)]
+        # Deleting these would not stop their messages.
+        waiting = [id for id in there if self._redriving.is_redriving(id)]
+        deleted = [id for id in there if not self._redriving.is_redriving(id)]
 
         def ask(then: Callable[[Outcome], None]) -> None:
-            self._letters.delete(there, then)
+            self._letters.delete(deleted, then)
 
         outcome = await self._read(ask)
         if outcome is not ACCEPTED:
             raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
         known_ids = set(there)
-        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known_ids]})
+        unknown = [id for id in ids if id not in known_ids]
+        return answer({"purged": len(deleted), "waiting": waiting, "unknown": unknown})
 
     async def _redrive(self, request: Request) -> Response:
         ids = await self._chosen(request)

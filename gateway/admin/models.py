@@ -546,9 +546,13 @@ class Redriven(Model):
 
 
 class LettersPurged(Model):
-    """Result of deleting dead letters."""
+    """Result of deleting dead letters.
+
+    `waiting` has those that are being redriven, and are therefore not deleted yet.
+    """
 
     purged: int
+    waiting: list[str]
     unknown: list[str]
 
 

@@ -75,16 +75,22 @@ def _tell_redriven(found: Document) -> None:
     typer.echo(f"{found['redriven']} redriven" + (f", {others} not" if others else ""))
     for one in found["left"]:
         typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
-    for id in found["waiting"]:
-        typer.echo(f"{id}: on its way, and not accepted yet", err=True)
+    _tell_waiting(found)
     _tell_unknown(found)
     if found["untried"]:
         typer.echo(f"{found['untried']} more were not tried", err=True)
 
 
 def _tell_purged(found: Document) -> None:
-    typer.echo(f"{found['purged']} purged")
+    waiting = len(found["waiting"])
+    typer.echo(f"{found['purged']} purged" + (f", {waiting} not" if waiting else ""))
+    _tell_waiting(found)
     _tell_unknown(found)
+
+
+def _tell_waiting(found: Document) -> None:
+    for id in found["waiting"]:
+        typer.echo(f"{id}: on its way, and not accepted yet", err=True)
 
 
 def _tell_unknown(found: Document) -> None:
@@ -111,8 +117,11 @@ letters.add_action(
 letters.add_action(
     "purge",
     PURGE_DEAD_LETTERS,
-    "Delete dead letters. Exit code 1 if an id does not exist.",
+    """Delete dead letters, except those that are being redriven.
+
+    Exit code 1 if there are such ones, or if an id does not exist.
+    """,
     _tell_purged,
-    failed=lambda found: bool(found["unknown"]),
+    failed=lambda found: bool(found["waiting"] or found["unknown"]),
     check=_check,
 )

@@ -108,8 +108,21 @@ async def test_one_is_shown_whole() -> None:
 async def test_the_chosen_are_purged(choice: dict[str, Any], purged: int, left: list[str]) -> None:
     async with serving(filled()) as client:
         answer = (await client.post(f"{AT}/purge", json=choice)).json()
-        assert answer == {"purged": purged, "unknown": ["m9"] if "ids" in choice else []}
+        assert answer == {"purged": purged, "waiting": [], "unknown": ["m9"] if "ids" in choice else []}
         assert [one["id"] for one in (await client.get(AT)).json()["items"]] == left
+
+
+async def test_what_is_on_its_way_is_not_purged() -> None:
+    bench = filled()
+    async with serving(bench, redrive_secs=0.01) as client:
+        answer = (await client.post(f"{AT}/redrive", json={"ids": ["m2"]})).json()
+        assert answer["waiting"] == ["m2"]
+        answer = (await client.post(f"{AT}/purge", json={"all": True})).json()
+        assert answer == {"purged": 2, "waiting": ["m2"], "unknown": []}
+        assert [one["id"] for one in (await client.get(AT)).json()["items"]] == ["m2"]
+        bench.erp.parts.pop().settle(REFUSED)
+        answer = (await client.post(f"{AT}/purge", json={"ids": ["m2"]})).json()
+        assert answer == {"purged": 1, "waiting": [], "unknown": []}
 
 
 async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,13 @@ def test_nothing_that_was_done_is_a_failure(run: Run, gateway: Gateway, line: st
         assert (ran.code, "0" in ran.out) == (Exit.FAILED, True)
 
 
+def test_dead_letters_that_are_on_their_way_are_named_by_a_purge(run: Run, gateway: Gateway) -> None:
+    gateway.response["waiting"] = ["m2"]
+    ran = run("deadletters", "purge", "--all")
+    assert (ran.code, ran.out) == (Exit.FAILED, "1 purged, 1 not\n")
+    assert ran.err == "m2: on its way, and not accepted yet\n"
+
+
 @pytest.mark.parametrize("command", ["sessions", "queues", "retained", "clients"])
 def test_the_end_of_a_list_is_told(run: Run, gateway: Gateway, command: str) -> None:
     assert run(command, "list").out == "there are none\n"

@@ -39,13 +39,14 @@ export function LimitTable({of}) {
 }
 
 const reasonOf = row => row.text ? `${row.reason}: ${row.text}` : row.reason;
-const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + (told.waiting.length ? `, ${told.waiting.length} waiting` : "");
+const waiting = told => told.waiting.length ? `, ${told.waiting.length} on their way` : "";
+const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + waiting(told);
 
 export function DeadLetters() {
   let again = async () => {};
   return html`<h2>Dead letters</h2>
     <section><${DeadLetterList} choose=${one => { again = one; }} filters=${[["route", "Route"]]}><p class="acts"><${Act} label="Redrive all" sure="Publish all dead letters again?" act=${async () => { const told = await post("dead-letters/redrive", {all: true}); await again(); return redriven(told); }} />
-      <${Act} label="Purge all" sure="Delete all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} deleted`; }} /></p><//></section>`;
+      <${Act} label="Purge all" sure="Delete all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} deleted` + waiting(told); }} /></p><//></section>`;
 }
 
 export function DeadLetterList(more) {
@@ -54,7 +55,7 @@ export function DeadLetterList(more) {
     ["Time", row => moment(row.time)], ["Route", row => row.route ? html`<${Go} at="route" words=${{name: row.route}}>${row.route}<//>` : "–"], ["Address", row => row.address, "text"], ["Reason", reasonOf, "text"], ["Size", row => bytes(row.body_bytes), "number"],
     ["", row => html`<span class="acts"><button aria-label=${`Show ${row.id}`} onClick=${async () => { try { show(await get(`dead-letters/${row.id}`)); } catch (error) { said(error.message); } }}>Show</button>
       <${Act} label="Redrive" name=${row.id} act=${async () => { const told = await post("dead-letters/redrive", {ids: [row.id]}); await again(); return redriven(told); }} />
-      <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { await post("dead-letters/purge", {ids: [row.id]}); await again(); return "deleted"; }} /></span>`]]} />
+      <${Act} label="Purge" name=${row.id} sure="Delete this dead letter?" act=${async () => { const told = await post("dead-letters/purge", {ids: [row.id]}); await again(); return told.waiting.length ? "not deleted: it is on its way" : "deleted"; }} /></span>`]]} />
     ${shown && html`<${Dialog} title=${`Dead letter ${shown.id}`} close=${() => show(null)}>
       <p>${moment(shown.time)}, <span class="bad">${reasonOf(shown)}</span>${shown.route && html`, by the route ${shown.route}`}</p><${MessageShown} of=${shown} /><//>`}`;
 }

@@ -48,6 +48,10 @@ class Redriving:
         self._dead_letters = dead_letters
         self._open: set[str] = set()
 
+    def is_redriving(self, id: str) -> bool:
+        """Return True if the message of this dead letter is on its way from here."""
+        return id in self._open
+
     def redrive(self, letters: list[Letter], on_outcome: Told) -> None:
         """Publish the dead letters again; `on_outcome` gets the id and outcome of each."""
         free: list[Letter] = []
