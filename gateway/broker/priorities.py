@@ -18,6 +18,7 @@ import heapq
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from gateway import clock
@@ -401,16 +402,31 @@ class PriorityQueue(Queue):
     # Reading without removing.
 
     def browse(self) -> Iterator[tuple[int, Message]]:
-        """Yield positions and messages that wait in memory, in the order of delivery."""
+        """Yield positions and messages that wait in memory, in the order of delivery.
+
+        The queue may change meanwhile: what leaves it may be yielded or not, and what arrives is not. No step
+        takes long, however many messages wait.
+        """
         utc = clock.utc()
-        found: Iterable[tuple[int, Message]]
+        rows: Iterable[tuple[int, Message]]
         if self._sorted:
-            found = [(position, self._waiting[position][0]) for _, position in sorted(self._fresh_heap())]
+            rows = self._rows_by_priority(list(self._heap))
         else:
-            found = [*sorted(self._returned, key=lambda one: one[0]), *enumerate(self._ready, self._first)]
-        for position, message in (*self._rows_aside(), *found):
+            returned = sorted(self._returned, key=lambda one: one[0])
+            rows = chain(returned, enumerate(list(self._ready), self._first))
+        for position, message in chain(self._rows_aside(), rows):
             if not message.expires or message.expires > utc:
                 yield position, message
+
+    def _rows_by_priority(self, heap: Heap) -> Iterator[tuple[int, Message]]:
+        """Yield sorted messages that wait; `heap` is a copy of their heap."""
+        last = -1
+        while heap:
+            position = heapq.heappop(heap)[1]
+            found = self._waiting.get(position)
+            if found is not None and position != last:  # a requeued message may be in the heap twice
+                last = position
+                yield position, found[0]
 
     def look_at(self, position: int) -> Message | None:
         """Return the message that waits at `position` in memory, or None."""

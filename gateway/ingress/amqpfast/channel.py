@@ -30,7 +30,7 @@ from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large, LargeDeliveries
-from gateway.ingress.amqpfast.query_scan import QueryScan
+from gateway.ingress.amqpfast.query_scan import ListedIdentifiers, QueryScan
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.ingress.delivery_limit import Outstanding
 from gateway.ingress.handshake import HandshakingGuest
@@ -621,8 +621,6 @@ class FastChannel:
 # Approximate bytes of a delivery on the wire besides its body, to notice congestion between flushes.
 DELIVERY_OVERHEAD: Final = 64
 NAMES_MAX: Final = 4_096  # encoded destination names cached by a consumer
-LISTED_MAX: Final = 10_000  # messages in one INDEX; the client requests the rest with another QUERY
-INDEXED_MAX: Final = 100_000  # messages whose identifiers a handle stores; older ones are refused with 310
 NO_HEAD: Final = bytes(11)
 
 SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER: "peer"}
@@ -891,57 +889,6 @@ class FastConsumer:
             queue.remove(self)
 
 
-class ListedIdentifiers:
-    """Identifiers under which a handle's QUERYs have listed messages.
-
-    An identifier is not a message number (3.5.8).
-    """
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-        self._ids: dict[tuple[Queue, int], int] = {}
-        self._places: dict[int, tuple[PriorityQueue, int]] = {}
-
-    def enter(self, found: Iterable[tuple[PriorityQueue, int]], above: int) -> tuple[list[int], bool]:
-        """Return the identifiers above `above` of these messages, and True if there are more.
-
-        The identifiers are in ascending order, at most LISTED_MAX of them. Messages that were not listed
-        before get identifiers.
-        """
-        listed: list[int] = []
-        more = False
-        for queue, position in found:
-            number = self._ids.get((queue, position))
-            if number is None:
-                if len(listed) >= LISTED_MAX:
-                    more = True
-                    continue
-                number = self._enter(queue, position)
-            if number > above:
-                listed.append(number)
-        listed.sort()
-        return listed[:LISTED_MAX], more or len(listed) > LISTED_MAX
-
-    def _enter(self, queue: PriorityQueue, position: int) -> int:
-        number = self._next
-        self._next += 1
-        self._ids[queue, position] = number
-        self._places[number] = (queue, position)
-        if len(self._places) > INDEXED_MAX:
-            oldest = next(iter(self._places))
-            del self._ids[self._places.pop(oldest)]
-        return number
-
-    def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
-        """Return queue and message of an identifier, or None if the message no longer waits."""
-        place = self._places.get(number)
-        if place is None:
-            return None
-        queue, position = place
-        message = None if queue.deleted else queue.look_at(position)
-        return None if message is None else (queue, message)
-
-
 @mypyc_attr(native_class=False)  # weak references point to it
 class FastHandle:
     """State of one AMQP/Fast handle."""
@@ -991,6 +938,7 @@ class FastHandle:
         Messages that the handle has delivered remain outstanding on its channel.
         """
         host = self.channel.connection.host
+        self.index = self.scan = None
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
             consumer.leave()

@@ -27,7 +27,6 @@ from gateway.ingress.amqpfast.channel import (
     FastConsumer,
     FastGuest,
     FastHandle,
-    ListedIdentifiers,
     name_bytes,
     notifier_of,
     sound_head,
@@ -35,7 +34,7 @@ from gateway.ingress.amqpfast.channel import (
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large
 from gateway.ingress.amqpfast.publisher import FastPublisher
-from gateway.ingress.amqpfast.query_scan import QueryScan
+from gateway.ingress.amqpfast.query_scan import NEXT_TURN, ListedIdentifiers, QueryScan
 from gateway.model.message import MESSAGE_BYTES, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.pending import Pending
@@ -57,6 +56,25 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
         raise FastRefused(ReplyCode.NOT_IMPLEMENTED, str(unknown)) from None
     except SelectorRefused as error:
         raise FastRefused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
+
+
+def _selects_of_topic(name: bytes, selects: Selects | None, *, whole: bool) -> Selects:
+    """Return `selects` for messages of the topic `name` alone; with `whole`, of topics that begin with it."""
+
+    def look(message: Message) -> bool:
+        topic = name_bytes(message.address)
+        if not (topic.startswith(name) if whole else topic == name):
+            return False
+        return selects is None or selects(message)
+
+    return look
+
+
+def _waiting(queues: list[PriorityQueue]) -> Iterator[tuple[PriorityQueue, int, Message]]:
+    """Yield queue, position and message of each message that waits in these queues."""
+    for queue in queues:
+        for position, message in queue.browse():
+            yield queue, position, message
 
 
 class FastActions(FastGuest):
@@ -326,30 +344,36 @@ class FastActions(FastGuest):
     def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
         """Send an INDEX of the messages that the command selects.
 
-        Raises Pending while a selector is still being applied, which is done in portions.
+        Raises Pending if this turn's time is used up; the command then continues in the next turn.
         """
+        spent = self.stream.spent
+        if spent():
+            raise Pending(NEXT_TURN)
+        if handle.scan is None:
+            handle.scan = self._begin_scan(handle, command)
         scan = handle.scan
-        if scan is None:
-            selects = _selects(command.selector, command.mime_type)
-            name = handle.name + command.dest_name
-            self._check_consuming(handle, name, "browse", whole=not command.dest_name)
-            queues = self._looked_at(handle, name, whole=not command.dest_name)
-            scan = handle.scan = QueryScan(
-                self._waiting(handle, name, queues, whole=not command.dest_name), selects
-            )
-        if not scan.go_on():
-            raise Pending(scan)
+        if not scan.go_on(spent):
+            raise Pending(NEXT_TURN)
         handle.scan = None
+        numbers, more = scan.result()
+        most = self.machine.index_bytes_max
+        data, count = encode_message_list(numbers, singly=self.ingress.replies_first, bytes_max=most)
+        highest = numbers[count - 1] if count and (more or count < len(numbers)) else 0
+        self.machine.send(m.HandleIndex(handle.number, highest, data))
+
+    def _begin_scan(self, handle: FastHandle, command: m.HandleQuery) -> QueryScan:
+        """Return the scan of a QUERY. Clients of 2005 get new identifiers, from 0, with each."""
+        selects = _selects(command.selector, command.mime_type)
+        name, whole = handle.name + command.dest_name, not command.dest_name
+        self._check_consuming(handle, name, "browse", whole=whole)
+        queues = self._looked_at(handle, name, whole=whole)
+        if handle.service == "topic":
+            selects = _selects_of_topic(name.encode(), selects, whole=whole)
         anew = self.ingress.replies_first
         if anew:
             handle.index = ListedIdentifiers(0)
-        index = handle.listed()
         above = -1 if anew and not command.message_number else command.message_number
-        numbers, more = index.enter(scan.found, above)
-        most = self.machine.index_bytes_max
-        data, count = encode_message_list(numbers, singly=anew, bytes_max=most)
-        highest = numbers[count - 1] if count and (more or count < len(numbers)) else 0
-        self.machine.send(m.HandleIndex(handle.number, highest, data))
+        return QueryScan(_waiting(queues), selects, handle.listed(), above)
 
     def _looked_at(self, handle: FastHandle, name: str, *, whole: bool) -> list[PriorityQueue]:
         """Return the queues, or the handle's own subscriptions, whose messages a QUERY covers."""
@@ -357,24 +381,6 @@ class FastActions(FastGuest):
             return list(handle.subscriptions)
         queues = self.host.find("queue", name, whole=whole, creates=False)
         return [one for one in queues if isinstance(one, FastQueue)]
-
-    @staticmethod
-    def _waiting(
-        handle: FastHandle,
-        name: str,
-        queues: list[PriorityQueue],
-        *,
-        whole: bool,
-    ) -> Iterator[tuple[PriorityQueue, int, Message]]:
-        """Yield queue, position and message of each message that a QUERY covers."""
-        encoded_name = name.encode()
-        for queue in queues:
-            for position, message in queue.browse():
-                if handle.service == "topic":
-                    topic = name_bytes(message.address)
-                    if not (topic.startswith(encoded_name) if whole else topic == encoded_name):
-                        continue
-                yield queue, position, message
 
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
         """Send a copy of one listed message without removing it from its queue.

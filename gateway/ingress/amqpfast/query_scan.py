@@ -1,51 +1,121 @@
-"""Selection of messages for one QUERY, in portions of some milliseconds.
+"""Execution of one QUERY in portions, and the identifiers under which it lists messages.
 
-A selector may take long for many messages. The scan therefore applies it for at most PASS_SECS at a time, and
-other clients are served between two portions. It covers the messages that waited when the QUERY arrived.
+A queue may be long, and a selector slow. The scan therefore examines messages until the client's turn has
+used its time (`Stream.spent`); other clients are served before the next portion. It lists messages that
+waited when it reached their queue. A message that was not listed before gets an identifier at once, so that
+no work is left to do for all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import trio
 
-from gateway import clock
 from gateway.broker.priorities import PriorityQueue
-from gateway.broker.selection_work import PASS_SECS, Selects
+from gateway.broker.selection_work import Selects
 from gateway.model.message import Message
+
+LISTED_MAX: Final = 10_000  # messages in one INDEX; the client requests the rest with another QUERY
+INDEXED_MAX: Final = 100_000  # messages whose identifiers a handle stores; older ones are refused with 310
+
+
+class ListedIdentifiers:
+    """Identifiers under which a handle's QUERYs have listed messages.
+
+    An identifier is not a message number (3.5.8).
+    """
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+        self._ids: dict[tuple[PriorityQueue, int], int] = {}
+        self._places: dict[int, tuple[PriorityQueue, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def number_of(self, queue: PriorityQueue, position: int) -> int | None:
+        """Return the identifier of a message, or None if it was not listed before."""
+        return self._ids.get((queue, position))
+
+    def enter(self, queue: PriorityQueue, position: int) -> int:
+        """Return a new identifier for a message. The oldest one is forgotten if there are too many."""
+        number = self._next
+        self._next += 1
+        place = (queue, position)
+        self._ids[place] = number
+        self._places[number] = place
+        if len(self._places) > INDEXED_MAX:
+            oldest = next(iter(self._places))
+            del self._ids[self._places.pop(oldest)]
+        return number
+
+    def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
+        """Return queue and message of an identifier, or None if the message no longer waits."""
+        place = self._places.get(number)
+        if place is None:
+            return None
+        queue, position = place
+        message = None if queue.deleted else queue.look_at(position)
+        return None if message is None else (queue, message)
 
 
 class QueryScan:
-    """Scan for the messages that a QUERY selects. `found` has their queues and positions."""
+    """Scan of `waiting` messages for those that a QUERY lists: those selected, above the number `above`."""
 
-    __slots__ = ("_remaining", "_selects", "found")
+    __slots__ = ("_above", "_index", "_is_cut", "_listed", "_selects", "_waiting")
 
     def __init__(
-        self, waiting: Iterable[tuple[PriorityQueue, int, Message]], selects: Selects | None
+        self,
+        waiting: Iterator[tuple[PriorityQueue, int, Message]],
+        selects: Selects | None,
+        index: ListedIdentifiers,
+        above: int,
     ) -> None:
-        """Prepare the scan of `waiting`; without a selector, find all messages at once."""
+        """Prepare the scan. `selects` None selects all messages; `index` is that of the handle."""
+        self._waiting = waiting
         self._selects = selects
-        self._remaining: list[tuple[PriorityQueue, int, Message]] = []
-        self.found: list[tuple[PriorityQueue, int]] = []
-        if selects is None:
-            self.found = [(queue, position) for queue, position, _ in waiting]
-        else:
-            self._remaining = list(waiting)
-            self._remaining.reverse()
+        self._index = index
+        self._above = above
+        self._listed: list[int] = []
+        self._is_cut = False  # True if messages without identifiers were left to another QUERY
 
-    def go_on(self) -> bool:
-        """Apply the selector for some milliseconds. Return True if all messages have been processed."""
-        deadline = clock.perf_counter() + PASS_SECS
-        while self._remaining:
-            queue, position, message = self._remaining.pop()
-            assert self._selects is not None
-            if self._selects(message):
-                self.found.append((queue, position))
-            if clock.perf_counter() >= deadline:
-                break
-        return not self._remaining
+    def go_on(self, spent: Callable[[], bool]) -> bool:
+        """Examine messages, at least one, until `spent` returns True.
+
+        Return True if all messages have been examined.
+        """
+        for queue, position, message in self._waiting:
+            if self._selects is None or self._selects(message):
+                self._list(queue, position)
+            if spent():
+                return False
+        return True
+
+    def _list(self, queue: PriorityQueue, position: int) -> None:
+        """List a message, unless its identifier is too low or the list is full of lower ones."""
+        number = self._index.number_of(queue, position)
+        if number is None:
+            if len(self._listed) >= LISTED_MAX:
+                self._is_cut = True
+                return
+            number = self._index.enter(queue, position)
+        if number > self._above:
+            self._listed.append(number)
+
+    def result(self) -> tuple[list[int], bool]:
+        """Return the identifiers in ascending order, at most LISTED_MAX, and True if there are more."""
+        listed = sorted(self._listed)
+        return listed[:LISTED_MAX], self._is_cut or len(listed) > LISTED_MAX
+
+
+class NextTurn:
+    """Result that is available when other tasks have run, for a command that has used its client's turn."""
 
     async def wait(self) -> None:
-        """Let other tasks run before the next portion."""
+        """Let other tasks run."""
         await trio.lowlevel.checkpoint()
+
+
+NEXT_TURN: Final = NextTurn()

@@ -146,6 +146,27 @@ def test_purge_withdraw_take_and_browse() -> None:
     assert (len(one), one.byte_count, one.take()) == (0, 0, None)
 
 
+@pytest.mark.parametrize("levels", [(0, 0, 0, 0), (0, 5, 0, 0)])
+def test_a_queue_may_change_while_it_is_browsed(levels: tuple[int, ...]) -> None:
+    one = queue()
+    fill(one, *levels)
+    browsing = one.browse()
+    position, found = next(browsing)
+    assert found.body == (b"1" if any(levels) else b"0")
+    one.withdraw(position, 1)
+    one.put([message(9, b"new")])
+    assert [found.body for _, found in browsing] == [b"0" if any(levels) else b"1", b"2", b"3"]
+
+
+def test_what_a_choosy_consumer_returned_is_browsed_once() -> None:
+    one, choosy = queue(), Taker(10)
+    one.add(choosy, lambda found: int(found.body) % 2 == 1)
+    fill(one, 0, 0, 5, 0)
+    assert choosy.bodies == [b"1", b"3"]
+    one.requeue(choosy.taken)
+    assert [found.body for _, found in one.browse()] == [b"2", b"0", b"1", b"3"]
+
+
 def test_expired_messages_are_dropped_wherever_they_wait() -> None:
     one, taker = queue(), Taker(10)
     one.put([message(0, b"a"), message(5, b"b", expires=1.0), message(0, b"c", expires=1.0)])

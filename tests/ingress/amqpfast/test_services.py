@@ -13,6 +13,7 @@ from gateway.protocols.amqpfast.codec import decode_head_properties, decode_mess
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
 from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
+from gateway.transport.stream import Stream
 from tests.broker.parts import newest
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast, fresh, head
 from tests.ingress.clients import eventually
@@ -464,25 +465,76 @@ def test_selectors(
             assert len(client.bodies(4 - len(wanted))) == 4 - len(wanted)
 
 
-@pytest.mark.interpreted  # each pass looks at one message
-def test_a_query_is_answered_after_several_passes_and_what_follows_waits(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    """Let slow work have one step in a turn; the streams that were suspended then, one for each time."""
+    found: list[Stream] = []
+    suspend = Stream.suspend
+
+    def noting(stream: Stream) -> None:
+        found.append(stream)
+        suspend(stream)
+
+    monkeypatch.setattr("gateway.transport.stream.DEAR_SECS", 0.0)
+    monkeypatch.setattr(Stream, "suspend", noting)
+    return found
+
+
+@pytest.mark.interpreted  # each turn looks at one message
+@pytest.mark.parametrize(("selector", "count"), [(b"x = 1", 10), (b"", 30)])
+@pytest.mark.parametrize("service", [QUEUE, TOPIC])
+def test_a_query_is_answered_after_several_turns_and_what_follows_waits(
+    gateway: Running, turns: list[Stream], service: int, selector: bytes, count: int
 ) -> None:
-    monkeypatch.setattr("gateway.ingress.amqpfast.query_scan.PASS_SECS", 0.0)
     with Fast(gateway).open() as client, Fast(gateway).open() as other:
-        handle = client.handle("q")
+        handle = client.handle("q", service)
+        if service == TOPIC:
+            client.consume(handle)
+            assert client.ask(m.HandleFlow(handle, 0, True))[3] == 200
         for number in range(30):
             client.put(handle, b"%d" % number, head=head(headers={"x": number % 3}))
-        client.say(m.HandleQuery(handle, 0, selector=b"x = 1"), m.HandleQuery(handle, 0))
+        turns.clear()
+        client.say(m.HandleQuery(handle, 0, selector=selector), m.HandleQuery(handle, 0))
         assert other.quiet()
         found = [client.command(m.HandleIndex) for _ in range(2)]
         sizes = [
             sum(last - first + 1 for first, last in decode_message_list(one.message_list)) for one in found
         ]
-        assert sizes == [10, 30]
-        client.say(m.HandleQuery(handle, 0, selector=b"x = 1"))
+        assert sizes == [count, 30]
+        assert len(turns) >= 60
+        client.say(m.HandleQuery(handle, 0, selector=selector))
         client.cut()  # while it is looked for
         assert other.quiet()
+
+
+@pytest.mark.interpreted  # each turn has time for one query
+def test_queries_that_find_nothing_have_a_turn_each(gateway: Running, turns: list[Stream]) -> None:
+    with Fast(gateway).open() as client:
+        handle = client.handle("q")
+        client.say(*[m.HandleQuery(handle, 0)] * 20)
+        assert [client.command(m.HandleIndex).message_list for _ in range(20)] == [b""] * 20
+        assert len(turns) >= 10
+
+
+@pytest.mark.interpreted  # each turn looks at one message
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_queue_may_change_while_a_query_looks_at_it(
+    gateway: Running, turns: list[Stream], priority: int
+) -> None:
+    with Fast(gateway).open() as client, Fast(gateway).open() as other:
+        handle, taking = client.handle("q"), other.handle("q")
+        client.put(handle, b"first", head=head(priority=priority))
+        client.put(handle, *[b"%d" % number for number in range(199)])
+        client.say(m.HandleQuery(handle, 0))
+        other.consume(taking, prefetch=100)
+        other.rows(100)
+        other.put(taking, b"new")
+        found = client.command(m.HandleIndex)
+        ((first, last),) = decode_message_list(found.message_list)
+        assert first == 1
+        assert 100 <= last <= 201
+        assert turns
+        assert client.index(handle)[0][-1] >= last
 
 
 def test_query_lists_and_browse_looks_without_taking(gateway: Running) -> None:
