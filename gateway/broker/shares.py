@@ -2,7 +2,8 @@
 
 `UserQuotas` has the shares of users in what they define or fill; the mechanism is in model/shares.py.
 Definitions (queues, exchanges, bindings, subscriptions, sessions) are also counted in bytes, because the size
-of their names and arguments is chosen by users. Open channels and handles are counted in the same way.
+of their names and arguments is chosen by users. Open channels and handles, with the identifiers
+of messages listed on them, are counted in the same way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gateway.settings.limits import Limits
 
 CHANNEL_BYTES: Final = 1_200  # bytes of an open channel, without what it stores for its messages
 HANDLE_BYTES: Final = 1_200  # bytes of an open AMQP/Fast handle, in addition to its name
+IDENTIFIER_BYTES: Final = 256  # bytes of an identifier under which a QUERY has listed a message
 ENTRY_BYTES: Final = 256  # bytes of an argument, in addition to its name and value
 LEVEL_BYTES: Final = 200  # bytes of a level of a topic filter, in addition to its text
 LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because most filters share them

@@ -20,10 +20,10 @@ from structlog.testing import capture_logs
 from gateway.broker.amqp091.consistent_hash import DESTINATION_STEPS
 from gateway.broker.amqp091.virtual_host import DELETED_AT_ONCE
 from gateway.broker.matching_steps import EXCHANGE_STEPS
-from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES
+from gateway.broker.shares import CHANNEL_BYTES, HANDLE_BYTES, IDENTIFIER_BYTES
 from gateway.model.shares import UserShares
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.events import ChannelClosed, HandleClosed, Opened, Replies
+from gateway.protocols.amqpfast.events import ChannelClosed, CommandReceived, HandleClosed, Opened, Replies
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -459,7 +459,22 @@ def opens_fast_channels(gateway: Running, user: str) -> tuple[int, int]:
     raise AssertionError("nothing was refused")
 
 
-@pytest.mark.parametrize("attack", [opens_channels, opens_handles, opens_fast_channels])
+def lists_messages(gateway: Running, user: str) -> tuple[int, int]:
+    """List the same messages on one handle after the other: each gives them identifiers."""
+    with Fast(gateway, user=user, password=PASSWORD).open() as client:
+        for number in range(10):
+            handle = client.handle("t", TOPIC)
+            client.consume(handle)
+            assert client.ask(m.HandleFlow(handle, 0, True))[3] == 200
+            client.put(handle, *[b"x"] * 10)
+            client.say(m.HandleQuery(handle))
+            answer = client.next((CommandReceived, ChannelClosed))  # type: ignore[arg-type]
+            if not isinstance(answer, CommandReceived):
+                return number, int(answer.reply_code)
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("attack", [opens_channels, opens_handles, opens_fast_channels, lists_messages])
 def test_one_user_opens_no_more_than_its_share(attack: Any, tmp_path: Path) -> None:
     """Thousands of channels and handles on each of its connections filled the memory of all."""
     with gateway_at(tmp_path) as gateway, closing(amqp(gateway, "greedy")) as first:
@@ -484,6 +499,21 @@ def test_what_is_closed_is_no_longer_counted(tmp_path: Path) -> None:
             client.machine.close_handle(handle)
             client.flush()
             gateway.until(lambda: opened(gateway).of("greedy") == before)
+
+
+def test_messages_that_a_query_lists_are_counted_once_while_their_handle_is_open(tmp_path: Path) -> None:
+    with gateway_at(tmp_path) as gateway, Fast(gateway, user="greedy", password=PASSWORD).open() as client:
+        before = opened(gateway).of("greedy")
+        handle = client.handle("t", TOPIC)
+        client.consume(handle)
+        assert client.ask(m.HandleFlow(handle, 0, True))[3] == 200
+        client.put(handle, *[b"x"] * 10)
+        for _ in range(3):
+            assert client.index(handle)[0] == list(range(1, 11))
+            assert opened(gateway).of("greedy") == before + HANDLE_BYTES + 2 + 10 * IDENTIFIER_BYTES
+        client.machine.close_handle(handle)
+        client.flush()
+        gateway.until(lambda: opened(gateway).of("greedy") == before)
 
 
 def test_topics_of_aliases_have_a_length(tmp_path: Path) -> None:

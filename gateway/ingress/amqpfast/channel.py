@@ -28,6 +28,7 @@ from gateway.broker.poison import poisoned
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
+from gateway.broker.shares import IDENTIFIER_BYTES
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_BYTES, Large, LargeDeliveries
 from gateway.ingress.amqpfast.query_scan import ListedIdentifiers, QueryScan
@@ -908,6 +909,7 @@ class FastHandle:
         self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # by the name in SEND
         self.generation = -1
         self.index: ListedIdentifiers | None = None
+        self.indexed_bytes = 0  # of `counted_bytes`, those of the index
         self.browser: Notifier | None = None
         self.scan: QueryScan | None = None  # of a QUERY in progress
         self.peer_sessions: dict[str, PeerSession] = {}  # by the peer's name
@@ -931,6 +933,22 @@ class FastHandle:
         if self.index is None:
             self.index = ListedIdentifiers(1)
         return self.index
+
+    def count_identifiers(self) -> str:
+        """Count the identifiers of the index in the user's share.
+
+        Return "", or the option that forbids more of them, with its value.
+        """
+        byte_count = IDENTIFIER_BYTES * len(self.listed())
+        grown = byte_count - self.indexed_bytes
+        holding = self.channel.connection.holding
+        if grown < 0:
+            holding.give(-grown)
+        elif reached := holding.take(grown):
+            return reached
+        self.indexed_bytes = byte_count
+        self.counted_bytes += grown
+        return ""
 
     def close(self) -> None:
         """Remove the handle's consumers, temporary subscriptions and peer sessions.

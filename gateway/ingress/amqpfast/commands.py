@@ -352,7 +352,10 @@ class FastActions(FastGuest):
         if handle.scan is None:
             handle.scan = self._begin_scan(handle, command)
         scan = handle.scan
-        if not scan.go_on(spent):
+        ended = scan.go_on(spent)
+        if reached := handle.count_identifiers():
+            raise FastRefused(ReplyCode.INSUFFICIENT_RESOURCES, f"{reached} is reached")
+        if not ended:
             raise Pending(NEXT_TURN)
         handle.scan = None
         numbers, more = scan.result()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.broker.shares import IDENTIFIER_BYTES
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_command
 from gateway.protocols.amqpfast.events import CommandReceived, Replies
@@ -97,6 +98,23 @@ def test_replies_come_first_and_names_may_have_slashes(old: Running) -> None:
         assert client.rows(1)[0][1:3] == (0, 0)
         client.say(m.HandleBrowse(handle, 0, 9))
         assert client.channel_closed() == (1, 310)
+
+
+def test_each_query_replaces_the_identifiers_of_the_one_before(old: Running) -> None:
+    opened = old.gateway.quotas.opened
+    with Fast(old).open() as client:
+        handle = client.handle("q")
+        before = opened.of("guest")
+        for number in range(1, 4):
+            client.put(handle, b"x")
+            client.say(m.HandleQuery(handle))
+            assert len(client.command(m.HandleIndex).message_list.split()) == number
+            assert opened.of("guest") == before + number * IDENTIFIER_BYTES
+        client.consume(handle)
+        client.rows(3)
+        client.say(m.HandleQuery(handle))
+        assert client.command(m.HandleIndex).message_list == b""
+        assert opened.of("guest") == before
 
 
 def test_a_close_of_the_client_behind_that_of_the_server_frees_the_channel(old: Running) -> None:
