@@ -17,7 +17,6 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.caches import make_room
 from gateway.model.spooled_bodies import Body, Piece
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import END, U16, U32
@@ -45,11 +44,17 @@ TAG: Final = U16.pack
 NO_TAG: Final = TAG(0)  # of all fragments but the last: one message has one reply
 SEND_FIELDS: Final = 12  # size of SEND with an empty name, in bytes
 NOTIFY_FIELDS: Final = 14
-PREPARED_BYTES_MAX: Final = 4096  # a larger head rarely repeats; caching it would cost memory
-PREPARED_MAX: Final = 4096  # cached beginnings of messages of one handle
+PREPARED_HEAD_MAX: Final = 4096  # bytes; a larger head rarely repeats, caching it would cost memory
+PREPARED_BYTES_MAX: Final = 65_536  # of the cached beginnings of messages of one handle
+PREPARED_ENTRY_BYTES: Final = 400  # of a cached beginning, in addition to its name and twice its head
 
 NotifyRow = tuple[bool, bytes, bytes, Body]
 SendRow = tuple[bytes, bytes, Body]
+
+
+def _entry_bytes(name: bytes, head: bytes) -> int:
+    """Return the bytes of memory of a cached beginning, which has two copies of the head."""
+    return PREPARED_ENTRY_BYTES + len(name) + 2 * len(head)
 
 
 class MessageWriter:
@@ -67,6 +72,7 @@ class MessageWriter:
         self._sent = connection.sent
         self._frame_max = connection.frame_max
         self._prepared: dict[tuple[bytes, int, int], tuple[bytes, bytes, bytes, int]] = {}
+        self._prepared_bytes = 0
         self._name = b""
         self._head = b""
         self._size = -1
@@ -107,12 +113,28 @@ class MessageWriter:
             self._begin = BEGIN(self._fields + len(wire_name), self._kind, self._handle.number)
             fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(wire_name))
             self._middle = fragment + wire_name + END + NUMBER(size) + head
-            if len(self._prepared) >= PREPARED_MAX:
-                make_room(self._prepared, PREPARED_MAX)
-            if len(head) <= PREPARED_BYTES_MAX:
-                self._prepared[name, size, bits] = (head, self._begin, self._middle, self._room)
+            if len(head) <= PREPARED_HEAD_MAX:
+                self._cache(name, head, size, bits)
         self._name, self._head, self._size, self._bits = name, head, size, bits
         return True
+
+    def _cache(self, name: bytes, head: bytes, size: int, bits: int) -> None:
+        """Cache what was prepared. The oldest beginnings are evicted if there are too many bytes."""
+        prepared = self._prepared
+        key = (name, size, bits)
+        before = prepared.pop(key, None)
+        if before is not None:
+            self._prepared_bytes -= _entry_bytes(name, before[0])
+        self._prepared_bytes += _entry_bytes(name, head)
+        prepared[key] = (head, self._begin, self._middle, self._room)
+        while self._prepared_bytes > PREPARED_BYTES_MAX:
+            oldest = next(iter(prepared))
+            self._prepared_bytes -= _entry_bytes(oldest[0], prepared.pop(oldest)[0])
+
+    def forget(self) -> None:
+        """Drop cached beginnings, because memory is short."""
+        self._prepared.clear()
+        self._prepared_bytes = 0
 
     def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
         """Queue the part of a body that did not fit the first fragment, in further fragments.

@@ -12,7 +12,7 @@ from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, encode_command, encode_head_properties
-from gateway.protocols.amqpfast.sender import PREPARED_MAX, Notifier, Producer
+from gateway.protocols.amqpfast.sender import PREPARED_BYTES_MAX, Notifier, Producer
 from gateway.protocols.amqpfast.spec import (
     DELIVERED,
     HANDLE_NOTIFY,
@@ -467,9 +467,17 @@ def test_what_a_handle_remembers_is_bounded() -> None:
     wire = queue_wire()
     wire.client.send(m.HandleConsume(1, 0, 1))
     producer, notifier = Producer(wire.client, 1), Notifier(wire.server, 1)
-    for size in range(PREPARED_MAX + 5):
+    for size in range(1_000):
         producer._prepare(b"", HEAD, size, 0)
-    assert len(producer._prepared) <= PREPARED_MAX
+    few = len(producer._prepared)
+    assert 100 < few < PREPARED_BYTES_MAX // 400
+    for size in range(1_000):
+        producer._prepare(b"n" * 200, HEAD + bytes(3_000), size % 50, 0)  # also under keys that are there
+    assert 5 < len(producer._prepared) < PREPARED_BYTES_MAX // 6_000
+    producer.forget()
+    for size in range(1_000):
+        producer._prepare(b"", HEAD, size, 0)
+    assert len(producer._prepared) == few
     for _ in range(2):
         notifier.notify_many(1, [(True, b"q", HEAD, b"")])
     found = wire.client.receive_data(wire.server.data_to_send(), 0)
