@@ -873,6 +873,12 @@ class FastConsumer:
             found = self._names[address.wire] = name_bytes(address)
         return found
 
+    def forget_names(self) -> None:
+        """Drop cached names and encoded heads, because memory is short."""
+        self._names.clear()
+        if self._notifier is not None:
+            self._notifier.forget()
+
     def acknowledged(self, count: int, touched: dict[Queue, None]) -> None:
         """Reopen the window by `count` messages, and add the consumer's queues to `touched`."""
         self.outstanding -= count
@@ -933,6 +939,14 @@ class FastHandle:
         if self.index is None:
             self.index = ListedIdentifiers(1)
         return self.index
+
+    def forget_entries(self) -> None:
+        """Drop cached routing entries, names and encoded heads, because memory is short."""
+        self.entries.clear()
+        for consumer in self.consumers:
+            consumer.forget_names()
+        if self.browser is not None:
+            self.browser.forget()
 
     def count_identifiers(self) -> str:
         """Count the identifiers of the index in the user's share.

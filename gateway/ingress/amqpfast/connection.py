@@ -939,3 +939,10 @@ class FastListenerSource(FastIngress):
     def connect(self, stream: Stream, now: float) -> FastConnection:
         """Return the connection object of a new client; `now` is in loop-clock seconds."""
         return FastConnection(self, stream, now)
+
+    def forget_entries(self) -> None:
+        """Drop what the clients' handles have cached."""
+        for connection in self.guests.connections:
+            if isinstance(connection, FastConnection):
+                for handle in connection.handles.values():
+                    handle.forget_entries()

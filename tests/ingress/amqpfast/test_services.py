@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import clock
+from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties, decode_message_list
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
@@ -599,6 +600,32 @@ def test_query_of_a_topic_lists_the_handles_own_backlog(gateway: Running) -> Non
         assert client.ask(m.HandleBrowse(handle, 0, 2))[3] == 200
         assert client.bodies(1) == [b"2"]
         assert client.index(client.handle("t", TOPIC)) == ([], 0)
+
+
+def test_when_memory_is_short_handles_forget_what_they_have_cached(gateway: Running) -> None:
+    listener = gateway.gateway.listeners["amqpfast"]
+    with Fast(gateway).open() as client:
+        sending, reading = client.handle("alt."), client.handle("alt.pets")
+        client.put(sending, b"meow", b"purr", name="pets")
+        client.index(reading)
+        assert client.ask(m.HandleBrowse(reading, 0, 1))[3] == 200
+        client.consume(reading)
+        assert client.bodies(3) == [b"meow", b"meow", b"purr"]
+        (connection,) = listener.connections
+        assert isinstance(connection, FastConnection)
+        handles = connection.handles
+        (consumer,) = handles[reading].consumers
+        notifiers = [handles[reading].browser, consumer._notifier]
+
+        def cached() -> list[int]:
+            return [len(handles[sending].entries), *[len(one._prepared) for one in notifiers if one]]
+
+        assert gateway.ask(cached) == [1, 1, 1]
+        gateway.ask(listener.forget_entries)
+        assert gateway.ask(cached) == [0, 0, 0]
+        client.put(sending, b"hiss", name="pets")
+        assert client.bodies(1) == [b"hiss"]
+        assert client.ask(m.HandleBrowse(reading, 0, 1))[3] == 310, ()
 
 
 # --- peers
