@@ -46,9 +46,9 @@ class ListedIdentifiers:
         place = (queue, position)
         self._ids[place] = number
         self._places[number] = place
-        if len(self._places) > INDEXED_MAX:
-            oldest = next(iter(self._places))
-            del self._ids[self._places.pop(oldest)]
+        oldest = self._places.pop(number - INDEXED_MAX, None)
+        if oldest is not None:
+            del self._ids[oldest]
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
