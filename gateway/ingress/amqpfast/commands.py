@@ -388,8 +388,11 @@ class FastActions(FastGuest):
     def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
         """Send a copy of one listed message without removing it from its queue.
 
-        Clients of 2005 get the reply before the message, others after it.
+        Clients of 2005 get the reply before the message, others after it. Raises Pending if this turn's time
+        is used up: a message that was requeued is searched among all such messages of its queue.
         """
+        if self.stream.spent():
+            raise Pending(NEXT_TURN)
         machine = self.machine
         first = self.ingress.replies_first
         found = handle.listed().find(command.message_number)

@@ -517,6 +517,20 @@ def test_queries_that_find_nothing_have_a_turn_each(gateway: Running, turns: lis
         assert len(turns) >= 10
 
 
+@pytest.mark.interpreted  # each turn has time for one command
+def test_messages_are_browsed_in_a_turn_each_if_that_takes_long(
+    gateway: Running, turns: list[Stream]
+) -> None:
+    with Fast(gateway).open() as client:
+        handle = client.handle("q")
+        client.put(handle, *[b"%d" % number for number in range(20)])
+        client.index(handle)
+        turns.clear()
+        client.say(*[m.HandleBrowse(handle, 0, number) for number in range(1, 21)])
+        assert client.bodies(20) == [b"%d" % number for number in range(20)]
+        assert len(turns) >= 10
+
+
 @pytest.mark.interpreted  # each turn looks at one message
 @pytest.mark.parametrize("priority", [0, 9])
 def test_a_queue_may_change_while_a_query_looks_at_it(
