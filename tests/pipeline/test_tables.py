@@ -155,7 +155,7 @@ def test_rates_are_put_in_the_place_of_older_ones(tables: SparkSession, form: st
 def test_a_stream_of_windows_goes_into_a_table(tables: SparkSession, form: str, tmp_path: Path) -> None:
     """And one that is told again, for rows came late, stands in the place of the one before."""
     folder, to = tmp_path / "j", str(tmp_path / "rates")
-    given: dict[str, Any] = {"format_": form, "window": "1 second", "late": "0 seconds"}
+    given: dict[str, Any] = {"format_": form, "window": "1 second", "lateness": "0 seconds"}
     for first, count, told in ((0, 1_500, 1_000), (1_500, 1_000, 2_000), (200, 100, 2_100)):
         written(folder, count, first=first)
         finished(lambda: rates.follow(tables, str(folder), to=to, available_now=True, **given))
