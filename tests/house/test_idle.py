@@ -125,7 +125,6 @@ STANDING: Final[dict[str, str]] = {
     "ingress.amqpfast.large_deliveries.LargeDeliveries.active": "until the client replies",
     "ingress.amqpfast.peers.Tunnel._release": "a hold, which Stream has, too",
     "ingress.amqpfast.publisher.FastPublisher._let_publish": HELD,
-    "ingress.amqpfast.query_scan.QueryScan._remaining": "a query of the client",
     "ingress.mqtt.connection.MqttConnection._let_ids": HELD,
     "ingress.mqtt.connection.MqttConnection._let_publish": HELD,
     "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.walks",
