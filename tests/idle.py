@@ -204,7 +204,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Filters: ("_unanswered",),
     # The store, and the loop.
     RefusalGate: ("_waiting",),
-    Group: ("_pieces", "reads", "callbacks"),
+    Group: ("_pieces", "reads", "callbacks", "settled_callbacks"),
     Store: ("_calls", "_releases", "_refused"),
     SocketLoop: ("_calls",),
     # Replicas, and their database.

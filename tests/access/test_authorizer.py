@@ -352,7 +352,7 @@ async def test_long_requests_of_one_user_push_out_no_others(server: Server) -> N
         for number in range(150):
             await ask("eve", f"{number}{text}")
         assert questions.remembered <= (4 if text else 100)
-        assert questions.known(bob) is not None
+        assert bob in questions._answers, "its age does not matter here"
     await questions.close()
 
 

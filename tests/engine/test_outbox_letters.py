@@ -28,7 +28,7 @@ class Boxes:
     def __init__(self, letters_max: int) -> None:
         self.letters = DeadLetters(messages_max=letters_max)
         self.dispatcher = SimpleNamespace(dead_letters=self.letters)
-        self.reader = MessageReader()
+        self.decode = MessageReader().decode_one
         self.namespace = None
         self.refusals: dict[bytes, int] = {}
         self.noted: list[tuple[bytes, str]] = []

@@ -136,6 +136,7 @@ STANDING: Final[dict[str, str]] = {
     "model.batch.Batch.untold": HOOK,
     "model.batch.SubBatch.messages": OF_THE_LOOP,
     "state.table.Table.rows": "rows of a database",
+    "broker.dispatcher.Dispatcher._confirmed_later": "names of endpoints",
     "store.group.Group.things": "of one transaction",
     "store.journal.bursts.Bursts.firsts": "of the journal's thread, for one block",
 }

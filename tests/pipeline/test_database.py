@@ -48,7 +48,12 @@ def test_windows_are_there_once_for_grafana(
     for _ in "ab":
         done = run("pipeline", "rates", "--journal", folder, "--to", database)
         assert done.out == "500 messages in 2 rows\n", done.err
-    given = {"to": database, "checkpoint": str(tmp_path / "c"), "available_now": True, "lateness": "0 seconds"}
+    given = {
+        "to": database,
+        "checkpoint": str(tmp_path / "c"),
+        "available_now": True,
+        "lateness": "0 seconds",
+    }
     written(tmp_path / "j", 500, first=100_000)
     finished(lambda: job.follow(spark, folder, **given))  # type: ignore[arg-type]
     with psycopg.connect(database) as connection:
