@@ -92,7 +92,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             message_of, secs_max=settings.retry_secs_max
         )
         self._sending_held_back = False
-        # Messages to become dead letters of these routes once there is room for these.
+        # Messages that wait for space among the dead letters, with the routes whose dead letters they become.
         self._burials: list[tuple[tuple[ConsumerT, int, Message], Outcome, tuple[str, ...]]] = []
         self.batch = self.new_batch()
         self._connection: ConnectionT | None = None

@@ -139,7 +139,8 @@ class SharedIds(Deduplication):
     def free(self, route: str, ids: Iterable[str], *, is_repeated: bool = False) -> None:
         """Release claims, so that the next sender of one of the identifiers may try.
 
-        While the database is away this `is_repeated` at each tick.
+        Claims that it cannot release because the database is away are submitted again at the next tick, with
+        `is_repeated` True.
         """
         free_ids = [id for id in ids if id not in self.of(route).open]
         for start in range(0, len(free_ids), IDS_MAX):

@@ -203,7 +203,7 @@ class Group:
         self.callbacks.append(done)
 
     def when_settled(self, done: Callable[[], None]) -> None:
-        """Call `done` when everything settled before is on disk, however often that fails."""
+        """Call `done` when everything settled before is on disk, also if that takes several attempts."""
         self.settled_callbacks.append(done)
 
     def fence(self, reached: Callable[[], None]) -> None:
