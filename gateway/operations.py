@@ -103,6 +103,7 @@ NAME: Final = OperationWord(str, "Name; * is any text.")
 ROUTE: Final = OperationWord(str, "Name of the route.")
 HOST: Final = OperationWord(str, "Name of the virtual host.", "NAME")
 IDLE: Final = OperationWord(float, "Minimum time without use, in seconds.")
+HISTORY: Final = {"history": OperationWord(bool, "Add the numbers of the last hour, where they are stored.")}
 
 # The process.
 
@@ -172,6 +173,7 @@ CONNECTIONS: Final = _page(
         "sort": OperationWord(
             CLIENT_ORDERS, "Column to sort by; bytes_in and bytes_out: the highest rates first."
         ),
+        **HISTORY,
     },
     by_host=True,
 )
@@ -227,7 +229,11 @@ QUEUES: Final = _page(
         **QUEUE_WORDS,
         "in_use": OperationWord(bool, "Only queues with consumers or an owner, or only without."),
     },
-    {**EXACT, "sort": OperationWord(("name", "messages"), "Order: by name, or the longest first.")},
+    {
+        **EXACT,
+        **HISTORY,
+        "sort": OperationWord(("name", "messages"), "Order: by name, or the longest first."),
+    },
     by_host=True,
 )
 REMOVE_QUEUES: Final = _removal(

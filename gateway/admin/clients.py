@@ -22,6 +22,7 @@ from gateway.admin.admission import hosts_of
 from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.messages import plain
 from gateway.admin.models import ConnectionRow, Disconnected
+from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import PROTOCOLS, ServedOperation
 from gateway.admin.selection import SLICE, ListPage, page_of, query_of, slices
 from gateway.operations import CONNECTIONS, DISCONNECT
@@ -93,6 +94,7 @@ class Connected(NamedTuple):
         facts["frame_max"], facts["channel_max"] = details.frame_max, details.channel_max
         facts["heartbeat_secs"] = details.timeout
         facts["client_properties"] = plain(dict(details.client_properties))
+        facts["history"] = None
         return facts
 
 
@@ -110,7 +112,8 @@ KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
 class ClientsApi:
     """Operations on connected clients.
 
-    `connected` returns the connections; `flush` writes pending packets to sockets.
+    `connected` returns the connections; `flush` writes pending packets to sockets. `history` records the
+    numbers of clients while it runs.
     """
 
     def __init__(
@@ -120,6 +123,15 @@ class ClientsApi:
     ) -> None:
         self._connected = connected
         self._flush = flush
+        self._watched: dict[str, tuple[Stream, StreamCounters]] = {}  # by the key of the history
+        self.history = ObjectHistory(
+            connected,
+            _history_key,
+            self._numbers,
+            levels=("unsettled", "unacknowledged"),
+            counts=("bytes_in", "bytes_out"),
+            dropped=self._unwatch,
+        )
 
     def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
@@ -131,11 +143,12 @@ class ClientsApi:
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, CONNECTIONS.words)
         rates, order = choice.pop("rates", False), choice.pop("sort", "address")
+        with_history = choice.pop("history", False)
         streams: list[Stream | None] = []
 
         def show(one: Connected) -> dict[str, Any]:
             streams.append(one.stream)
-            return one.shown()
+            return {**one.shown(), "history": self.history.shown(one)} if with_history else one.shown()
 
         mine, fits = hosts_of(request), chooser(choice)
 
@@ -149,6 +162,22 @@ class ClientsApi:
             for row, (read, written) in zip(page.rows, await measured(streams), strict=True):
                 row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
+
+    def _numbers(self, one: Connected) -> tuple[int, int, int, int]:
+        """Return the numbers of a client for its history, and count its bytes from now on."""
+        read = written = 0
+        if one.stream is not None:
+            key = _history_key(one)
+            watched = self._watched.get(key)
+            if watched is None:
+                watched = self._watched[key] = (one.stream, one.stream.watch())
+            read, written = watched[1].read, watched[1].written
+        return one.unsettled, one.unacknowledged, read, written
+
+    def _unwatch(self, key: str) -> None:
+        """Stop counting the bytes of a client that is no longer connected."""
+        if (watched := self._watched.pop(key, None)) is not None:
+            watched[0].unwatch(watched[1])
 
     async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> ListPage:
         """Return one page of the chosen connections with the highest rates, without a further page."""
@@ -174,6 +203,11 @@ class ClientsApi:
         if chosen:
             log.info("operator disconnected clients", count=len(chosen), **choice)
         return answer({"disconnected": len(chosen)})
+
+
+def _history_key(one: Connected) -> str:
+    """Return a key that a later connection from the same port does not have."""
+    return f"{one.key}\n{one.opened_at}"
 
 
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:

@@ -36,6 +36,17 @@ class RateRow(Model):
     """Rate of each step, the oldest first, for an hour at most."""
 
 
+class HistoryRow(Model):
+    """Numbers of one queue or client at the end of each step of the last hour, the oldest first."""
+
+    step_secs: int
+    until: str
+    """End of the last step."""
+    values: dict[str, list[float]]
+    """By name. Of a queue: `ready` and `unacknowledged` messages, `in` and `out` per second. Of a client:
+    `unsettled` and `unacknowledged` messages, `bytes_in` and `bytes_out` per second."""
+
+
 class Whatever(Model):
     """Object that is described elsewhere."""
 
@@ -75,6 +86,8 @@ class ConnectionRow(Model):
     heartbeat_secs: int
     client_properties: dict[str, Any]
     """Properties that an AMQP 0-9-1 client has sent about itself."""
+    history: HistoryRow | None
+    """Only with `history`, and only of the clients that have one."""
 
 
 class SessionRow(Model):
@@ -144,6 +157,8 @@ class QueueRow(Model):
     temporary: bool
     arguments: dict[str, Any]
     """Arguments of its declaration, of AMQP 0-9-1."""
+    history: HistoryRow | None
+    """Only with `history`, and only of the queues that have one."""
 
 
 class ConsumerRow(Model):

@@ -22,6 +22,7 @@ from gateway.admin.admission import hosts_of
 from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.messages import Hide, asked_of, message_shown, nothing_hidden, plain, seen_by
 from gateway.admin.models import ConsumerRow, PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
+from gateway.admin.object_history import ObjectHistory
 from gateway.admin.operations import ServedOperation
 from gateway.admin.rates import Meter
 from gateway.admin.selection import (
@@ -134,7 +135,7 @@ class ListedConsumer(NamedTuple):
 
 
 class QueuesApi:
-    """Operations on queues. `flush` ends a wake-up."""
+    """Operations on queues. `flush` ends a wake-up, `history` records the numbers of queues while it runs."""
 
     def __init__(
         self,
@@ -158,6 +159,9 @@ class QueuesApi:
         self._hide = hide
         self._consuming = consuming
         self._meter = Meter()
+        self.history = ObjectHistory(
+            self.all, _key, _numbers, levels=("ready", "unacknowledged"), counts=("in", "out")
+        )
 
     def operations(self) -> Sequence[ServedOperation]:
         """Return the operations with their functions."""
@@ -233,10 +237,11 @@ class QueuesApi:
     async def _list(self, request: Request) -> Response:
         choice, count, after = await query_of(request, QUEUES.words)
         key = _length_key if choice.get("sort") == "messages" else _key
-        page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, self._shown, count, after)
+        show = partial(self._shown, choice.get("history", False))
+        page = await page_of(self.all(), _chooser(choice, hosts_of(request)), key, show, count, after)
         return page.answer()
 
-    def _shown(self, one: ListedQueue) -> dict[str, Any]:
+    def _shown(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
         """Return the row of a queue."""
         queue, idle = one.queue, one.idle_secs
         own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
@@ -258,6 +263,7 @@ class QueuesApi:
             "idle_secs": None if idle is None else round(idle, 3),
             "temporary": isinstance(queue, FastQueue | AmqpQueue) and queue.owner is not None,
             "arguments": plain(plain_headers(queue.arguments)) if isinstance(queue, AmqpQueue) else {},
+            "history": self.history.shown(one) if with_history else None,
         }
 
     async def _remove(self, request: Request) -> Response:
@@ -303,6 +309,12 @@ class QueuesApi:
 
 def _key(one: ListedQueue) -> str:
     return one.key
+
+
+def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
+    """Return the numbers of a queue for its history: ready, unacknowledged, received and removed messages."""
+    queue = one.queue
+    return len(queue), queue.unacknowledged, queue.next, gone_from(queue)
 
 
 def _length_key(one: ListedQueue) -> str:

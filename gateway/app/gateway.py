@@ -262,11 +262,12 @@ class Gateway:
         key = b"" if hash_key is None else hash_key.get_secret_value().encode()
         hide = PrivateFields(lambda: self.dispatcher.router, key).hide
         queues = QueuesApi(self.hosts, self.fast_hosts, store, flush, hide=hide, consuming=consuming)
+        clients_api = ClientsApi(clients, flush)
         apis = (
             ProcessApi(process),
             MappingsApi(process),
             LettersApi(self.dead_letters, self.core.redriving, flush, hide=hide),
-            ClientsApi(clients, flush),
+            clients_api,
             SessionsApi(self.mqtt, dismiss, flush),
             queues,
             RetainedApi(retained_messages(self.mqtt.retained, self.state, store, flush)),
@@ -314,7 +315,8 @@ class Gateway:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
                 self.health_port = state.health_port
                 self.console.open(self.http_port)
-                nursery.start_soon(forever, "timer", self.history.run)
+                for history in (self.history, queues.history, clients_api.history):
+                    nursery.start_soon(forever, "timer", history.run)
                 nursery.start_soon(forever, "timer", self.alarms.run)
             self._add_endpoints(Tasks(nursery))
             self._route_links()

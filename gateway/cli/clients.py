@@ -26,6 +26,7 @@ clients.add_list(
     CONNECTIONS,
     "List connected clients, sorted by a column; by bytes_in or bytes_out, the highest rates first.",
     columns,
+    without=("history",),
     pages=False,
     measured={
         "bytes_in": itemgetter("bytes_in_per_sec"),

@@ -40,7 +40,10 @@ columns: Columns = {
     "idle": lambda one: age(one["idle_secs"]),
 }
 queues.add_list(
-    QUEUES, "List queues by protocol, virtual host, kind and name, or the longest first.", columns
+    QUEUES,
+    "List queues by protocol, virtual host, kind and name, or the longest first.",
+    columns,
+    without=("history",),
 )
 queues.add_action(
     "delete",

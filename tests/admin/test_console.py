@@ -20,6 +20,7 @@ from paho.mqtt.properties import Properties
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pydantic import SecretStr
 
+from gateway.admin import object_history
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
@@ -108,7 +109,8 @@ def gateway(file: Path) -> Iterator[Running]:
         },
         default_roles={"guest": ("all",), "anonymous": ("boss",)},
     )
-    with running(settings) as started:
+    with pytest.MonkeyPatch.context() as patch, running(settings) as started:
+        patch.setattr(object_history, "STEP_SECS", 1)
         connection = pika.BlockingConnection(pika.URLParameters(started.idle_amqp_url))
         channel = connection.channel()
         for name in ("stuck", "alarms", "jobs"):
@@ -300,13 +302,15 @@ def test_an_object_has_a_page_with_all_that_belongs_to_it(browser: Browser, gate
     expect(page.get_by_role("link", name="Queues", exact=True)).to_have_attribute("aria-current", "true")
     expect(fact("Limit of messages")).to_have_text("0 of 1.00 M")
     expect(drawn("Messages waiting")).to_have_attribute("aria-label", re.compile("ready: at most 0"))
-    expect(page.get_by_text("Drawn since this page was opened, for an hour at most")).to_be_visible()
+    expect(page.get_by_text("Drawn since this page was opened")).to_be_hidden()
+    expect(drawn("Messages waiting")).to_have_attribute("aria-label", re.compile("ready: at most 0"))
     expect(scene.row("hand")).to_contain_text("7")
     scene.row("hand").get_by_role("link").click()
     expect(page.get_by_role("heading", name=re.compile("^Client 127"))).to_be_visible()
     expect(fact("product")).to_contain_text("Pika")
     expect(fact("Virtual host")).to_have_text("/")
     expect(drawn("Bytes")).to_be_visible()
+    expect(page.get_by_text("Drawn since this page was opened")).to_be_hidden()
     expect(scene.row("hand").get_by_role("link", name="jobs")).to_be_visible()
     page.go_back()
     expect(page.get_by_role("heading", name="Queue jobs", exact=True)).to_be_visible()

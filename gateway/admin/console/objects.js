@@ -9,16 +9,19 @@ import {placeOf, queueColumns} from "./queues.js";
 
 const SAMPLES_MAX = 1800;  // An hour, at one each two seconds.
 
-// Charts of numbers of the row since the page was opened. `charts` are [title, unit, [[line, function from row to number, colour]]].
+// Charts of the numbers of a row: of the last hour where the gateway has stored them, otherwise since the page was opened.
+// `charts` are [title, unit, [[line, name in the stored history, function from row to number, colour]]].
 function OwnHistory({row, charts}) {
   const seen = useRef([]), last = useRef(null);
   if (last.current !== row) {
     last.current = row;
     seen.current = [...seen.current, [Date.now() / 1000, row]].slice(-SAMPLES_MAX);
   }
+  const stored = row.history;
+  if (stored) return html`<div class="columns">${charts.map(([title, unit, lines]) => html`<${Chart} title=${title} unit=${unit} stepSecs=${stored.step_secs} until=${stored.until} lines=${lines.map(([name, what, , colour]) => [name, stored.values[what], colour])} />`)}</div>`;
   const times = seen.current.map(([time]) => time);
-  return html`<div class="columns">${charts.map(([title, unit, lines]) => html`<${Chart} title=${title} unit=${unit} times=${times} lines=${lines.map(([name, value, colour]) => [name, seen.current.map(([, one]) => value(one) ?? 0), colour])} />`)}</div>
-    <p class="soft">Drawn since this page was opened, for an hour at most: the gateway stores no history of each queue and client.</p>`;
+  return html`<div class="columns">${charts.map(([title, unit, lines]) => html`<${Chart} title=${title} unit=${unit} times=${times} lines=${lines.map(([name, , value, colour]) => [name, seen.current.map(([, one]) => value(one) ?? 0), colour])} />`)}</div>
+    <p class="soft">Drawn since this page was opened: the gateway stores the last hour of the first 500 queues and clients, from their first minute on.</p>`;
 }
 
 // Charts of the last hour, which the gateway stores.
@@ -66,20 +69,20 @@ const endpoint = {
 // By the name in the address: view that it belongs to, list with its row, columns of that, further facts, history, and other parts, which are given the row and the gateway's state.
 export const OBJECTS = {
   client: {
-    noun: "Client", view: "connections", path: "connections", words: {rates: true}, columns: connectionColumns, title: row => row.client || row.address,
+    noun: "Client", view: "connections", path: "connections", words: {rates: true, history: true}, columns: connectionColumns, title: row => row.client || row.address,
     missing: "This client is not connected.",
     more: row => [["TLS", row.tls ? "yes" : "no"], ["Channels", row.channel_max ? limit(row.channels, row.channel_max) : null], ["Frame maximum", row.frame_max ? bytes(row.frame_max) : null], ["Heartbeat", row.heartbeat_secs ? period(row.heartbeat_secs) : null]],
-    history: row => html`<${OwnHistory} row=${row} charts=${[["Bytes", "per second", [["in", one => one.bytes_in_per_sec, "--flow"], ["out", one => one.bytes_out_per_sec, "--good"]]],
-      ["Messages in flight", "count", [["unsettled", one => one.unsettled, "--flow"], ["unacknowledged", one => one.unacknowledged, "--good"]]]]} />`,
+    history: row => html`<${OwnHistory} row=${row} charts=${[["Bytes", "per second", [["in", "bytes_in", one => one.bytes_in_per_sec, "--flow"], ["out", "bytes_out", one => one.bytes_out_per_sec, "--good"]]],
+      ["Messages in flight", "count", [["unsettled", "unsettled", one => one.unsettled, "--flow"], ["unacknowledged", "unacknowledged", one => one.unacknowledged, "--good"]]]]} />`,
     parts: row => row.protocol === "mqtt" ? null : html`<${Consumers} words=${{address: row.address}} without=${["Client", "User"]} empty="This client consumes no queue." />
       ${row.protocol === "amqp091" && html`<section><h3>Client properties</h3>${Object.keys(row.client_properties).length ? html`<${Facts} pairs=${worded(Object.entries(row.client_properties))} />` : html`<p class="soft">The client has sent none.</p>`}</section>`}`,
     always: words => words.protocol === "mqtt" && !session.virtual_hosts && html`<${Session} client=${words.client} />`,
   },
   queue: {
-    noun: "Queue", view: "queues", path: "queues", words: {exact: true}, columns: queueColumns, title: row => row.queue, missing: "There is no such queue.",
+    noun: "Queue", view: "queues", path: "queues", words: {exact: true, history: true}, columns: queueColumns, title: row => row.queue, missing: "There is no such queue.",
     more: row => [["Limit of messages", limit(row.messages, row.messages_max)], ["Limit of size", limit(row.messages_bytes, row.messages_bytes_max, bytes)], ["Belongs to a connection", row.temporary ? "yes" : "no"]],
-    history: row => html`<${OwnHistory} row=${row} charts=${[["Messages waiting", "count", [["ready", one => one.messages, "--flow"], ["unacknowledged", one => one.unacknowledged, "--warn"]]],
-      ["Messages", "per second", [["in", one => one.in_per_sec, "--flow"], ["out", one => one.out_per_sec, "--good"]]]]} />`,
+    history: row => html`<${OwnHistory} row=${row} charts=${[["Messages waiting", "count", [["ready", "ready", one => one.messages, "--flow"], ["unacknowledged", "unacknowledged", one => one.unacknowledged, "--warn"]]],
+      ["Messages", "per second", [["in", "in", one => one.in_per_sec, "--flow"], ["out", "out", one => one.out_per_sec, "--good"]]]]} />`,
     parts: row => html`<${Consumers} words=${{protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue}} without=${["Queue"]} empty=${row.messages ? "Nobody consumes this queue, so its messages wait." : "Nobody consumes this queue."} />
       ${row.protocol === "amqp091" && html`<section><${Bindings} caption="Bindings to this queue" words=${{virtual_host: row.virtual_host, destination: row.queue}} without=${["Virtual host", "Destination", "Kind"]} empty="The default exchange alone leads to this queue." /></section>`}`,
   },
