@@ -193,6 +193,12 @@ class Access:
         name = principal.name
         return self._with_users and self.users.exists(name) and self.users.stamp(name) == stamp
 
+    def is_removed(self, principal: Principal) -> bool:
+        """Return True if the principal is a user with a password who no longer exists."""
+        if principal.backend != self.users.kind:
+            return False
+        return not (self._with_users and self.users.exists(principal.name))
+
     # Tokens
 
     def takes_tokens(self, method: str) -> bool:

@@ -37,7 +37,7 @@ from gateway.engine.session import EngineSession
 from gateway.errors import ConfigurationError
 from gateway.ingress.client import IngressClient
 from gateway.ingress.listener import Listener
-from gateway.model.pending import Pending
+from gateway.model.pending import RESULTS_MAX, Pending, completed
 from gateway.reloads import ChangeDetector, Stamp, stamp_if_there
 from gateway.settings import Settings, load_settings
 from gateway.telemetry.audit import audit
@@ -48,9 +48,6 @@ from gateway.transport.stream import WriteSet
 log = structlog.get_logger()
 
 LOOK_SECS: Final = 0.25  # Interval between two checks of the files: a revoked right ends within a second.
-# Requests about one client. If the cache drops responses at once, the client would otherwise be checked for
-# ever.
-QUESTIONS_MAX: Final = 10_000
 SLICE: Final = 200  # Clients that are checked in one step, which takes some milliseconds.
 
 RELOADED: Final = ("roles", "default_roles", "users")  # Sections of the configuration that are reloaded.
@@ -289,13 +286,7 @@ async def _look(look: Callable[[], None]) -> None:
     A fault ends this check alone: other clients, and the next reload, wait behind it.
     """
     try:
-        for _ in range(QUESTIONS_MAX):
-            try:
-                look()
-            except Pending as pending:
-                await pending.awaited.wait()
-            else:
-                return
-        log.error("client not rechecked after rules reload, decisions pending", decisions=QUESTIONS_MAX)
+        if not await completed(look):
+            log.error("client not rechecked after rules reload, decisions pending", decisions=RESULTS_MAX)
     except Exception as error:
         contained("reload", error)

@@ -8,7 +8,7 @@ the replica that claims one there publishes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -468,6 +468,14 @@ class EngineNamespace(MqttNamespace):
         """Return True if a client that is about to be accepted has an earlier session."""
         arrival = self._arrived.get(client_id)
         return arrival is not None and arrival.found.present
+
+    def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
+        """Return the subscriptions of the session that a client which has arrived would resume."""
+        arrival = self._arrived.get(client_id)
+        if arrival is None or not arrival.found.present:
+            return {}
+        found = arrival.found.contents.subscriptions
+        return {topic_filter: decode_options(options) for topic_filter, options in found.items()}
 
     def sessions_of(self, user: str) -> int:
         """Return the number of sessions of a user, at all replicas."""

@@ -146,10 +146,17 @@ class Logins:
     ) -> None:
         """Verify credentials in a task, then call `then` with the result, unless the client has disconnected.
 
-        `behind` True: data behind the login has been received already.
+        `behind` True: data behind the login has been received already. A user who was removed meanwhile is
+        refused.
         """
+
+        def verified(found: Principal | Denial) -> None:
+            if isinstance(found, Principal) and self.access.is_removed(found):
+                found = Denial.WRONG
+            then(found)
+
         look = partial(self.access.verify, credentials)
-        self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, verified)
 
     def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
         """Call `then` after a delay of `secs` seconds, unless the client has disconnected."""

@@ -27,7 +27,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import NO_TAKER, Outcome, Reason, Verdict
-from gateway.model.pending import Awaited
+from gateway.model.pending import RESULTS_MAX, Awaited, Pending, completed
 from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.telemetry.audit import audit
@@ -325,6 +325,29 @@ class ListenerSource:
 
         stream.suspend()
         self.tasks.start_soon(task)
+
+    def recheck(self, connection: IngressClient) -> None:
+        """Check what a client has subscribed to and consumes, because its rights have changed.
+
+        If a decision is pending the check is repeated when it is known, while the client goes on.
+        """
+
+        async def task() -> None:
+            try:
+                if not await completed(check):
+                    log.error("client not rechecked after renewal, decisions pending", decisions=RESULTS_MAX)
+            except Exception as error:
+                connection.stream.fail(error)
+            self.flush()
+
+        def check() -> None:
+            if not connection.stream.closed:
+                connection.rules_changed()
+
+        try:
+            check()
+        except Pending:
+            self.tasks.start_soon(task)
 
     def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:
         """Count an action that a client may not perform, and write it to the audit log."""

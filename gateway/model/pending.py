@@ -8,7 +8,11 @@ commands.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
+
+# Results for one command. If a cache dropped results at once, the command would otherwise wait for ever.
+RESULTS_MAX: Final = 10_000
 
 
 class Awaited(Protocol):
@@ -28,3 +32,18 @@ class Pending(Exception):
     def __init__(self, awaited: Awaited) -> None:
         super().__init__(awaited)
         self.awaited = awaited
+
+
+async def completed(command: Callable[[], None]) -> bool:
+    """Run a command, and again after each result that it has to wait for.
+
+    Return False if it has not run to its end after RESULTS_MAX results.
+    """
+    for _ in range(RESULTS_MAX):
+        try:
+            command()
+        except Pending as pending:
+            await pending.awaited.wait()
+        else:
+            return True
+    return False

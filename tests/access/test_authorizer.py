@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,45 +11,62 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import pytest
+import trio
+import trio.testing
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 
+from gateway.access.authentication import Access
+from gateway.access.authorization import Roles
+from gateway.access.backends import Credentials, Denial
 from gateway.access.http_client import Asker
+from gateway.access.principal import Principal
 from gateway.access.questions import HttpQuestions, Question
+from gateway.app.access import DefinedUsers
 from gateway.app.clients import revoke
+from gateway.model.pending import Pending, completed
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
 from gateway.protocols.amqpfast.sender import Producer
-from gateway.protocols.mqtt.packets import Disconnect, Will
-from gateway.protocols.mqtt.spec import PacketType
+from gateway.protocols.mqtt.packets import Connack, Connect, Disconnect, Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import HttpAuthorizer, StoreSettings
 from tests.access.test_doors import NOBODY, NOT_AUTHORIZED, OK, PASSWORD, amqp, fast, settings
 from tests.ingress.amqp_client import Amqp, MethodReceived
 from tests.ingress.amqpfast.client import EMPTY, QUEUE
-from tests.ingress.clients import Raw, connect
+from tests.ingress.clients import Mqtt, Raw, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running
 
 Fields = dict[str, str]
 
 
 class Server:
-    """Answers `allow` when `rule` holds; keeps what it was asked. While `gate` is shut it does not answer."""
+    """Answers `allow` when `allowed` holds, but for reading the keys in `denied`; records the questions.
+
+    While `gate` is shut it does not answer.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Fields]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.answer = b""
+        self.denied: set[str] = set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length).decode()
+                if len(body) < length:
+                    return  # the gateway has stopped
                 fields = {name: texts[0] for name, texts in parse_qs(body, keep_blank_values=True).items()}
                 kind = self.path.rpartition("/")[2]
                 server.asked.append((kind, fields))
                 server.gate.wait(10)
-                said = server.answer or (b"allow" if allowed(kind, fields) else b"deny")
+                denied = fields.get("permission") == "read" and fields.get("routing_key") in server.denied
+                right = allowed(kind, fields) and not denied
+                said = server.answer or (b"allow" if right else b"deny")
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(said)))
                 self.end_headers()
@@ -300,6 +317,9 @@ def test_messages_of_a_lost_client_that_waited_for_an_answer_are_counted(
     client.sock.close()
     gateway.until(lambda: not listeners[protocol].connections)
     server.gate.set()
+    authorizer = gateway.gateway.authorizer
+    assert isinstance(authorizer, HttpQuestions)
+    gateway.until(lambda: not authorizer._in_flight)
     stats = listeners[protocol].stats
     assert list(stats.settled()) == [("accepted", "none", 0), ("released", "target_down", 3)]
     assert stats.messages_in == 3
@@ -375,3 +395,131 @@ def test_a_will_that_waits_for_an_answer_survives_the_end(server: Server, tmp_pa
         gateway.until(lambda: not gateway.gateway.mqtt._wills)
     with running(with_store) as gateway:
         assert gateway.gateway.mqtt._left_wills == []
+
+
+def away(gateway: Running, *filters: str) -> Callable[[], Mqtt]:
+    """Leave eve's lasting session with these subscriptions; return a function that sends CONNECT for it.
+
+    The authorizer's answers are forgotten in between.
+    """
+    properties, credentials = {Property.SESSION_EXPIRY_INTERVAL: 600}, ("eve", PASSWORD.encode())
+    client, _ = connect(gateway, "away", user=credentials, properties=properties)
+    with client:
+        for topic_filter in filters:
+            assert client.subscribe(topic_filter, 1) == 1
+    gateway.until(lambda: gateway.gateway.mqtt.sessions["away"].outlet is None)
+
+    def again() -> Mqtt:
+        authorizer = gateway.gateway.authorizer
+        assert isinstance(authorizer, HttpQuestions)
+        gateway.ask(authorizer._answers.clear)
+        returned = Mqtt(gateway.mqtt)
+        returned.say(Connect("away", Version.V5, False, 0, None, *credentials, properties))
+        return returned
+
+    return again
+
+
+def test_a_resumed_session_is_checked_before_its_client_is_in(gateway: Running, server: Server) -> None:
+    """What was revoked while the client was away ends, and nothing of it is delivered meanwhile."""
+    again = away(gateway, "eve/a", "eve/b", "eve/c")
+    server.denied.add("eve.b")
+    with again() as client:
+        told = client.next(Connack)
+        assert (told.reason, told.session_present) == (OK, True)
+        assert set(gateway.gateway.mqtt.sessions["away"].subscriptions) == {"eve/a", "eve/c"}
+        for topic in ("eve/b", "eve/c"):
+            client.publish(topic, topic.encode(), 0)
+        assert client.body() == b"eve/c"
+
+
+def test_a_cache_that_forgets_at_once_does_not_keep_a_session_out(
+    gateway: Running, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer pushes out the one before: a client whose filters are asked for again never gets in."""
+    remember = HttpQuestions._remember
+
+    def only_this(self: HttpQuestions, question: Question, allowed: bool, secs: float) -> None:
+        for other in [one for one in self._answers if one.kind == question.kind == "topic"]:
+            del self._answers[other]
+        remember(self, question, allowed, secs)
+
+    again = away(gateway, "eve/a", "eve/b", "eve/c")
+    monkeypatch.setattr(HttpQuestions, "_remember", only_this)
+    with again() as client:
+        assert client.next(Connack).session_present
+        assert len(gateway.gateway.mqtt.sessions["away"].subscriptions) == 3
+
+
+def removed(gateway: Running, user: str) -> frozenset[str]:
+    """Remove a user as a reload does, and disconnect its clients."""
+    running = gateway.gateway
+    found, roles = running.identities.candidate(running.settings), running.authorization.roles
+    users, hashes = (
+        {name: one for name, one in some.items() if name != user} for some in (found.users, found.hashes)
+    )
+    replaced = running.identities.use(DefinedUsers(users, hashes, found.scram, f"{found.text}#"))
+    running.authorization.use(
+        Roles(roles.roles, {name: one for name, one in roles.users.items() if name != user}, roles.default)
+    )
+    assert replaced is not None
+    revoke(running.listeners, replaced.removed)
+    running.writes.flush()
+    return replaced.removed
+
+
+def test_a_user_removed_while_the_authorizer_is_asked_does_not_come_in(
+    gateway: Running, server: Server
+) -> None:
+    server.gate.clear()
+    with Mqtt(gateway.mqtt) as client:
+        client.say(Connect("c", Version.V5, True, 0, None, "bob", PASSWORD.encode(), {}))
+        gateway.until(lambda: server.asked)
+        assert gateway.ask(lambda: removed(gateway, "bob")) == {"bob"}
+        server.gate.set()
+        assert client.next(Connack).reason == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+
+
+def test_a_user_removed_between_login_and_open_does_not_come_in(gateway: Running) -> None:
+    """An AMQP/Fast client that has TUNE and sends no OPEN yet."""
+    with fast(gateway, "bob") as client:
+        client.hear()  # START, and no more: TUNE is read after the removal
+        listener = gateway.gateway.listeners["amqpfast"]
+        gateway.until(lambda: [one for one in listener.connections if one.sender.user == "bob"])
+        gateway.ask(lambda: removed(gateway, "bob"))
+        assert client.next(Closed).reply_code == 403
+
+
+def test_a_user_removed_while_its_password_is_hashed_does_not_come_in(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = Access.verify
+
+    async def slow(self: Access, credentials: Credentials) -> Principal | Denial:
+        found = await verify(self, credentials)
+        removed(gateway, "bob")
+        return found
+
+    monkeypatch.setattr(Access, "verify", slow)
+    client, told = connect(gateway, "c", user=("bob", PASSWORD.encode()))
+    with client:
+        assert told.reason == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+
+
+async def test_a_check_after_a_renewal_waits_for_its_decisions() -> None:
+    """Two decisions are pending: the check is repeated after each, and the client goes on meanwhile."""
+    pending = [trio.Event(), trio.Event()]
+    checks = []
+
+    def check() -> None:
+        checks.append(len(pending))
+        if pending:
+            raise Pending(pending[0])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(completed, check)
+        for event in list(pending):
+            await trio.testing.wait_all_tasks_blocked()
+            del pending[0]
+            event.set()
+    assert checks == [2, 1, 0]

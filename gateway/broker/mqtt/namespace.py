@@ -8,7 +8,7 @@ topic. It also enforces the shares of users, publishes delayed wills and discard
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from typing import Final, NamedTuple
@@ -486,6 +486,11 @@ class MqttNamespace:
     def finds(self, client_id: str) -> bool:
         """Return True if there is an earlier session of the client."""
         return client_id in self.sessions
+
+    def resumable(self, client_id: str) -> Mapping[str, SubscriptionOptions]:
+        """Return the subscriptions of the session that a client would resume, by topic filter."""
+        existing = self.sessions.get(client_id)
+        return {} if existing is None else existing.subscriptions
 
     def is_pending(self, client_id: str) -> bool:
         """Return True while it is not known if there is an earlier session of a client."""

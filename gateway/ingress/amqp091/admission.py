@@ -9,7 +9,6 @@ rights, which are rechecked when the rules change. Channels and queues are not h
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -32,7 +31,6 @@ from gateway.ingress.logins import certificate_of
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import Sender
-from gateway.model.pending import Pending
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import EXTERNAL
 from gateway.protocols.amqp091.events import Authenticate, Open
@@ -315,8 +313,7 @@ class AmqpNewcomer(HandshakingGuest[ServerConnection]):
             self._entrance.renewed(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._current_rights.forget()
-            with suppress(Pending):
-                self.rules_changed()
+            self._entrance.recheck(self)
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG
             self._entrance.logins.denied(self.stream, before.name, why, self.sender.client)

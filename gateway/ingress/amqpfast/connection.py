@@ -869,6 +869,7 @@ class FastConnection(FastActions):
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
+        self.sender = Sender(self._ingress.name, "", principal.name, self.stream.remote)
         self._ingress.logins.accepted()
         self.machine.tune()
         self.stream.mark()

@@ -18,11 +18,11 @@ from typing import Any, Final
 from gateway.access.backends import Denial
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
-from gateway.access.rights import Rights
+from gateway.access.rights import Decision, Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.access.tokens import Tokens
 from gateway.broker.mqtt.namespace import Newcomer
-from gateway.broker.mqtt.session import Session
+from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.guest import MqttGuest
@@ -109,7 +109,7 @@ def connack_properties(
 class AdmittedGuest(MqttGuest):
     """Client connection from CONNECT to the open session, and its later AUTH packets."""
 
-    __slots__ = ("_ingress", "authentication", "is_closed", "principal", "session", "will")
+    __slots__ = ("_decisions", "_ingress", "authentication", "is_closed", "principal", "session", "will")
 
     def __init__(self, ingress: MqttIngress, stream: Stream, machine: ServerConnection) -> None:
         super().__init__(stream, Sender(ingress.name), machine)
@@ -119,6 +119,8 @@ class AdmittedGuest(MqttGuest):
         self.will: Will | None = None
         self.authentication: Authentication | TokenShown | None = None
         self._ingress = ingress
+        # Decisions on the subscriptions to be resumed, by filter and QoS, with the generation of the rules.
+        self._decisions: tuple[int, dict[tuple[str, int], Decision]] | None = None
 
     @property
     def leaves_a_will(self) -> bool:
@@ -341,12 +343,15 @@ class AdmittedGuest(MqttGuest):
         coming = Newcomer(
             client_id, packet.clean_start, expires, place, packet.will, sender, not rights.unlimited
         )
+        forbidden: dict[str, str] = {}
         try:
             refusal = self._refusal(packet, rights, sender)
             if refusal is not None:
                 self._refuse(*refusal)
                 return
             namespace.arriving(self, coming)
+            if not (packet.clean_start or rights.unlimited):
+                forbidden = self._forbidden(namespace.resumable(client_id), rights)
         except Pending as pending:
             again = partial(self._admit_later, packet, principal, otherwise, proof, client_id)
             self._ingress.suspend(self.stream, pending.awaited, again)
@@ -374,8 +379,8 @@ class AdmittedGuest(MqttGuest):
             user=principal.name,
             place=place,
         )
-        if present and not rights.unlimited:
-            self._ingress.drop_forbidden(session, rights, sender, patient=True)
+        self._decisions = None
+        self._ingress.end_subscriptions(session, forbidden, sender)
         namespace.keep_will(client_id, packet.will, self.sender)
         most = self._ingress.limits.inflight_max
         self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
@@ -392,10 +397,32 @@ class AdmittedGuest(MqttGuest):
         """Admit a client whose pending checks are complete, then process what follows CONNECT."""
         if self.is_closed:
             return
+        if self._ingress.access.is_removed(principal):
+            self._refuse(otherwise, "the user was removed")
+            return
         self._admit(packet, principal, otherwise, proof, client_id)
         if not self.is_closed and self.session is not None:
             self.receive(b"", self._ingress.now())
         self.stream.mark()
+
+    def _forbidden(self, subscriptions: Mapping[str, SubscriptionOptions], rights: Rights) -> dict[str, str]:
+        """Return the topic filters of a session that are not allowed any more, with the rules that deny them.
+
+        Raises Pending for the first one that needs a pending decision. What was decided is stored until the
+        client is admitted, since a decision may be cached for less time than all of them take.
+        """
+        generation = self._ingress.authorization.generation
+        if self._decisions is None or self._decisions[0] != generation:
+            self._decisions = generation, {}
+        decisions = self._decisions[1]
+        for topic_filter, options in subscriptions.items():
+            if (topic_filter, options.qos) not in decisions:
+                decisions[topic_filter, options.qos] = rights.mqtt_subscribe(topic_filter, options.qos)
+        return {
+            topic_filter: decision.rule
+            for (topic_filter, _), decision in decisions.items()
+            if not decision.allowed and topic_filter in subscriptions
+        }
 
     def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
         """Return the reason code and text why an authenticated client cannot have its session.

@@ -13,7 +13,6 @@ will retry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -180,8 +179,7 @@ class MqttConnection(AdmittedGuest):
         """Apply the client's rights after it has authenticated again."""
         self._current_rights.forget()
         self._generation = -1
-        with suppress(Pending):  # subscriptions remain while a check is pending
-            self.rules_changed()
+        self._ingress.recheck(self)
 
     def rules_changed(self) -> None:
         """Recheck the client against changed rules: end its forbidden subscriptions.

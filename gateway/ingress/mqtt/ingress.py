@@ -9,7 +9,7 @@ sessions. Packets of a client are processed by its connection.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -415,26 +415,24 @@ class MqttIngress(ListenerSource):
         """
         self.dead_letters.add([message], "", outcome, then, full=full)
 
-    def drop_forbidden(
-        self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
-    ) -> bool:
+    def drop_forbidden(self, session: Session, rights: Rights, sender: Sender) -> bool:
         """End the subscriptions that are not allowed. Return True if there were any.
 
-        A subscription whose check is pending remains if `patient` is True; otherwise raises Pending.
+        Raises Pending, with none ended, if the check of one is pending.
         """
-        found = False
-        for topic_filter, options in list(session.subscriptions.items()):
-            try:
-                decision = rights.mqtt_subscribe(topic_filter, options.qos)
-            except Pending:
-                if patient:
-                    continue
-                raise
-            if not decision.allowed:
-                found = True
-                self.denied(sender, "subscribe", topic_filter, decision.rule)
-                self.namespace.unsubscribe(session, topic_filter)
-        return found
+        forbidden = {
+            topic_filter: decision.rule
+            for topic_filter, options in session.subscriptions.items()
+            if not (decision := rights.mqtt_subscribe(topic_filter, options.qos)).allowed
+        }
+        self.end_subscriptions(session, forbidden, sender)
+        return bool(forbidden)
+
+    def end_subscriptions(self, session: Session, forbidden: Mapping[str, str], sender: Sender) -> None:
+        """End the subscriptions to the `forbidden` topic filters, which have the rules that deny them."""
+        for topic_filter, rule in forbidden.items():
+            self.denied(sender, "subscribe", topic_filter, rule)
+            self.namespace.unsubscribe(session, topic_filter)
 
     def leave_will(
         self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
