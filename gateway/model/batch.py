@@ -34,8 +34,9 @@ class Source(Protocol):
     ) -> None:
         """Acknowledge or refuse the messages of `receipts`.
 
-        `refused` maps a position in `receipts` to an outcome that is not ACCEPTED; None means that all were
-        accepted. `received` is the batch's time of arrival in loop-clock seconds.
+        `receipts` are those with which this source added the messages to a batch. `refused` maps a position
+        in `receipts` to an outcome that is not ACCEPTED; None means that all were accepted. `received` is the
+        batch's time of arrival in loop-clock seconds.
         """
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
@@ -49,7 +50,10 @@ class Sink(Protocol):
     """Destination of messages: a queue, a subscription, a link."""
 
     def publish(self, part: SubBatch) -> None:
-        """Accept the messages. Never blocks, never awaits, never raises because of a message's content."""
+        """Accept the messages of `part`, and settle each of them through it, immediately or later.
+
+        Never blocks, never awaits, never raises because of a message's content.
+        """
 
 
 class Recorder(Protocol):
@@ -70,9 +74,10 @@ class Watcher(Protocol):
 
 
 class Recipient:
-    """Route end: a sink, and an optional `recorder` of the outcomes of its messages.
+    """Recipient of messages: a sink, with an optional `recorder` of the outcomes of its messages.
 
-    A recipient is created once for its sink and route; batches group messages by it.
+    Each combination of a sink and the route that leads to it has one recipient; batches group messages by
+    recipient.
     """
 
     __slots__ = ("_recorder", "sink")
@@ -85,13 +90,13 @@ class Recipient:
     def stored_first(self) -> bool:
         """True if a message that must survive a crash is delivered only once it is on disk.
 
-        If False, it may be delivered while it is being written; if the process then dies, its sender sends it
-        again.
+        If False, it may be delivered while it is still being written. If the process dies before that is
+        done, the message's publisher, which has no acknowledgement, publishes it again.
         """
         return False
 
     def sent(self, count: int) -> None:
-        """Note that `count` messages have been handed to the sink."""
+        """Handle that `count` messages have been passed to the sink; a subclass may count them."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Record the outcome of messages of `part`, and settle them in the batch, at once or later.
@@ -106,7 +111,10 @@ class Recipient:
 
 
 class Batch:
-    """Messages of one wake-up, whose outcomes are combined over all their recipients."""
+    """Messages of one wake-up, whose outcomes are combined over all their recipients.
+
+    The slot of a message is its position in the batch.
+    """
 
     __slots__ = (
         "_open",
@@ -139,7 +147,10 @@ class Batch:
         return len(self.receipts)
 
     def open(self, receipt: Receipt, recipients: int) -> int:
-        """Register a message that `recipients` recipients must settle. Return its slot."""
+        """Register a message that `recipients` recipients must settle. Return its slot, an index.
+
+        The source gets `receipt` back with the message's outcome.
+        """
         slot = len(self.receipts)
         self.receipts.append(receipt)
         self._open.append(recipients)
@@ -148,8 +159,8 @@ class Batch:
     def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
         """Add a message for its recipients. Return its slot.
 
-        `placed` has the recipients, each with the form of the message for it. The caller settles the message
-        for `refused` more recipients, which did not accept it.
+        `placed` has the recipients, each with the copy of the message that is meant for it. `refused` is the
+        number of further recipients that did not accept the message: the caller settles it for them.
         """
         rows = list(placed)
         slot = self.open(receipt, len(rows) + refused)
@@ -172,18 +183,18 @@ class Batch:
         self._open.append(1)
 
     def onward(self, source: Source) -> Batch:
-        """Return a batch for messages that a sink forwards from a part of this batch.
+        """Return an empty batch for messages that a sink forwards from a part of this batch.
 
-        `source` receives their outcomes.
+        `source` receives their outcomes. The time of arrival is that of this batch.
         """
         batch = Batch(source, self.received)
         batch.keeps_letters = self.keeps_letters
         return batch
 
     def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
-        """Add a message from the batch from which this one was derived. Return its slot.
+        """Add a message to a batch that `onward` derived from another one. Return its slot in this batch.
 
-        `origin` is the message's slot in that batch.
+        `origin` is the message's slot in that other batch.
         """
         return self.add(receipt, placed)
 
@@ -236,15 +247,19 @@ class Batch:
     def released_by(self, slots: list[int], route: str) -> None:
         """Note that `route` has released the messages in `slots`, for a source that retries them.
 
-        Before the source gets the outcome, `undone` is called with the receipt and the names of all such
-        routes. With "" as the route, no single route is responsible: all of them are retried and `undone` is
-        not called.
+        Does nothing unless the source has set `undone`. Before the source gets the outcome of such a message,
+        `undone` is called with its receipt and the names of all routes that released it. With "" as the
+        route, no single route is responsible: the source retries all routes, and `undone` is not called.
         """
         if self.undone is not None:
             for slot in slots:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
 
     def _tell(self, done: list[int]) -> None:
+        """Notify the source, and then the watchers, of the outcomes of the messages in the slots `done`.
+
+        All recipients of these messages have settled them.
+        """
         receipts = self.receipts
         worst = self._worst
         if self._released_by and self.undone is not None:
@@ -261,13 +276,13 @@ class Batch:
                     watcher.told(worst.get(slot, ACCEPTED))
 
     def watch(self, slot: int, watcher: Watcher) -> None:
-        """Notify `watcher` of the outcome of the message that will be in `slot`."""
+        """Notify `watcher` of the outcome of the message that will be added in `slot`."""
         if self._watchers is None:
             self._watchers = {}
         self._watchers[slot] = watcher
 
     def unwatch(self, slot: int) -> None:
-        """Remove the watcher of `slot`: no message will be in it."""
+        """Remove the watcher of `slot`, because no message will be added there."""
         if self._watchers is not None:
             self._watchers.pop(slot, None)
 
@@ -287,7 +302,10 @@ class SubBatch:
         self._settled: set[int] | None = None  # None: none yet; positions if settled one by one
 
     def chosen(self, positions: Iterable[int]) -> SubBatch:
-        """Return a part with the messages at `positions` of this one, which must not settle them as well."""
+        """Return a new part with the messages at `positions` of this one.
+
+        The new part settles them; they must not be settled through this part as well.
+        """
         part = SubBatch(self.batch, self.recipient)
         for at in positions:
             part.messages.append(self.messages[at])

@@ -33,9 +33,9 @@ def make_room(cache: dict[K, V], most: int) -> None:
 class Recurring(Generic[V]):
     """Cache of results computed from bytes, for keys of which only some recur.
 
-    Each KEPT_OF-th new result enters `cached`, which holds at most `most` entries and evicts the oldest. The
-    others are dropped after at most 2 NEW_MAX newer ones. A key that recurs is soon in `cached`,
-    which callers on the message path read directly.
+    Of the new results, every KEPT_OF-th enters `cached`, which holds at most `most` entries and evicts the
+    oldest. The others are dropped once at most 2 * NEW_MAX newer ones have been added. So a key that recurs
+    is soon in `cached`, a dictionary that callers on the message path read directly.
     """
 
     __slots__ = ("_before", "_count", "_most", "_new", "cached")
@@ -60,7 +60,11 @@ class Recurring(Generic[V]):
         return found
 
     def put(self, data: bytes, found: V) -> None:
-        """Store a computed result: one of KEPT_OF for long, the others until NEW_MAX newer ones have come."""
+        """Store `found`, the result computed from `data`.
+
+        One of KEPT_OF results is stored for long, the others until at most 2 * NEW_MAX newer ones have been
+        added.
+        """
         self._count = (self._count + 1) % KEPT_OF
         if not self._count:
             if len(self.cached) >= self._most:

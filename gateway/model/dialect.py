@@ -26,14 +26,14 @@ Transport = Literal["plain", "tls", "websocket", "websocket+tls"]
 
 
 class NameRefused(GatewayError):
-    """Error for a name that the protocol, or the policy of a route, does not allow."""
+    """Error for a name that its protocol cannot encode, or that the policy of a route forbids."""
 
 
 class Word(NamedTuple):
-    """Word of an address in a mapping file, with its meaning in `from` (`source`) and in `to` (`target`).
+    """Key that a mapping file may use for a part of an address, such as `topic`, with its meaning.
 
-    None means that the word is not allowed there. `choices` are its possible values, () means any; `empty` is
-    True if "" is allowed too.
+    `source` is the meaning in `from` and `target` that in `to`; None means that the key is not allowed there.
+    `choices` are its possible values, () means any; `empty` is True if "" is allowed too.
     """
 
     source: str | None
@@ -54,7 +54,7 @@ class FrameCount(NamedTuple):
     """Minimum numbers of frames, packets or commands that carry one message.
 
     `heads` come first, then one for each piece of the body (at least `pieces_min`; None means that the body
-    is in the heads). `answers` are the numbers of acknowledgements, by assurance.
+    is in the heads). `answers` are the numbers of acknowledgements at assurance 0, 1 and 2.
     """
 
     heads: int
@@ -65,7 +65,7 @@ class FrameCount(NamedTuple):
 class Dialect:
     """Description of one protocol for the rest of the gateway.
 
-    Features that a subclass does not define are absent.
+    A feature that a subclass does not define does not exist in its protocol.
     """
 
     name: ClassVar[str]
@@ -177,10 +177,13 @@ class Dialect:
 
     @abstractmethod
     def property_set(self, data: bytes) -> PropertySet:
-        """Return the property set that the protocol encoded as `data`; it is decoded on demand."""
+        """Return the property set for `data`, properties as the protocol encodes them; decoded on demand."""
 
     def unread_set(self, data: bytes) -> PropertySet:
-        """Return the property set for a reader of records, which decodes it once; nothing is parsed here."""
+        """Return the property set for stored `data`, properties as the protocol encodes them, unparsed.
+
+        Meant for readers of stored records, which decode each set once, so that it is not cached.
+        """
         return self.property_set(data)
 
     def message_id(self, data: bytes) -> str | None:
@@ -191,27 +194,34 @@ class Dialect:
         return self.unread_set(data).properties.message_id
 
     def refusal(self, data: bytes, text: str) -> bytes:
-        """Return the refusal, for the reason `text`, of a client that begins with `data`.
+        """Return the bytes that refuse a client before its handshake, for the reason `text`.
 
-        Return b"" if the protocol has none before its handshake, or if the client has sent too little.
+        `data` are the first bytes that the client has sent. Return b"" if the protocol has no such response,
+        or if `data` is too short to tell which one fits.
         """
         return b""
 
     def losses(self, message: Message) -> tuple[str, ...]:
-        """Return the names of the losses when a message of another protocol is translated to this one."""
+        """Return the names of what is lost when a message of another protocol is translated to this one.
+
+        The names are those of `Loss` objects.
+        """
         return ()
 
     def returned(self, address: Address) -> str | None:
-        """Return the part of a return address after `return_prefix`, or None for any other address."""
+        """Return a return address without its `return_prefix`, or None if `address` is no return address."""
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why these words and values of a mapping file do not form an address, or "" if they do."""
+        """Return why the keys and values of a mapping file do not form an address, or "" if they do.
+
+        `address_words` has the values by key, such as `exchange` and `key`.
+        """
         return ""
 
     def never(self, first: str) -> str:
-        """Return why no address begins with the level `first`, or "" if one may."""
+        """Return why no address can begin with the level `first`, or "" if one can."""
         return ""
 
     def parse(self, text: str) -> Address:
@@ -223,9 +233,9 @@ class Dialect:
         return self.address(self.scope_default if scope is None else scope, name)
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Return the scope and name in `text`, even if the protocol has no such address.
+        """Split `text`, an address as `show` writes it, into its scope and name, without checking them.
 
-        The scope is None if the text has none.
+        The scope is None if the text has none, and "" in a protocol without scopes.
         """
         if self.scope_word is None:
             return "", text
@@ -235,24 +245,28 @@ class Dialect:
         return None, text
 
     def show(self, address: Address) -> str:
-        """Return an address as text, the inverse of `parse`."""
+        """Return an address as text: its name, preceded by scope and colon in a protocol with scopes.
+
+        `parse` is the inverse.
+        """
         if self.scope_word is None:
             return address.name
         return f"{address.scope.replace('%', '%25').replace(':', '%3A')}:{address.name}"
 
     def levels(self, name: str) -> Levels:
-        """Return the levels of a name; "" has none."""
+        """Return the levels of a name, which its separators divide; "" has none."""
         return tuple(name.split(self.separator)) if name else ()
 
     def words_of(self, address: Address) -> dict[str, str]:
-        """Return an address in the words of a mapping file."""
+        """Return an address by the keys that a mapping file uses for it, such as `exchange` and `key`."""
         words = {} if self.scope_word is None else {self.scope_word: address.scope}
         return words | {self.name_word: address.name}
 
     def published(self, stated: Mapping[str, str | None]) -> tuple[Address, str]:
-        """Return the address in a publisher's words, and the queue that the message was consumed from.
+        """Return the address that a user states by the keys of a mapping file, and a queue.
 
-        The queue is "" unless both an address and a queue are given. Raises NameRefused.
+        The queue is the one that the message was consumed from, "" if none is stated. A queue that is stated
+        alone is itself the address, and "" is returned for it. Raises NameRefused.
         """
         scope = stated.get(self.scope_word) if self.scope_word else None
         name = stated.get(self.name_word)
@@ -263,13 +277,13 @@ class Dialect:
 
     @property
     def level_words(self) -> tuple[str, ...]:
-        """Words whose values consist of several levels."""
+        """Keys of an address in a mapping file whose values consist of levels, such as `topic`."""
         words = [self.name_word, self.queue_word, None if self.scopes else self.scope_word]
         return tuple(word for word in words if word is not None)
 
     @property
     def address_words(self) -> tuple[str, ...]:
-        """Words that a template may use for the address of an incoming message."""
+        """Keys of an address in a mapping file, in which templates refer to an incoming message's address."""
         return tuple(word for word in (self.scope_word, self.name_word, self.queue_word) if word is not None)
 
     def port(self, transport: str) -> int | None:

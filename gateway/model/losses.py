@@ -20,5 +20,5 @@ class Loss(NamedTuple):
 
 
 def losing(losses: Iterable[Loss]) -> frozenset[str]:
-    """Return the names of the losses whose policy is not `encode`."""
+    """Return the names of those `losses` of which something is really lost: whose policy is not `encode`."""
     return frozenset(loss.name for loss in losses if loss.policy != "encode")

@@ -23,7 +23,7 @@ class Awaited(Protocol):
 
 
 class Superseded(Exception):
-    """Signal that a command must not run: another owner has the client's session, and runs it there."""
+    """Signal that a command must not run: another replica has the client's session, and runs it."""
 
 
 class Pending(Exception):

@@ -184,12 +184,12 @@ joining. The list is empty if there are no headers or a length does not fit.
 class PropertySet:
     """Properties as `protocol` encoded them (`raw`), decoded once, on demand.
 
-    `forms` is for translators: the forms that they derived from this set, each under a key of its own; `form`
-    is the last of them with its key in front, because most sets that occur once are translated in one way
-    only. `parsed` is for the protocol that encoded the set: its findings when the bytes arrived, None if it
-    has none. `asks` is False if the set is known to have no reply address, so that it need not be decoded to
-    find out. `read_texts` extracts everything in `raw`, if that consists of headers with ASCII texts as
-    values; see ReadTexts. None means that there may be more.
+    `forms` caches what translators derived from this set, by a key of the translator. `form` is a pair of the
+    key and result derived last, because most sets that occur once are translated in one way only. `parsed` is
+    for the protocol that encoded the set: what it found in the bytes on arrival, or None. `asks` is False if
+    the set is known to have no reply address; True means that it has to be decoded to find out. `read_texts`
+    is a function that returns all headers of `raw` if it consists only of headers with ASCII texts as values,
+    see ReadTexts; None means that it may have other content.
     """
 
     __slots__ = (
@@ -224,7 +224,7 @@ class PropertySet:
         self._properties = properties
 
     def made(self, key: object) -> Any:
-        """Return the form that a translator has stored under `key`, or None."""
+        """Return the form of this set that a translator has stored in `forms` under `key`, or None."""
         found = self._forms
         return None if found is None else found.get(key)
 

@@ -20,16 +20,16 @@ K = TypeVar("K")
 
 
 def always() -> bool:
-    """Return True: the share of one user always applies."""
+    """Return True, as the default of `applies`: the limit of one user's share always applies."""
     return True
 
 
 class UserShares:
-    """Number and bytes of the items of one resource, in total and by user.
+    """Number and bytes of the items of one resource, such as retained messages, in total and by user.
 
-    `refused` counts the items that did not fit, `pushed_out` the entries that were removed for others. For
-    the log, `last_user` and `last_limit` hold the user of the latest such item and the option that forbade
-    it.
+    `refused` counts the items that did not fit, `pushed_out` the entries that were removed to make room for
+    others. For the log, `last_user` and `last_limit` hold the user of the latest such item and the option
+    that forbade it.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class UserShares:
         self._byte_count: dict[str, int] = {}
 
     def of(self, user: str | None) -> int:
-        """Return the bytes of a user; None means the items of the configuration."""
+        """Return the total bytes of a user's items; None stands for the items from the configuration file."""
         return self._byte_count.get(OPERATOR if user is None else user, 0)
 
     def count_of(self, user: str | None) -> int:
-        """Return the number of items of a user; None means those of the configuration."""
+        """Return the number of items of a user; None stands for those from the configuration file."""
         return self._counts.get(OPERATOR if user is None else user, 0)
 
     def full_with(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option that forbids more items, with its value, and count a refusal.
+        """Return the exceeded option as "NAME (VALUE)" if more items do not fit, and count one refusal.
 
         Return "" if `count` more items of `byte_count` bytes in total fit.
         """
@@ -83,7 +83,7 @@ class UserShares:
         return limit
 
     def limit_of(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option that forbids more items, with its value, without counting a refusal.
+        """Return the option that more items would exceed, as "NAME (VALUE)", without counting a refusal.
 
         Return "" if `count` more items of `byte_count` bytes in total fit.
         """
@@ -92,7 +92,7 @@ class UserShares:
         return self.limit_of_user(user, byte_count, count)
 
     def limit_of_user(self, user: str | None, byte_count: int, count: int = 1) -> str:
-        """Return the option that forbids the user more items, with its value.
+        """Return the option for the share of one user that more items would exceed, as "NAME (VALUE)".
 
         Return "" if `count` more items of `byte_count` bytes in total fit into the user's share. The usage of
         other users is not considered.
@@ -106,7 +106,7 @@ class UserShares:
         return ""
 
     def limit_of_all(self, byte_count: int, count: int = 1) -> str:
-        """Return the option that forbids more items of any user, with its value.
+        """Return the option for the items of all users that more items would exceed, as "NAME (VALUE)".
 
         Return "" if `count` more items of `byte_count` bytes in total fit.
         """
@@ -115,11 +115,11 @@ class UserShares:
         return f"{self._count_option} ({self.count_max})" if self.count + count > self.count_max else ""
 
     def bytes_by_user(self) -> dict[str, int]:
-        """Return a copy of the bytes of each user."""
+        """Return the total bytes of each user's items, as a new dictionary."""
         return dict(self._byte_count)
 
     def room_of(self, user: str) -> tuple[int, int, int, int]:
-        """Return the remaining capacity in number and bytes, of all items and of those of `user`.
+        """Return the remaining capacity: items and bytes of all users, then items and bytes of `user`.
 
         A capacity is negative where there are too many items.
         """
@@ -130,19 +130,19 @@ class UserShares:
         return count, byte_count, *own
 
     def set_limits(self, count_max: int, bytes_max: int) -> None:
-        """Replace the limits of all items, and with them those of one user."""
+        """Replace the limits of all items, and with them those of one user, which are a fraction of them."""
         self.count_max, self.bytes_max = count_max, bytes_max
         self.user_count_max = count_max if count_max == NO_LIMIT else _part(count_max, self._user_share)
         self.user_bytes_max = bytes_max if bytes_max == NO_LIMIT else int(bytes_max * self._user_share)
 
     def refuse(self, user: str, limit: str, count: int) -> None:
-        """Count `count` refused items, which the option `limit` forbids the user."""
+        """Count `count` items of `user` as refused because of the option `limit`."""
         self.refused += count
         self.last_user = user
         self.last_limit = limit
 
     def has_room_for(self, messages: Iterable[Message], byte_count: int = 0, count: int = 0) -> bool:
-        """Return True if these messages fit, in total and into the shares of their senders' users.
+        """Return True if these messages fit, in total and into the shares of the users who sent them.
 
         They must fit in addition to `count` items of `byte_count` bytes in total that are not yet counted.
         """
@@ -195,10 +195,10 @@ class UserShares:
         return self.count > self.count_max or self.total > self.bytes_max
 
     def crowder(self, user: str) -> str:
-        """Return the user who has to give up an entry when there are too many.
+        """Return the user whose oldest entry has to be removed when there are too many entries.
 
-        That is `user`, who adds one, if that user has more than an equal part, otherwise the user who has the
-        most.
+        That is `user`, who has just added one, if that user has more than an equal part, otherwise the user
+        who has the most.
         """
         by_bytes = self.total > self.bytes_max
         usage = self._byte_count if by_bytes else self._counts
@@ -209,7 +209,7 @@ class UserShares:
 
 
 class Holding:
-    """Bytes in the share of one user that one holder has, such as a connection; its end subtracts them."""
+    """Bytes that one object, such as a connection, occupies in its user's share; `end` frees them all."""
 
     __slots__ = ("_byte_count", "_shares", "_user")
 
@@ -219,7 +219,7 @@ class Holding:
         self._byte_count = 0
 
     def take(self, byte_count: int) -> str:
-        """Count more bytes. Return "", or the option that forbids them, with its value."""
+        """Count more bytes. Return "", or the exceeded option with its value if they do not fit."""
         if limit := self._shares.full_with(self._user, byte_count):
             return limit
         self._byte_count += byte_count
@@ -227,13 +227,13 @@ class Holding:
         return ""
 
     def give(self, byte_count: int) -> None:
-        """Subtract bytes that were counted; 0, and the bytes of a holder that has ended, change nothing."""
+        """Subtract bytes that `take` counted. After `end`, this changes nothing."""
         if byte_count and self._byte_count:
             self._byte_count -= byte_count
             self._shares.remove(self._user, byte_count, 0)
 
     def end(self) -> None:
-        """Subtract all bytes of this holder from its user's share."""
+        """Subtract all bytes of this object from its user's share."""
         byte_count, self._byte_count = self._byte_count, 0
         if byte_count:
             self._shares.remove(self._user, byte_count, 0)
@@ -284,9 +284,9 @@ class UserEntries(Generic[K]):
             self.discard(key)
 
     def crowded_out(self, user: str) -> K | None:
-        """Return the entry to remove because `user` has added one, or None if all fit.
+        """Return the entry to remove because `user` has added one, or None if all entries fit.
 
-        The entry is counted in `shares.pushed_out`; the caller removes it.
+        The entry is counted in `shares.pushed_out`, but only the caller removes it.
         """
         shares = self.shares
         if not self._entries or not shares.is_exceeded:

@@ -36,11 +36,11 @@ class BodyFile(Protocol):
         """Open the body for sending to a socket. Raises OSError."""
 
     def keep(self) -> None:
-        """Preserve the bytes when this object is deleted."""
+        """Have the stored bytes outlive this object, which would otherwise delete them at its own end."""
 
     @property
     def checked(self) -> bytes:
-        """SHA-1 of the bytes, if the sender gave one and it matched; otherwise b""."""
+        """SHA-1 of the bytes, if the sender stated one and it matched; otherwise b""."""
 
 
 class BodySink(Protocol):
@@ -103,7 +103,10 @@ class Spooled(bytes):
 
 
 class PassedOver(bytes):
-    """Placeholder for a message body of `size` bytes that was too large and has been discarded."""
+    """Placeholder for a message body of `size` bytes that was too large and has been discarded.
+
+    Unlike a body on disk (`Spooled`), it has no content, and `len()` of it is 0.
+    """
 
     size: int
 
@@ -193,7 +196,10 @@ Piece = bytes | memoryview | SpooledPiece
 
 
 def is_large(body: Body) -> bool:
-    """Return True if the body is sent to the socket as a piece of its own."""
+    """Return True if the body is too large to be copied into its frame, or is on disk.
+
+    The socket then gets it as a separate piece.
+    """
     return len(body) >= APART_BYTES_MIN or isinstance(body, Spooled)
 
 
