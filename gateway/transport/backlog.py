@@ -21,7 +21,10 @@ MORE: Final = getattr(socket, "MSG_MORE", 0)  # send flag: bytes of a file follo
 
 
 class Backlog:
-    """Queue of pieces that wait for a socket: `byte_count` bytes, of which `memory_bytes` are in memory."""
+    """Queue of output that a socket has not accepted yet, in pieces.
+
+    It has `byte_count` bytes, of which `memory_bytes` are in memory and the others on disk.
+    """
 
     __slots__ = ("_pieces", "_skip", "byte_count", "memory_bytes")
 
@@ -66,6 +69,10 @@ class Backlog:
         return before - self.byte_count
 
     def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
+        """Write the pieces in memory at the head of the queue with one call.
+
+        Return how many bytes were offered to the socket and how many it accepted.
+        """
         gathered: list[bytes | bytearray | memoryview] = []
         flags = 0
         for piece in self._pieces:
@@ -83,6 +90,7 @@ class Backlog:
         return byte_count, sock.sendmsg(gathered, (), flags)
 
     def _step(self, count: int) -> None:
+        """Remove `count` written bytes from the head of the queue."""
         self.byte_count -= count
         pieces, skip = self._pieces, self._skip
         while pieces:
@@ -99,7 +107,10 @@ class Backlog:
         self._skip = skip
 
     def take(self, byte_count: int) -> list[Piece]:
-        """Remove and return about `byte_count` bytes, at least one piece. No piece may be partly written."""
+        """Remove and return pieces of about `byte_count` bytes in total, at least one piece.
+
+        No piece may be partly written.
+        """
         pieces: list[Piece] = []
         while self._pieces and byte_count > 0:
             piece = self._pieces.popleft()

@@ -23,9 +23,9 @@ log = structlog.get_logger(limited=True)
 
 
 def load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
-    """Load a certificate and its key into `context`.
+    """Load a certificate and its private key into `context`.
 
-    Raises OSError, which explains the mismatch where the two files do not fit together.
+    Raises OSError if they cannot be loaded; its text says so if the two do not belong together.
     """
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
@@ -85,9 +85,9 @@ def server_context(
 ) -> Callable[[], ssl.SSLContext]:
     """Return a function that returns the TLS context for the next connection of listener `name`.
 
-    With `optional` clients need not present a certificate. `crl_file` holds lists of revoked client
-    certificates. Raises ConfigurationError if the files cannot be used at the start; later, the last good
-    context stays in use.
+    That function reads changed files again. `optional` True means that clients need not present a
+    certificate. `crl_file` holds lists of revoked client certificates. Raises ConfigurationError if the files
+    cannot be used at the start. If they cannot be used later, the last good context stays in use.
     """
 
     def build() -> ssl.SSLContext:

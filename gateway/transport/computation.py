@@ -18,7 +18,7 @@ SWITCH_SECS: Final = 0.000_2
 
 
 class _Interval:
-    """Context manager that shortens the interpreter's switch interval.
+    """Context manager that shortens the interpreter's switch interval to SWITCH_SECS.
 
     All threads share that interval. It is short while any use of this context manager is active.
     """

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Ending(NamedTuple):
-    """Reason why no more bytes pass a layer.
+    """Reason why a layer such as TLS passes no more bytes.
 
     `broke` and `refused` are short labels for counters: the peer broke a rule of the layer, or the client was
     refused. Both are empty if the peer closed normally.
@@ -18,25 +18,28 @@ class Ending(NamedTuple):
 
 
 class Filter(Protocol):
-    """Layer that converts between the socket's bytes and the peer's (TLS, WebSocket)."""
+    """Layer (TLS, WebSocket) that converts between the socket's bytes and those of the protocol above."""
 
     @property
     def ended(self) -> Ending | None:
-        """Reason why nothing more will be received, or None.
+        """Reason why the layer will return no more received bytes, or None while it is open.
 
-        Output that `send` still returns must be written.
+        The output that `send` still returns after the end must be written.
         """
 
     @property
     def unread(self) -> bool:
-        """True if `receive` with b"" would return more data, which is left for another turn."""
+        """True if the layer holds received data for the owner: call `receive` with b"" to get it."""
 
     @property
     def certificate(self) -> bytes:
         """Peer's verified certificate (DER); b"" if it has presented none."""
 
     def receive(self, data: bytes) -> bytes:
-        """Convert bytes from the socket and return those for the owner, up to whatever sets `ended`."""
+        """Convert bytes from the socket and return those for the stream's owner.
+
+        If the data ends the layer, set `ended` and return only what precedes the end.
+        """
 
     def send(self, data: bytes) -> bytes:
         """Return the bytes for the socket: `data` converted, and the layer's own output.

@@ -44,9 +44,10 @@ def recognise(data: bytes) -> str:
 
 
 def misfit(data: bytes, *, secure: bool) -> Misfit | None:
-    """Return the refusal of a client that begins with `data`, or None if it fits the port.
+    """Return the refusal of a client whose first bytes are `data`, or None if they fit the port.
 
-    `secure` is True for a port with TLS. Bytes of no known protocol fit both: a later layer refuses them.
+    `secure` is True for a port with TLS. Bytes of no known protocol fit both kinds of port: a later layer
+    refuses them.
     """
     protocol = recognise(data)
     if not secure:
@@ -63,10 +64,10 @@ def misfit(data: bytes, *, secure: bool) -> Misfit | None:
 
 
 class FirstBytesFilter:
-    """First layer of a new stream, which checks the first bytes and then leaves the other layers alone."""
+    """Outermost layer of a new stream, which checks the client's first bytes and then removes itself."""
 
     def __init__(self, stream: Stream, inner: Filter | None, *, secure: bool) -> None:
-        """Create the layer in front of `inner`; `secure` is True if the port has TLS."""
+        """Create the layer between the socket and `inner`; `secure` is True if the port has TLS."""
         self._stream = stream
         self._inner = inner
         self._secure = secure
@@ -80,7 +81,7 @@ class FirstBytesFilter:
 
     @property
     def unread(self) -> bool:
-        """True if the inner layer holds data for another turn."""
+        """True if the inner layer has received data that it has not returned yet."""
         return self._inner is not None and self._inner.unread
 
     @property
@@ -89,7 +90,11 @@ class FirstBytesFilter:
         return b"" if self._inner is None else self._inner.certificate
 
     def receive(self, data: bytes) -> bytes:
-        """Check the first bytes: pass them on and leave the stream, or set `ended`."""
+        """Check the first bytes of the client.
+
+        If they fit the port, replace this layer of the stream by the inner one, and return what that makes of
+        them. Otherwise set `ended` and return b"".
+        """
         if not data or self._refused is not None:
             return b""
         found = misfit(data, secure=self._secure)
@@ -101,12 +106,15 @@ class FirstBytesFilter:
         return data if self._inner is None else self._inner.receive(data)
 
     def send(self, data: bytes) -> bytes:
-        """Return the bytes for the socket; after a refusal only its response, once."""
+        """Pass bytes through the inner layer and return those for the socket.
+
+        After a refusal, return only its response, once.
+        """
         if self._refused is not None:
             answer, self._answer = self._answer, b""
             return answer
         return data if self._inner is None else self._inner.send(data)
 
     def finish(self) -> bytes:
-        """Return the closing bytes of the layer behind this one, b"" after a refusal."""
+        """Return the closing bytes of the inner layer, or b"" after a refusal."""
         return b"" if self._inner is None or self._refused is not None else self._inner.finish()

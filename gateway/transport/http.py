@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Refusal(Exception):
-    """Error that refuses a request with the HTTP status `status`; its text is the reason."""
+    """Error that refuses a request with the HTTP status code `status`; its text is the reason."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)

@@ -51,7 +51,7 @@ LEAVE_SWEEPS: Final = 16  # sweeps for a peer that does not read: it occupies a 
 
 
 class OtherReadiness:
-    """Replacement with the interface of an epoll object, for systems without epoll (kqueue)."""
+    """Object with the interface of `select.epoll`, for systems that have only kqueue or the like."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -76,6 +76,7 @@ class OtherReadiness:
 
 
 def _of_selectors(events: int) -> int:
+    """Return the flags READ and WRITE as those of the `selectors` module."""
     return (events & READ and selectors.EVENT_READ) | (events & WRITE and selectors.EVENT_WRITE)
 
 
@@ -83,10 +84,10 @@ STOPPED: Final = "the gateway has stopped"
 
 
 class Poller:
-    """Reader of all streams of one listener or link. `turn_done` is called whenever a batch should be routed.
+    """Reader of all streams of one listener or link.
 
-    `stopwatch` returns seconds and measures turns; `worked` returns the seconds for which this thread has
-    run.
+    `turn_done` is called whenever the messages collected so far should be routed. `stopwatch` returns seconds
+    and measures turns; `worked` returns the CPU time of this thread in seconds.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Poller:
         self._closed = False
 
     def watch(self, stream: Stream) -> None:
-        """Register `stream`, or follow changes of its `reading` and `writing`.
+        """Register the socket of `stream`, or follow a change of its `reading`, `writing` or `unread`.
 
         Abort the stream if this poller is closed.
         """
@@ -154,14 +155,14 @@ class Poller:
     def leave(self, stream: Stream) -> None:
         """Abort `stream`, which has ended, if its peer does not read the remaining output.
 
-        The peer has LEAVE_SWEEPS sweeps for that.
+        The peer has LEAVE_SWEEPS * SWEEP_SECS seconds for that.
         """
         self._ended[stream] = LEAVE_SWEEPS
 
     def linger(self, stream: Stream) -> None:
         """Abort `stream`, which has written all its output, if its peer does not close.
 
-        The peer has LINGER_SWEEPS sweeps for that.
+        The peer has LINGER_SWEEPS * SWEEP_SECS seconds for that.
         """
         self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
@@ -173,7 +174,7 @@ class Poller:
         self._pausing.set()
 
     def _push(self, stream: Stream, now: float, seconds: float) -> None:
-        """Schedule the end of a pause of `seconds`, which may be too short to advance the clock."""
+        """Schedule the end of a pause of `seconds`, which is limited to PACE_SECS to PAUSE_SECS_MAX."""
         seconds = min(max(seconds, PACE_SECS), PAUSE_SECS_MAX)
         heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
@@ -184,7 +185,10 @@ class Poller:
 
     @property
     def has_work(self) -> bool:
-        """True if slow streams or the rest of a long turn are due, although no socket may be ready."""
+        """True if streams have to be served even if no socket becomes ready.
+
+        These are slow streams, and those that the last turn left because it took too long.
+        """
         return bool(self._slow or self._unserved)
 
     async def run(self) -> None:
@@ -214,7 +218,7 @@ class Poller:
             self.close()
 
     def _move(self, sockets: PollerSockets) -> None:
-        """Have the socket loop watch the sockets."""
+        """Have the socket loop watch the sockets of this poller from now on."""
         for stream, events in self._watched.items():
             sockets.register(stream.sock.fileno(), events)
         self._ready.close()
@@ -228,7 +232,10 @@ class Poller:
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Abort the ended streams whose sweeps are used up; check every SWEEP_SECS."""
+        """Abort streams that have ended, but whose peers neither read nor close in time.
+
+        Every SWEEP_SECS the number of sweeps left to each stream is reduced by one.
+        """
         while True:
             await trio.sleep(SWEEP_SECS)
             for stream, sweeps in list(self._ended.items()):
@@ -237,7 +244,10 @@ class Poller:
                     stream.abort("its peer neither reads nor closes")
 
     async def _pace(self) -> None:
-        """Resume each paused stream when its pause is over, or extend the pause if its rate requires that."""
+        """Resume each paused stream when its pause is over.
+
+        If the stream is still above its rate limit then, its pause is extended.
+        """
         paused = self._paused
         while True:
             await self._pausing.wait()
@@ -258,10 +268,11 @@ class Poller:
         self.turn(now, self._unserved or self._ready.poll(0))
 
     def turn(self, now: float, ready: Ready) -> None:
-        """Serve each stream of the `ready` descriptors once, for about TURN_SECS.
+        """Read from each stream of the `ready` descriptors once, for about TURN_SECS.
 
-        Of the slow streams only some are served. If the last turn has left some, these are served instead:
-        the others will be reported again. `now` is in loop-clock seconds.
+        Slow streams come last, and maybe only some of them. Descriptors that are not served in time are left
+        for the next turn, which serves only these: `ready` descriptors that it ignores will be reported
+        again. `now` is in loop-clock seconds.
         """
         byte_count = served = 0
         last: Stream | None = None
@@ -311,7 +322,10 @@ class Poller:
             self._end_turn(began, last if served == 1 else None)
 
     def _serve_slow(self, now: float, began: float, deadline: float) -> None:
-        """Serve the slow streams that have waited longest, until the time `deadline`, but at least one."""
+        """Serve the slow streams that have waited longest, until the time `deadline`, but at least one.
+
+        `began` and `deadline` are times of `stopwatch`; `now` is in loop-clock seconds.
+        """
         byte_count = served = 0
         last: Stream | None = None
         for stream in list(self._slow):
@@ -344,11 +358,11 @@ class Poller:
         self._end_turn(began, last if served == 1 else None)
 
     def _took_long(self, stream: Stream, began: float, ended: float) -> None:
-        """Add strikes to `stream` for a long turn, and report it, if this thread was running during the turn.
+        """Add strikes to `stream` and report it, if this thread was running during its long turn.
 
-        CPU time is counted since it was last read, and the streams in between count as having worked all the
-        time: reading it before each turn would cost too much, and time that others used must not count
-        against a stream in whose turn this thread did not run.
+        `began` and `ended` are times of `stopwatch`. CPU time is counted from its last reading, which may
+        precede this turn; the turns in between count as pure CPU time. To read it before each turn would cost
+        too much. Time in which this thread did not run does not count against the stream.
         """
         worked = self._worked()
         seconds = min(ended - began, worked - self._work_began - (began - self._work_at))
@@ -360,9 +374,10 @@ class Poller:
             self._writes.took_long(stream, seconds)
 
     def _end_turn(self, began: float, only: Stream | None) -> None:
-        """Route the collected batch and write the output.
+        """Route the messages collected from the streams, and write the output of all streams.
 
-        The time counts for stream `only` if just one was read.
+        `began` is the time of `stopwatch` at which this starts. `only` is the stream that was read if it was
+        just one: a long turn counts against it.
         """
         try:
             self._turn_done()

@@ -36,7 +36,7 @@ SHOWN: Final = 0x02 | 0x04  # client presented a certificate, now or earlier in 
 
 
 class Secured(NamedTuple):
-    """Client certificate that the balancer reports as presented and verified.
+    """Client certificate that a load balancer reports as presented by the client, and verified.
 
     `data` is the certificate itself (DER), which few balancers send; "" and b"" mean that there is none.
     """
@@ -105,7 +105,7 @@ def _secured(tail: bytes) -> Secured | None:
 
 
 def _values(tail: bytes) -> dict[int, bytes]:
-    """Return the TLVs by type, up to the first incomplete one: padding may follow.
+    """Return the values of TLVs by type, up to the first incomplete one: padding may follow.
 
     Raises RemoteProtocolError if a TLV that the gateway relies on occurs twice, because it would be
     ambiguous.
@@ -125,7 +125,7 @@ def _values(tail: bytes) -> dict[int, bytes]:
 
 
 def _line(data: bytes) -> ProxyHeader | None:
-    """Return the header of version 1 at the beginning of `data`, or None if it is incomplete.
+    """Return the version 1 header, a line of text, at the beginning of `data`, or None if it is incomplete.
 
     Raises RemoteProtocolError if the header is malformed.
     """

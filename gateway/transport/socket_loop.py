@@ -38,7 +38,7 @@ class SocketPoller(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """True if `turn` has something to do although no socket is ready."""
+        """True if `turn` has something to do even if no socket is ready."""
 
     def turn(self, now: float, ready: Ready) -> None:
         """Serve the streams of the `ready` descriptors; `now` is in loop-clock seconds."""
@@ -51,11 +51,14 @@ class Steps(Protocol):
         """Start measuring a step."""
 
     def end(self, name: str) -> None:
-        """Record the duration of the step since `begin`, whose name goes into the log if it was long."""
+        """Record the duration of the step since `begin`. A long one is logged with `name`."""
 
 
 class PollerSockets:
-    """Sockets of one poller in the socket loop, with the interface of an epoll object."""
+    """Sockets of one poller, registered in the socket loop's epoll object.
+
+    It has the interface of an epoll object, and replaces the poller's own.
+    """
 
     def __init__(self, loop: SocketLoop, poller: SocketPoller) -> None:
         self._loop = loop
@@ -70,24 +73,24 @@ class PollerSockets:
         self._loop.owners[descriptor] = self._poller
 
     def poll(self, timeout: float) -> Ready:
-        """Return an empty list: the loop passes ready descriptors to `turn`."""
+        """Return an empty list: the socket loop itself polls, and passes ready descriptors to `turn`."""
         return []
 
     def close(self) -> None:
-        """Do nothing: the loop's epoll object is not the poller's."""
+        """Do nothing: the epoll object belongs to the socket loop, which still uses it."""
 
 
 class SocketLoop:
-    """Waits in place of Trio, and serves pollers and calls of threads meanwhile.
+    """Loop that waits for I/O in place of Trio, and serves pollers and calls from other threads meanwhile.
 
-    `epoll` has the sockets of all pollers, and `owners` the poller of each descriptor.
+    `epoll` watches the sockets of all pollers; `owners` has the poller of each descriptor.
     """
 
     def __init__(self, runner: Any, trio_descriptor: int, steps: Steps) -> None:
-        """Create the socket loop of the running Trio loop `runner`.
+        """Create the socket loop of the running Trio loop, whose internal object is `runner`.
 
         `trio_descriptor` is the descriptor of Trio's epoll object. Raises OSError if the process has no
-        descriptors left, AttributeError if Trio has changed.
+        descriptors left, and AttributeError if this version of Trio lacks an attribute that the loop needs.
         """
         self._runnable: deque[object] = runner.runq
         self._next_deadline: Callable[[], float] = runner.deadlines.next_deadline
@@ -109,13 +112,16 @@ class SocketLoop:
         self.users = 1  # gateways in this run of Trio
 
     def forget(self, poller: SocketPoller) -> None:
-        """Do not serve `poller` any longer; its sockets are not registered any more."""
+        """Stop serving `poller`, which has already removed its sockets from the epoll object."""
         self._working.pop(poller, None)
         self._ready_pollers.pop(poller, None)
         self.owners = {descriptor: owner for descriptor, owner in self.owners.items() if owner is not poller}
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Have the loop call `function`. Any thread may call this; a closed loop ignores it."""
+        """Have the loop call `function` in the thread of the event loop.
+
+        Any thread may call this. A closed loop ignores it.
+        """
         self._calls.append(function)
         if not self._signalled:
             self._signalled = True
@@ -124,7 +130,7 @@ class SocketLoop:
                     os.eventfd_write(self._wake_up, 1)
 
     def close(self) -> None:
-        """Run the calls that still wait, and stop serving."""
+        """Call the functions that threads have passed to `call_soon`, and close the epoll object."""
         self.run_calls()
         with self._lock:  # a thread may be about to write
             self._closed = True
@@ -142,6 +148,10 @@ class SocketLoop:
             self._token.run_sync_soon(_raise, fault)
 
     def _serve(self, timeout: float) -> None:
+        """Serve pollers and calls from threads until Trio has work, or `timeout` seconds have passed.
+
+        With a timeout of 0, serve what is ready now and return.
+        """
         deadline = clock.now() + timeout
         wait = timeout
         while True:
@@ -173,6 +183,7 @@ class SocketLoop:
                 return
 
     def _turn(self, poller: SocketPoller, ready: Ready) -> None:
+        """Have `poller` serve its `ready` descriptors, and note if it has more work."""
         self._steps.begin()
         try:
             poller.turn(clock.now(), ready)
@@ -183,7 +194,7 @@ class SocketLoop:
             self._working[poller] = []
 
     def run_calls(self) -> None:
-        """Run the calls that other threads have requested until now."""
+        """Call the functions that other threads have passed to `call_soon` until now."""
         with suppress(BlockingIOError):  # a thread has yet to write it
             os.eventfd_read(self._wake_up)
         self._signalled = False  # after reading: what a thread writes before would be read, and never seen
@@ -214,10 +225,10 @@ LOOP: Final[trio.lowlevel.RunVar[SocketLoop | None]] = trio.lowlevel.RunVar("soc
 
 
 def attach_socket_loop(steps: Steps) -> SocketLoop | None:
-    """Attach a socket loop to the running Trio loop, for pollers that start from now on.
+    """Attach a socket loop to the running Trio loop, for pollers that start from now on, and return it.
 
-    A loop that is attached already is shared. Return None where a socket loop cannot work. Call
-    `detach_socket_loop` at the end.
+    If one is attached already, it is shared. Return None on systems or versions of Trio where it cannot work.
+    Call `detach_socket_loop` at the end.
     """
     attached = LOOP.get()
     if attached is not None:
@@ -239,7 +250,7 @@ def attach_socket_loop(steps: Steps) -> SocketLoop | None:
 
 
 def detach_socket_loop(loop: SocketLoop) -> None:
-    """Undo one call of `attach_socket_loop`."""
+    """Undo one call of `attach_socket_loop`. The last one detaches and closes the loop."""
     loop.users -= 1
     if loop.users:
         return

@@ -39,22 +39,23 @@ BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class StreamOwner(Protocol):
-    """Protocol connection that a stream feeds."""
+    """Protocol connection that processes what a stream reads, and provides what it writes."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Process the bytes `data`, or b"" after `Stream.again`.
+        """Process the bytes `data`, or, if it is b"", those left from the last call.
 
-        An exception ends only this connection. `now` is in loop-clock seconds.
+        `data` is b"" after a call of `Stream.again`. An exception ends only this connection. `now` is in
+        loop-clock seconds.
         """
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Return everything to be written now, as pieces if it is large. Called when a wake-up ends."""
 
     def drained(self) -> None:
-        """Resume deliveries: a congested stream has written its backlog."""
+        """Resume deliveries: the stream, which was congested, has written its backlog."""
 
     def lost(self, reason: str) -> None:
-        """Clean up after the end of the connection for `reason`. Called once."""
+        """Clean up after the connection has ended for `reason`, a text. Called once."""
 
 
 class StreamPoller(Protocol):
@@ -67,20 +68,20 @@ class StreamPoller(Protocol):
         """Stop watching the stream, which is about to close its socket."""
 
     def leave(self, stream: Stream) -> None:
-        """Abort the stream, which has ended, if its peer does not read the remaining output for long."""
+        """Abort the stream, which has ended, if its peer does not read the remaining output in time."""
 
     def linger(self, stream: Stream) -> None:
         """Abort the stream, which has written all its output, if its peer does not close in time."""
 
     def pause(self, stream: Stream, seconds: float) -> None:
-        """Hold the stream for `seconds`."""
+        """Read nothing from the stream for `seconds`."""
 
 
 class ByteCounts(Protocol):
-    """Counters of bytes read and written, one object for all streams of an endpoint.
+    """Counters of the bytes read and written by all streams of one endpoint (listener or link).
 
-    Counters per stream would make each read and write load the integers of its own connection, from memory
-    that is no longer in the cache.
+    Counters for each stream would be slower: reads and writes of many connections would touch memory that is
+    no longer in the processor's cache.
     """
 
     bytes_in: int
@@ -88,7 +89,7 @@ class ByteCounts(Protocol):
 
 
 class Bytes:
-    """Counters of the bytes read from, and accepted by, the socket of a stream that has no endpoint yet."""
+    """Counters of the bytes read and written by one stream whose endpoint is not known yet."""
 
     __slots__ = ("bytes_in", "bytes_out")
 
@@ -98,9 +99,9 @@ class Bytes:
 
 
 class StreamCounters:
-    """Byte counters of one stream while something watches it; they also add to the endpoint's `counts`.
+    """Byte counters of one stream while it is watched; they also add to the endpoint's `counts`.
 
-    A stream that nothing watches counts in the endpoint's counters directly, at no extra cost.
+    A stream that is not watched counts in the endpoint's counters directly, at no extra cost.
     """
 
     __slots__ = ("counts", "read", "watchers", "written")
@@ -138,7 +139,7 @@ class StreamCounters:
 
 
 class WriteSet:
-    """Streams with output to write when this wake-up ends; one object for the whole process."""
+    """Set of the streams that have output to write when this wake-up ends; one for the whole process."""
 
     __slots__ = ("_marked", "_wake_up_ends", "took_long")
 
@@ -147,25 +148,25 @@ class WriteSet:
         wake_up_ends: Sequence[Callable[[], None]] = (),
         took_long: Callable[[Stream, float], None] | None = None,
     ) -> None:
-        """Set the hooks of the writer.
+        """Create an empty set with its hooks.
 
-        The functions `wake_up_ends` are called first in each flush. `took_long` is called with each stream
-        whose turn was long, and the seconds that it took.
+        The functions `wake_up_ends` are called at the beginning of each flush. `took_long` is called with
+        each stream whose turn was long, and with the duration of the turn in seconds.
         """
         self._marked: list[Stream] = []
         self._wake_up_ends = wake_up_ends
         self.took_long = took_long
 
     def mark(self, stream: Stream) -> None:
-        """Write `stream` at the next flush."""
+        """Add `stream` to the streams that the next flush writes."""
         if not stream.marked:
             stream.marked = True
             self._marked.append(stream)
 
     def flush(self) -> None:
-        """Write the output of each marked stream once.
+        """Write the output of all marked streams, and remove the marks.
 
-        Streams that this writing marks, such as a closing one, are included.
+        Streams that are marked while this runs, such as one that closes, are included.
         """
         for function in self._wake_up_ends:
             try:
@@ -186,7 +187,7 @@ LayerEnded = Callable[["Stream", Ending], None]
 
 
 class Stream:
-    """Non-blocking socket with its unwritten output, its filter and the owner that it feeds."""
+    """Non-blocking socket with its unwritten output, its layer (TLS, WebSocket) and its owner."""
 
     __slots__ = (
         "_backlog",
@@ -239,10 +240,11 @@ class Stream:
     ) -> None:
         """Create a stream that is not polled yet: call `begin`, or the `watch` of its poller.
 
-        `layer_ended` is called when a layer ends the stream. `rate` limits reading; None means no limit. A
-        peer that leaves more than `backlog_max` bytes of output waiting in memory is disconnected; beyond
-        half of that, it is not read. With `stalls`, unprocessed data waits while the socket does not accept
-        the output so far; of two gateways joined by a link, one must continue regardless.
+        `watcher` is the poller. `layer_ended` is called when a layer ends the stream. `rate` limits reading;
+        None means no limit. A peer that leaves more than `backlog_max` bytes of output unread, counted in
+        memory, is disconnected; beyond half of that, nothing is read from it. If `stalls` is True, data that
+        has been read waits unprocessed while the socket does not accept the output so far. Where a link joins
+        two gateways, one of the two must continue regardless.
         """
         self.sock = sock
         self.layer = layer
@@ -280,14 +282,17 @@ class Stream:
 
     @property
     def congested(self) -> bool:
-        """True if nothing more may be delivered until `drained` is called. Reading it then calls `starve`."""
+        """True if too much output waits to be written, so that nothing more may be delivered to the peer.
+
+        Reading True calls `starve`: the owner's `drained` will be called when deliveries may resume.
+        """
         if self.queued < BACKLOG_BYTES_HIGH:
             return False
         self.starve()
         return True
 
     def starve(self) -> None:
-        """Call the owner's `drained` once the socket accepts bytes: deliveries are withheld."""
+        """Note that deliveries are withheld: call the owner's `drained` once the socket accepts bytes."""
         if not self.starved:
             self.starved = True
             self.mark()
@@ -299,25 +304,25 @@ class Stream:
 
     @property
     def listening(self) -> bool:
-        """True if all that the peer has sent is read and processed promptly.
+        """True if everything that the peer sends is read and processed promptly.
 
-        If False, its bytes may wait here or in the socket, so its silence means nothing.
+        If False, bytes of the peer may wait unread, so that its silence does not mean that it is gone.
         """
         return self.reading and not self.unread
 
     @property
     def endpoint(self) -> str:
-        """Name of the listener or link that counts this stream's bytes; "" before that is known."""
+        """Name of the listener or link to which this stream belongs; "" before that is known."""
         return getattr(self._counts, "name", "")
 
     @property
     def client(self) -> str:
-        """Client identifier, as far as the protocol has one; "" otherwise."""
+        """Identifier of the client that its protocol states; "" if there is none."""
         return getattr(getattr(self.owner, "sender", None), "client", "")
 
     @property
     def clogged(self) -> bool:
-        """True if so much output waits for the socket that unprocessed data has to wait too."""
+        """True if so much output waits for the socket that received data is not processed further either."""
         return self.stalls and self._backlog is not None and self._backlog.byte_count >= BACKLOG_BYTES_HIGH
 
     def count_with(self, counts: ByteCounts) -> None:
@@ -335,31 +340,34 @@ class Stream:
         return counts
 
     def unwatch(self, watched: StreamCounters) -> None:
-        """Remove one watcher; after the last one, stop counting this stream's bytes separately."""
+        """Undo one `watch`; after the last one, this stream's bytes are no longer counted separately."""
         watched.watchers -= 1
         if not watched.watchers and self._counts is watched:
             self._counts = watched.counts
 
     def mark(self) -> None:
-        """Collect and write the owner's output when this wake-up ends."""
+        """Have the owner's output collected and written when this wake-up ends."""
         if not self.marked:
             self._writes.mark(self)
 
     def again(self) -> None:
-        """Give the owner another turn with b"": it (or the layer) has not processed all that was read."""
+        """Call the owner's `receive` again, with b"", before anything more is read.
+
+        The owner (or the layer) calls this if it has not processed all that was read.
+        """
         if not self.unread and not self.closed and not self.ending:
             self.unread = True
             self._watcher.watch(self)
 
     def postpone(self, events: list[Any]) -> None:
-        """Store decoded `events` for another turn, in which the owner gets them from `postponed`."""
+        """Store decoded `events`, which the owner processes in another turn: `postponed` returns them."""
         self._postponed = events
         self.again()
 
     def postponed(self) -> list[Any] | None:
-        """Remove and return the postponed events, or None.
+        """Remove and return the events that `postpone` stored, or None if there are none.
 
-        With events, the turn has no new bytes: nothing is read before they are processed.
+        If there are some, `receive` has been called with b"": nothing is read before they are processed.
         """
         events, self._postponed = self._postponed, None
         return events
@@ -377,9 +385,9 @@ class Stream:
         return now >= self.dear_until
 
     def expect(self, byte_count: int) -> None:
-        """Set the read size for a message of `byte_count` bytes, some of which have been read.
+        """Set the read size: larger while a message of `byte_count` bytes is arriving, if that is large.
 
-        0 means an unknown size.
+        0 means that the size of the next message is not known.
         """
         self.read_bytes = LARGE_READ_BYTES if byte_count >= LARGE_BYTES_MIN else READ_BYTES
 
@@ -398,22 +406,22 @@ class Stream:
             self._watcher.watch(self)
 
     def suspend(self) -> None:
-        """Hold the stream until `resume` has been called as often as `suspend`.
+        """Stop reading until `resume` has been called as often as `suspend`.
 
-        The owner postpones decoded events meanwhile: a command of the peer is pending, and later ones must
-        stay behind it.
+        Meanwhile the owner postpones the events that it has decoded: a command of the peer is pending, and
+        later ones must be run after it.
         """
         self._suspensions += 1
         self.hold()
 
     def resume(self) -> None:
-        """Undo one `suspend`. The owner gets another turn for the postponed events."""
+        """Undo one `suspend`. Then the owner processes the postponed events."""
         self._suspensions -= 1
         self.release()
 
     @property
     def is_suspended(self) -> bool:
-        """True between `suspend` and `resume`."""
+        """True while `suspend` has been called more often than `resume`."""
         return self._suspensions > 0
 
     def hold_output(self) -> None:
@@ -430,9 +438,9 @@ class Stream:
             self.mark()
 
     def read(self, now: float) -> int:
-        """Take one turn: process the rest of the last read or read once, and feed the owner.
+        """Process the data left from the last read or, if there is none, read once and feed the owner.
 
-        Return the number of bytes read. `now` is in loop-clock seconds.
+        Return the number of bytes read from the socket. `now` is in loop-clock seconds.
         """
         self.dear_until = 0.0
         if self.unread:
@@ -461,11 +469,11 @@ class Stream:
         return size
 
     def hear_out(self, now: float) -> None:
-        """Read twice, because another part is about to end this stream.
+        """Process what the peer has already sent, before another part of the gateway ends this stream.
 
-        The peer may have sent a DISCONNECT. The rest of one that is sent in small packets waits at the peer
-        (Nagle) until the first packet is acknowledged. The kernel delays that by some 40 ms unless it is
-        forced, which happens between the two reads.
+        The peer may have sent a DISCONNECT. If it sends that in small packets, all but the first wait at the
+        peer (Nagle's algorithm) until the first is acknowledged, which the kernel delays by some 40 ms. So
+        this reads, forces the acknowledgement and reads once more.
         """
         self._hear(now)
         if QUICK_ACK and not self.closed:
@@ -478,7 +486,7 @@ class Stream:
             self.read(now)
 
     def _go_on(self, now: float) -> None:
-        """Process data left from the last read: first the owner's, because the layer's came later."""
+        """Process data left from the last read: the owner's first, because the layer's came later."""
         self.unread = False
         if self.owner is not None:
             self.owner.receive(b"", now)
@@ -506,10 +514,10 @@ class Stream:
     def beside(
         self, sock: socket.socket, remote: str, layer: Filter | None, *, layer_ended: LayerEnded
     ) -> Stream:
-        """Return another stream that is read by the same poller.
+        """Return a new stream for `sock`, which is read by the same poller as this stream.
 
-        Data from one stream then leaves through the other in the same wake-up. Call the new stream's `begin`
-        once it has its owner.
+        Data that arrives on one of the two can thus be written to the other in the same wake-up. Call the new
+        stream's `begin` once it has its owner.
         """
         return Stream(sock, remote, self._watcher, self._writes, layer, layer_ended=layer_ended)
 
@@ -530,7 +538,7 @@ class Stream:
         watcher.watch(self)
 
     def flush(self) -> None:
-        """Write the owner's output, or as much of it as the socket accepts."""
+        """Write the owner's output as far as the socket accepts it, and store the rest in the backlog."""
         if self.doomed is not None and not self.closed:
             self.fail(self.doomed)
         if self.closed or self._lingering or self._output_holds:
@@ -561,17 +569,18 @@ class Stream:
             self._watcher.watch(self)
 
     def _unwritten(self) -> int:
+        """Return the number of unwritten bytes, in memory or on disk."""
         return sum(one.byte_count for one in (self._backlog, self._before_layer) if one is not None)
 
     def _held(self) -> int:
-        """Return the unwritten bytes that are in memory."""
+        """Return the number of unwritten bytes that are in memory."""
         return sum(one.memory_bytes for one in (self._backlog, self._before_layer) if one is not None)
 
     def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
         """Pass `data` through the layer and return the bytes for the socket.
 
-        Large output waits and follows as the socket accepts what is before it: to read and encrypt all of it
-        at once would take long, and memory.
+        Large output is stored first, and passes the layer only as the socket accepts what precedes it: to
+        read and encrypt all of it at once would take long, and much memory.
         """
         if self._before_layer is None and not isinstance(data, bytes):
             self._before_layer = Backlog()
@@ -584,9 +593,10 @@ class Stream:
         return layer.send(b"")
 
     def _write_layered(self) -> bool:
-        """Pass waiting large output through the layer, for one turn, as far as the socket accepts it.
+        """Pass stored large output through the layer and write it, as far as the socket accepts it.
 
-        Return False if the stream has been aborted.
+        At most LAYERED_MAX steps of LAYERED_BYTES bytes are done in one turn. Return False if the stream has
+        been aborted.
         """
         waiting, layer = self._before_layer, self.layer
         assert waiting is not None
@@ -606,7 +616,11 @@ class Stream:
         return True
 
     def writable(self) -> None:
-        """Write waiting output: the poller reports that the socket accepts bytes again."""
+        """Write waiting output, because the poller reports that the socket accepts bytes again.
+
+        Once all is written, finish a stream that is ending, or call the owner's `drained` if deliveries are
+        withheld.
+        """
         if self.backlogged:
             if self._backlog is not None and not self._write_on(self._backlog):
                 return
@@ -628,9 +642,9 @@ class Stream:
             self.owner.drained()
 
     def end(self, reason: str, *, peer_closes: bool = False) -> None:
-        """Stop reading, write the remaining output, then close.
+        """Stop reading, write the remaining output, then close the socket.
 
-        With `peer_closes` the peer closes the socket first, or some seconds pass: clients that read the end
+        `peer_closes` True leaves it to the peer to close first, for some seconds: a client that reads the end
         of the stream together with the last packet may treat the connection as lost.
         """
         if self.ending or self.closed:
@@ -655,10 +669,10 @@ class Stream:
         self.abort("internal error")
 
     def doom(self, error: Exception) -> None:
-        """Call `fail` when this wake-up ends.
+        """Have `fail` called with `error` when this wake-up ends.
 
-        Meant for a caller that meets the error while it serves other connections. Until then the stream is
-        congested: nothing more is delivered to it.
+        Meant for a caller that meets the error while it serves other connections. Until then the stream
+        counts as congested, so that nothing more is delivered to it.
         """
         if self.doomed is None:
             self.doomed = error
@@ -666,6 +680,10 @@ class Stream:
         self.mark()
 
     def _lose(self, reason: str, *, keep: bool) -> None:
+        """Report the end of the connection to the owner, and detach it.
+
+        With `keep`, the owner's remaining output is still written.
+        """
         owner = self.owner
         if owner is None:
             return
@@ -736,7 +754,7 @@ class Stream:
 
 
 class FinalOwner:
-    """Owner of a stream in place of one that has ended, until that one's last bytes are written."""
+    """Owner of a stream whose connection has ended, until the last output of that connection is written."""
 
     __slots__ = ("_data",)
 

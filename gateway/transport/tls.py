@@ -54,9 +54,9 @@ class TlsFilter:
         return b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:
-        """Encrypt `data` once the handshake is done.
+        """Encrypt `data` and return the bytes for the socket, including those of the handshake.
 
-        Return the bytes for the socket, including those of the handshake.
+        Until the handshake is done, `data` is buffered.
         """
         if self.ended is not None:
             return self._outgoing.read()
@@ -82,6 +82,7 @@ class TlsFilter:
         return self._outgoing.read()
 
     def _shake(self) -> bool:
+        """Continue the handshake. Return True if it is done, False if it needs more bytes from the peer."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:

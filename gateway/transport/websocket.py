@@ -76,6 +76,10 @@ class _Frames:
         return bytes(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
 
     def _content(self, frames: Connection, data: bytes) -> bytes:
+        """Return the content of the binary frames in `data`, and process the control frames.
+
+        Sets `ended` if the peer closes or violates the protocol.
+        """
         frames.receive_data(data)
         self.unread = False
         pieces = []
@@ -107,6 +111,7 @@ class _Frames:
         return b"".join(pieces)
 
     def _fail(self, frames: Connection, code: int, text: str) -> None:
+        """Send a close frame with `code`, and set `ended`."""
         self._out += frames.send(CloseConnection(code, text))
         self.ended = Ending(f"WebSocket: {text}", broke=f"websocket_{int(code)}")
 
@@ -194,10 +199,10 @@ class WebSocketFilter(_Frames):
 
 
 def opened_by_foreign_page(layer: object) -> bool:
-    """Return True if a web page that is neither configured nor local opened this WebSocket.
+    """Return True if a web page that is neither configured nor local opened this connection.
 
-    A page is configured if the listener's origins name it, and local if it is of this machine. `layer` is the
-    layer of the stream; other layers than a WebSocket return False.
+    `layer` is the outermost layer of the connection's stream; unless it is a WebSocket, the result is False.
+    A page is configured if the listener's `origins` name it, and local if it comes from this machine.
     """
     inner = layer.inner if isinstance(layer, Stacked) else layer
     return isinstance(inner, WebSocketFilter) and inner.from_foreign_page
@@ -262,6 +267,7 @@ class WebSocketClient(_Frames):
             self._refused(f"the server's answer is no upgrade: {error}")
 
     def _refused(self, text: str) -> None:
+        """Set `ended`, unless it is set already: the server refused the upgrade."""
         self.ended = self.ended or Ending(f"WebSocket: {text}", refused="websocket_upgrade")
 
 
