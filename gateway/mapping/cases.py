@@ -26,7 +26,11 @@ _ABSENT: Final = "absent"
 
 
 class CaseResult(NamedTuple):
-    """Result of one test: its name, its position and the differences; no differences: it passed."""
+    """Result of one test of a mapping file: its name, its position and the differences.
+
+    `differences` are texts that state what was expected and what arrived instead. The test has passed if
+    there are none.
+    """
 
     name: str
     file: str
@@ -36,12 +40,12 @@ class CaseResult(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """True if everything arrived as expected."""
+        """True if exactly what the test expects has arrived."""
         return not self.differences
 
 
 class CrossedMessage(NamedTuple):
-    """A message that crossed, with its route and the endpoint that it crossed to."""
+    """Message that a route has delivered: the route's name, the target endpoint and the new message."""
 
     route: str
     endpoint: str
@@ -49,9 +53,10 @@ class CrossedMessage(NamedTuple):
 
 
 def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
-    """Return the endpoints that the routes name, each with the protocol whose words the routes use for it.
+    """Return the endpoints that the routes name, each with its protocol.
 
-    The result is enough to run the tests of mapping files without a configuration.
+    The protocol is derived from the keys that the routes use for addresses there, such as `topic`. So the
+    tests of mapping files can be run without a configuration.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -64,7 +69,10 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
 def run_cases(
     mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
 ) -> list[CaseResult]:
-    """Run the tests of `mapping` against its own routes. Raises MappingError if these do not compile."""
+    """Run the tests in `mapping` against its own routes. Raises MappingError if these do not compile.
+
+    `endpoints` maps the names of endpoints to protocols; by default they are derived from the routes.
+    """
     protocols = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
     router = Router([mapping], protocols, hops_max=hops_max)
     return [
@@ -74,6 +82,7 @@ def run_cases(
 
 
 def _run(router: Router, case: Case) -> list[str]:
+    """Run one test. Return the differences between what it expects and what arrived."""
     try:
         message, queue = _published(router, case.publish)
     except (NameRefused, ValueError) as error:
@@ -93,10 +102,11 @@ def _run(router: Router, case: Case) -> list[str]:
 
 
 def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
-    """Build the published message. Return it with the queue that a link would have consumed it from, or "".
+    """Build the message that a test publishes, and return it with its queue.
 
-    Raises ValueError if the endpoint is unknown or the address is not in the words of its protocol, and
-    NameRefused.
+    The queue is the one that a link would have consumed the message from, or "". Raises ValueError if the
+    endpoint is unknown or its protocol does not have these keys of an address, and NameRefused if it refuses
+    their values.
     """
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
@@ -128,6 +138,7 @@ def _published(router: Router, words: PublishedMessage) -> tuple[Message, str]:
 
 
 def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> list[str]:
+    """Compare the expected messages with those that arrived, in their order. Return the differences."""
     differences: list[str] = []
     for at in range(max(len(expected), len(arrivals))):
         if at >= len(arrivals):
@@ -142,7 +153,10 @@ def _compare_all(expected: list[Expected], arrivals: list[CrossedMessage]) -> li
 
 
 def _compare(expected: Expected, arrival: CrossedMessage) -> list[str]:
-    """Compare an arrival with the words given in `expect`. Return texts `word: expected X, got Y`."""
+    """Compare a message that arrived with the keys of one `expect`.
+
+    Return texts of the form `KEY: expected X, got Y`.
+    """
     got = words_of(arrival.endpoint, arrival.message)
     fields: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
     pairs = [(word, value, got.get(word, _ABSENT)) for word, value in fields.items()]
@@ -158,7 +172,7 @@ def _same(want: Any, have: Any) -> bool:
 
 
 def words_of(endpoint: str, message: Message) -> dict[str, Any]:
-    """Return the properties of a message that crossed to `endpoint`, by the words of `expect`."""
+    """Return the properties of a message that was delivered to `endpoint`, by the keys of `expect`."""
     address = message.address
     words: dict[str, Any] = {
         "endpoint": endpoint,

@@ -1,10 +1,10 @@
 """Patterns and target templates of routes, each compiled to a Python expression over the levels of a name.
 
-A route is read once, but evaluated for each new address, of which a fleet has more than any cache holds. Its
-pattern is a test of some levels, its target's template a list of levels: both are known when the mapping is
-read, so they become code then. Routes of the same shape share the code and differ in its literals. Other
-forms (several rests, the sender, a queue's name) are interpreted by patterns.py and templates.py, which also
-define what the code has to do.
+A route is read once, but evaluated for each new address, and a fleet of devices has more addresses than any
+cache holds. A pattern is a test of some levels of a name, a template builds a list of levels. Both are known
+when the mapping file is read, so they are compiled then. Routes of the same shape share the code and differ
+in its literals. Routes that cannot be compiled (several multi-level wildcards, the sender, a queue's name)
+are interpreted by patterns.py and templates.py, which also define what the compiled code has to do.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ SHAPES_MAX: Final = 4_096  # of which the code is kept, for other routes
 
 
 def fits(pattern: Pattern) -> Fits | None:
-    """Compile a pattern to a test of a name's levels. Return None if the pattern has several rests.
+    """Compile a pattern to a function that tests the levels of a name.
 
-    The test is valid only for names that no leading wildcard has to leave alone.
+    Return None if the pattern has several multi-level wildcards. The function must not be used for a hidden
+    name (`$...`) if the pattern begins with a wildcard, which does not match such names.
     """
     tokens = pattern.tokens
     rest = _only_rest(tokens)
@@ -46,9 +47,10 @@ def fits(pattern: Pattern) -> Fits | None:
 
 
 def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
-    """Compile a template to a function from a matching source name and its levels to the target's name.
+    """Compile a template to a function that returns the target's name for a source name.
 
-    Return None if the template needs more than the levels of the name. The function may raise NameRefused.
+    The function takes the source name, which must match `pattern`, and its levels; it may raise NameRefused.
+    Return None if the template needs more than the levels of the name.
     """
     literals: list[str] = []
     parts = _parts(pattern, template, literals)
@@ -73,8 +75,8 @@ def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> 
 def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tuple[str, str]] | None:
     """Return two expressions for each level of the template: one that copies it, one that translates it.
 
-    Each ends with a comma. Add the literals that they use to `literals`. Return None if the template or the
-    pattern cannot be compiled.
+    Each is Python source that ends with a comma. The literals that they use are added to `literals`. Return
+    None if the template or the pattern cannot be compiled.
     """
     places = {
         token.text: at
@@ -100,6 +102,10 @@ def _parts(pattern: Pattern, template: Template, literals: list[str]) -> list[tu
 def _piece(
     pattern: Pattern, places: dict[str, int], piece: str | Name, literals: list[str]
 ) -> tuple[str, str] | None:
+    """Return the expressions, as `_parts` does, for one piece of a level; None if it cannot be compiled.
+
+    `places` has the indices of the pattern's captures by name.
+    """
     if isinstance(piece, str):
         name = _literal(piece, literals)
         return name, name
@@ -118,7 +124,10 @@ def _piece(
 
 
 def _only_rest(tokens: Tokens) -> int | None:
-    """Return the index of the only rest, the token count if there is none, or None if there are several."""
+    """Return the index of the only multi-level wildcard.
+
+    Return the number of tokens if there is none, and None if there are several.
+    """
     rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
     if len(rests) > 1:
         return None
@@ -126,26 +135,33 @@ def _only_rest(tokens: Tokens) -> int | None:
 
 
 def _place(tokens: Tokens, at: int) -> int:
-    """Return the level index of the token at `at`; behind the rest it is negative, counted from the end."""
+    """Return the index of the level that the token at index `at` matches.
+
+    The index is negative, counted from the end, for a token after the multi-level wildcard.
+    """
     rest = _only_rest(tokens)
     assert rest is not None
     return at if at < rest else at - len(tokens)
 
 
 def _literal(text: str, literals: list[str]) -> str:
-    """Add a literal to those of a piece of code, and return the name that it has there."""
+    """Add `text` to `literals`, and return the name of the variable that holds it in the compiled code."""
     literals.append(text)
     return f"literal_{len(literals) - 1}"
 
 
 def _code(function: str, literals: list[str]) -> Code:
-    """Return the function that this module wrote, with its literals."""
+    """Compile `function`, the source of a lambda, and return the function with these literals."""
     return _shared(function, len(literals))(*literals)
 
 
 @lru_cache(SHAPES_MAX)
 def _shared(function: str, literals: int) -> Callable[..., Code]:
-    """Return a function from the literals to `function`, which holds nothing but numbers and known names."""
+    """Compile `function`, the source of a lambda that refers to a number of literals.
+
+    Return a function that takes their texts and returns the lambda. The source itself holds no text from a
+    mapping file, so that it is compiled once for all routes of the same shape.
+    """
     names = ", ".join([f"literal_{at}" for at in range(literals)])
     builtins = {"__builtins__": {"len": len, "map": map}}
     made = eval(f"lambda {names}: {function}", builtins)  # noqa: S307 - made of nothing from elsewhere

@@ -1,4 +1,4 @@
-"""`when`: a CEL expression that is true for the messages that cross.
+"""Conditions of routes: the CEL expression `when`, which is true for the messages that cross.
 
 Each expression is compiled once. The names in it determine what is prepared: names from the address alone are
 evaluated once per address; the body is parsed only if the expression names `body`, the headers only if it
@@ -46,7 +46,7 @@ FUNCTIONS: Final = frozenset((
 
 
 class ExpressionError(MappingError):
-    """Error in the text of an expression. `inner`: line and column in the text, from 1."""
+    """Error in the text of an expression; `inner` has line and column within that text, from 1."""
 
     def __init__(self, reason: str, line: int, column: int) -> None:
         super().__init__(reason)
@@ -54,14 +54,17 @@ class ExpressionError(MappingError):
 
 
 class ConditionCounters(Protocol):
-    """Counters of evaluations without a value: the body was not JSON (`unparsable`), or other reasons."""
+    """Counters of evaluations of `when` that had no value.
+
+    `unparsable`: the body was not JSON. `undecided`: all other reasons, such as a missing field.
+    """
 
     unparsable: int
     undecided: int
 
 
 class Condition:
-    """A compiled expression over `known_names`.
+    """Compiled CEL expression of `when`, which may refer to the variables `known_names`.
 
     Raises MappingError if the text is not CEL, has an unknown name, or could take too long.
     """
@@ -79,7 +82,7 @@ class Condition:
     )
 
     def __init__(self, text: str, known_names: Iterable[str], steps_max: int = STEPS_MAX) -> None:
-        """Compile `text`. `steps_max`: limit of one evaluation, in steps (see expressions.py)."""
+        """Compile `text`. `steps_max` limits the steps of one evaluation, a unit of expressions.py."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()
@@ -101,7 +104,10 @@ class Condition:
         self._words = tuple(self.names & PER_MESSAGE - {"body", "headers"})
 
     def mistyped(self) -> str:
-        """Return why a comparison of the expression never has a value or is never true, or "" if none is."""
+        """Return why a comparison in the expression compares different types, or "" if none does.
+
+        Such a comparison never has a value or is never true.
+        """
         for name, kind, literal in self._cost.compared:
             own = _KINDS.get(name, "text")
             if own in (kind, "any") or literal == "null":
@@ -115,15 +121,18 @@ class Condition:
         return ""
 
     def fixed(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return those of `values` (from an address) that the expression names; pass them to `holds`."""
+        """Return those of `values` to which the expression refers.
+
+        `values` are the variables that depend only on the address; the result is an argument of `holds`.
+        """
         return {name: text for name, text in values.items() if name in self.names}
 
     def constant(self) -> bool | None:
-        """Return the value of an expression without names, or None if the expression has names."""
+        """Return the value of an expression that refers to no variable, or None if it refers to one."""
         return None if self.names else bool(self._evaluated({}))
 
     def _evaluated(self, variables: dict[str, Any]) -> bool | None:
-        """Evaluate the expression. Return None if it has no value."""
+        """Evaluate the expression. Return None if it has no value, for example because a field is missing."""
         try:
             return self._program.execute(variables) is True
         except Exception:  # a dozen builtin types, and each means that the expression has no value
@@ -136,7 +145,8 @@ class Condition:
     def holds(self, message: Message, fixed: dict[str, Any], counts: ConditionCounters) -> bool:
         """Return True if the expression is true for `message`. Never raises.
 
-        `fixed` holds the values from the message's address. An evaluation without a value counts in `counts`.
+        `fixed` has the variables that depend only on the message's address. An evaluation without a value
+        counts in `counts` and returns False.
         """
         variables = dict(fixed)
         unparsable = False
@@ -164,9 +174,9 @@ class Condition:
 
 
 def _compiled(text: str) -> tuple[cel.Program, Expression]:
-    """Compile a text. Return the program and its costs. Raises MappingError.
+    """Compile the text of an expression. Return the program and its costs. Raises MappingError.
 
-    A text that is too long or too deep is never given to the library, whose stack would overflow.
+    A text that is too long or nested too deep is not passed to the CEL library, whose stack would overflow.
     """
     import cel  # takes 100 ms of every start, and most mappings have no condition
 
@@ -187,7 +197,7 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
 
 
 def _misread(report: str) -> MappingError:
-    """Return the error for the first fault in the CEL library's `report`."""
+    """Return an error with the first fault in `report`, the text of the CEL library's error."""
     found = FAULT.search(report)
     if found is None:
         return MappingError(f"not a CEL expression: {report.splitlines()[0]}")
@@ -211,12 +221,15 @@ _MEANT: Final = (
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Return True if `error` is a panic of the library: no Exception, and its type cannot be imported."""
+    """Return True if `error` is a panic of the CEL library.
+
+    A panic is not an Exception, and its type cannot be imported.
+    """
     return type(error).__name__ == "PanicException"
 
 
 def _read_body(body: bytes) -> tuple[Any, int]:
-    """Parse the body. Return it and its size for Expression.steps.
+    """Parse a JSON body. Return it with its size in the unit of `Expression.steps`.
 
     Raises ValueError if the body is too large, has too many values, or is not JSON.
     """
@@ -249,7 +262,10 @@ def _count_values(body: Any) -> int:
 
 
 def _size_of_headers(headers: Headers) -> int:
-    """Return the size of headers for Expression.steps. Raises ValueError if they are too many or too deep."""
+    """Return the size of headers in the unit of `Expression.steps`.
+
+    Raises ValueError if there are too many or they are nested too deep.
+    """
     count = byte_count = 0
     stack = [(value, 1) for _, value in headers]
     while stack:

@@ -17,12 +17,12 @@ from gateway.protocols import dialect_of, show
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A route that matches the address.
+    """A route that matches an address, with what it does with messages of that address.
 
-    `address` is the target's address, in its protocol's words; if the route refuses it, `address` is "" and
-    `refused` is the reason. `when` is the expression that each message still has to satisfy, or None. If
-    a message was given, `crosses` is True if it crosses, `made` holds the words and headers of the crossed
-    message, and `why` is the reason if it does not cross: the result of `when`, or the refusal.
+    `address` is the target's address as text; if the route refuses it, `address` is "" and `refused` is the
+    reason. `when` is the expression that each message still has to satisfy, or None. The last three fields
+    are for a single message, if one was given: `crosses` is True if the route delivers it, `made` has the
+    properties and headers of the delivered message, and `why` is the reason if it is not delivered.
     """
 
     route: str
@@ -70,7 +70,8 @@ def explain(
 ) -> Explanation:
     """Explain what every route does with messages from `endpoint` to `address`, or with `message` if given.
 
-    `queue` as in Router.resolve; `sender` fills templates that name the client or the user.
+    `queue` is the queue that a link consumed the message from, or "". `sender` has the values for templates
+    that refer to the client or user.
     """
     matches: list[Match] = []
     misses: list[Miss] = []
@@ -95,6 +96,7 @@ def _explain_route(
     sender: Sender,
     message: Message | None,
 ) -> Match | str:
+    """Return what `route` does with the address and the message, or a text why it does not match."""
     if route.source != endpoint:
         return f"takes from {route.source!r}"
     captures = route.pattern.match(address, queue)
@@ -125,9 +127,10 @@ def _explain_route(
 
 
 def _tried(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
-    """Try a message on a resolved route.
+    """Apply a resolved route to a message.
 
-    Return True if it crosses, the words of the crossed message or None, and the reason if it does not cross.
+    Return True if it delivers the message, the properties of the new message or None, and "" or the reason
+    why it does not deliver it.
     """
     route = way.route
     unparsable, undecided = route.unparsable, route.undecided

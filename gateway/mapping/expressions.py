@@ -53,14 +53,14 @@ _CONSTANTS: Final = frozenset(("true", "false", "null"))
 
 
 class NotUnderstood(Exception):
-    """Error: the text is not in the part of CEL that this parser knows."""
+    """Error for a text that is not in the part of CEL that this parser understands."""
 
 
 class SizedValue(NamedTuple):
-    """Upper bound of the size of a subexpression's value.
+    """Upper bound of the size of a subexpression's value: `weight` times a size that `level` selects.
 
-    `level`: the loop whose variable the value comes from (1: the outermost), or 0: the message; the size is
-    `weight` times that of what the level holds. None: the value depends on neither, its size is `weight`.
+    `level` 0: the size of the message. `level` from 1: the size of the variable of that loop, 1 being the
+    outermost loop. None: 1, because the value does not depend on the message.
     """
 
     level: int | None
@@ -68,24 +68,29 @@ class SizedValue(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A number of steps or iterations: `weight` times the size of the message to the power of `degree`."""
+    """A number of steps or iterations: `weight` times the size of the message to the power of `degree`.
+
+    The size is the number of values in the message, texts counting by length.
+    """
 
     weight: float
     degree: int
 
     def times(self, other: Cost) -> Cost:
-        """Return the product of both."""
+        """Return the product of two costs, such as of the iterations of a loop and the steps of each."""
         return Cost(self.weight * other.weight, self.degree + other.degree)
 
 
 class _Loop(NamedTuple):
+    """Loop around the text that is being parsed: its variable, and the value that it iterates over."""
+
     name: str
     over: SizedValue
     turns: Cost  # iterations in the whole evaluation
     visits: Cost  # how often the loop visits one and the same value of the message
 
     def lasts(self) -> Cost:
-        """Return the number of iterations each time the loop runs, if it visits every element."""
+        """Return the number of iterations of one run of the loop, if it visits every element."""
         return Cost(self.over.weight, 0 if self.over.level is None else 1)
 
 
@@ -94,11 +99,11 @@ ONCE: Final = Cost(1.0, 0)
 
 
 class Expression:
-    """The costs of one expression. `names`: the names that it refers to, without loop variables.
+    """Costs of one CEL expression, and the variables in `names` to which it refers.
 
-    `compared`: each comparison of such a name with a literal, as the name, the kind (`text`, `number` or
-    `word` for true and false) and the literal. Raises NotUnderstood, and MappingError if the expression would
-    be too expensive with any message.
+    `compared` has each comparison of such a variable with a literal: its name, the kind of the literal
+    (`text`, `number`, or `word` for true and false) and the literal. Raises NotUnderstood if the text cannot
+    be parsed, and MappingError if the expression would be too expensive with any message.
     """
 
     __slots__ = ("_steps", "compared", "names")
@@ -116,7 +121,10 @@ class Expression:
             )
 
     def steps(self, size: int) -> float:
-        """Return the maximum number of steps of an evaluation with a message of this size (see above)."""
+        """Return the maximum number of steps of an evaluation with a message of this size.
+
+        A step takes some 0.2 µs. The size is the number of values in the message, texts counting by length.
+        """
         total = 0.0
         for weight in reversed(self._steps):
             total = total * size + weight
@@ -124,7 +132,10 @@ class Expression:
 
 
 class _ExpressionParser:
-    """A recursive-descent parser; each production's method returns the size of the value."""
+    """Recursive-descent parser of CEL that adds up costs instead of building a tree.
+
+    The method of each production returns the size of the subexpression's value.
+    """
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
@@ -148,7 +159,10 @@ class _ExpressionParser:
                 return
 
     def parse(self) -> None:
-        """Parse the whole text; the cost of copying the result is included. Raises NotUnderstood."""
+        """Parse the whole text and add up its costs, including that of copying the result.
+
+        Raises NotUnderstood.
+        """
         self._use(self._condition())
         if self._tokens[self._at][0] != "end":
             raise NotUnderstood
@@ -156,6 +170,7 @@ class _ExpressionParser:
     # Tokens.
 
     def _accept(self, *signs: str) -> str:
+        """Skip the next token if it is one of `signs`. Return it, or "" if it is another one."""
         kind, text = self._tokens[self._at]
         if (kind == "sign" or text == "in") and kind != "text" and text in signs:
             self._at += 1
@@ -176,17 +191,18 @@ class _ExpressionParser:
     # Costs.
 
     def _turns(self) -> Cost:
+        """Return how often the part of the text that is being parsed is evaluated."""
         return self._loops[-1].turns if self._loops else ONCE
 
     def _between(self, level: int) -> Cost:
-        """Return the number of iterations of the loops inside loop `level`, per iteration of that loop."""
+        """Return the number of iterations of all loops inside loop `level`, per iteration of that loop."""
         found = ONCE
         for loop in self._loops[level:]:
             found = found.times(loop.lasts())
         return found
 
     def _uses(self, value: SizedValue) -> Cost:
-        """Return the cost of reading all of a value at this place of the text, in the whole evaluation."""
+        """Return the cost of reading all of a value at this place, summed over the whole evaluation."""
         turns = self._turns().times(Cost(value.weight, value.level is not None))
         if not value.level:
             return turns
@@ -194,18 +210,20 @@ class _ExpressionParser:
         return min(turns, visits.times(Cost(value.weight, 1)), key=lambda cost: (cost.degree, cost.weight))
 
     def _spend(self, cost: Cost) -> None:
+        """Add `cost` to the steps. Raises MappingError if loops are nested too deep."""
         if cost.degree > DEGREE_MAX:
             raise MappingError("its loops are nested too deep; let each go through what the outer one holds")
         self.steps[cost.degree] += cost.weight
 
     def _use(self, *values: SizedValue) -> None:
+        """Add the cost of one operation at this place, and of reading all of `values` in it."""
         self._spend(self._turns())
         for value in values:
             self._spend(self._uses(value))
 
     @staticmethod
     def _joined(values: list[SizedValue]) -> SizedValue:
-        """Return the size of a value that holds all of `values`."""
+        """Return the size of a value that contains all of `values`."""
         levels = [value.level for value in values if value.level is not None]
         return SizedValue(min(levels, default=None), sum(value.weight for value in values))
 
@@ -233,6 +251,7 @@ class _ExpressionParser:
         return found
 
     def _relation(self) -> SizedValue:
+        """Parse a chain of comparisons and `in`."""
         start = self._at
         found = self._sum()
         while sign := self._accept("<", "<=", ">", ">=", "==", "!=", "in"):
@@ -249,7 +268,10 @@ class _ExpressionParser:
         return found
 
     def _note(self, left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
-        """Note a comparison of a name with a literal, each of one token."""
+        """Store a comparison in `compared` if one side is a variable and the other one a literal.
+
+        `left` and `right` are the tokens of both sides.
+        """
         for one, other in ((left, right), (right, left)):
             if len(one) == len(other) == 1 and one[0][0] == "word" and one[0][1] not in _CONSTANTS:
                 kind, literal = other[0]
@@ -285,7 +307,10 @@ class _ExpressionParser:
         return found
 
     def _selected(self, value: SizedValue, name: str) -> SizedValue:
-        """Parse what follows `value.name`: nothing for a field, or the arguments of a loop or function."""
+        """Parse what follows `value.name`, and return the size of the result.
+
+        Nothing follows a field; the arguments of a loop or function follow its name.
+        """
         if not self._accept("("):
             self._use(value)
             return value
@@ -294,10 +319,11 @@ class _ExpressionParser:
         return self._called(name, [value])
 
     def _called(self, name: str, values: list[SizedValue]) -> SizedValue:
-        """Parse a function's arguments and the closing parenthesis; the result is as large as all of them.
+        """Parse a function's arguments and the closing parenthesis.
 
-        `values` are the sizes of what it is called on. Raises MappingError for a pattern of `matches` that is
-        no literal.
+        `values` has the size of the value before the dot, if the function is called on one. The result counts
+        as large as that and the arguments together. Raises MappingError for a pattern of `matches` that is
+        not a literal.
         """
         start = self._at
         values = values + self._listed(")")
@@ -312,6 +338,7 @@ class _ExpressionParser:
         return self._joined(values) if values else NOTHING
 
     def _listed(self, end: str) -> list[SizedValue]:
+        """Parse expressions separated by commas, up to the sign `end`. Return their sizes."""
         found: list[SizedValue] = []
         while not self._accept(end):
             found.append(self._condition())
@@ -321,7 +348,10 @@ class _ExpressionParser:
         return found
 
     def _loop(self, over: SizedValue, name: str) -> SizedValue:
-        """Parse the arguments of a loop over `over`, behind the opening parenthesis, and the closing one."""
+        """Parse the arguments of the loop function `name`, such as `exists`, and the closing parenthesis.
+
+        `over` is the size of the list or map that it is called on. Return the size of the result.
+        """
         bound = self._word()
         self._expect(",")
         outer = self._turns()
@@ -346,6 +376,11 @@ class _ExpressionParser:
 
     @staticmethod
     def _mapped(loop: _Loop, level: int, made: SizedValue) -> SizedValue:
+        """Return the size of the list that `map` builds from elements of the size `made`.
+
+        `level` is the level of the loop. Raises MappingError if the elements contain values from outside of
+        it.
+        """
         over = loop.over
         if made.level is None or made.level == level:
             return SizedValue(over.level, over.weight * max(made.weight, 1))
@@ -354,6 +389,7 @@ class _ExpressionParser:
         raise MappingError(f"map: what it makes may hold {loop.name!r}, and nothing from outside of it")
 
     def _primary(self) -> SizedValue:
+        """Parse a literal, a name, a list, a map, or an expression in parentheses."""
         kind, text = self._tokens[self._at]
         self._at += 1
         if kind == "text":
@@ -375,11 +411,13 @@ class _ExpressionParser:
         raise NotUnderstood
 
     def _made(self, parts: list[SizedValue]) -> SizedValue:
+        """Return the size of a list or map with these parts, and add the cost of building it."""
         found = self._joined([NOTHING, *parts])
         self._use(found)
         return found
 
     def _entries(self) -> list[SizedValue]:
+        """Parse the entries of a map and its closing brace. Return the sizes of their keys and values."""
         found: list[SizedValue] = []
         while not self._accept("}"):
             found.append(self._condition())
@@ -391,6 +429,7 @@ class _ExpressionParser:
         return found
 
     def _named(self, name: str) -> SizedValue:
+        """Parse what follows a name: a call of a function, or nothing. Return the size of the value."""
         self._spend(self._turns())
         if self._accept("("):
             return self._called(name, [])
@@ -419,10 +458,10 @@ FAST_STATES: Final = 8  # states that together cost one step for each piece of t
 
 
 def _pattern_steps(literal: str) -> tuple[float, float]:
-    """Return the steps to compile a regular expression, and the steps to run it on each piece of text.
+    """Return the steps to compile a regular expression, and those to run it on each piece of text.
 
-    `literal` is the CEL literal with its prefix and quotes. Raises MappingError if the pattern is too long or
-    verbose, or has escapes by number in a literal that is not raw.
+    A piece has TEXT_PIECE bytes. `literal` is the CEL literal with its prefix and quotes. Raises MappingError
+    if the pattern is too long or verbose, or has escapes by number in a literal that is not raw.
     """
     if len(literal) > PATTERN_BYTES_MAX:
         raise MappingError(f"matches: a pattern has at most {PATTERN_BYTES_MAX} characters")
@@ -440,7 +479,10 @@ def _pattern_steps(literal: str) -> tuple[float, float]:
 
 
 def _count_states(pattern: str) -> float:
-    """Estimate the number of states of the automaton; a part with a repetition count counts that often."""
+    """Estimate the number of states of the automaton for a regular expression.
+
+    A part with a repetition count counts that many times.
+    """
     groups = [[0.0, 0.0]]  # for each open group: the states before its last part, and those of this part
     for piece in _PIECE.finditer(pattern):
         text = piece[0]

@@ -38,7 +38,11 @@ class Severity(Enum):
 
 
 class Finding(NamedTuple):
-    """One finding of the linter. `code` is stable, for filters; `line`, `column`: from 1, 0 if unknown."""
+    """One finding of the linter, with its position in the mapping file.
+
+    `code` is stable, so that findings can be filtered by it. `line` and `column` count from 1; 0 means
+    unknown.
+    """
 
     severity: Severity
     code: str
@@ -54,10 +58,11 @@ def lint(
     links: Collection[str] = (),
     worlds: Map[str, str] | None = None,
 ) -> list[Finding]:
-    """Return all findings, sorted by severity and position.
+    """Return all findings about the routes in `mappings`, sorted by severity and position.
 
-    `endpoints` maps names to protocols; `links` are the names of those that are the gateway's connections to
-    remote brokers; for `worlds` see Router.
+    `endpoints` maps the names of endpoints to protocols; `links` are the names of those that are connections
+    to remote brokers. `worlds` maps each listener to its domain; None means that each has a domain of its
+    own.
     """
     listeners = {name: name for name in endpoints if name not in links} if worlds is None else worlds
     compiled = compile_routes(mappings, endpoints, listeners)
@@ -84,9 +89,11 @@ def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
 
 
 def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Find listeners that no route starts at or leads to, or only by another listener of their domain.
+    """Find listeners whose clients no route serves.
 
-    A listener with its protocol's name may exist only because nothing else was configured: that is a note.
+    No route starts or ends at such a listener, or only at another listener of its domain. For a listener that
+    has the name of its protocol, the finding is only a note: it may be the default one, which exists because
+    nothing else was configured.
     """
     sources = {route.source for route in routes}
     source_domains = {worlds[source] for source in sources if source in worlds}
@@ -105,6 +112,7 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
 
 
 def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
+    """Find faults of one route, regardless of the others."""
     yield from _weakened(route)
     yield from _unreachable(route, links)
     yield from _long_key(route)
@@ -121,6 +129,7 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _weakened(route: Route) -> Iterator[Finding]:
+    """Find options by which the target's delivery guarantee is weaker than the source's."""
     delivery, qos = route.rule.delivery, route.rule.to.qos
     for word, mode in (("qos1", delivery.qos1), ("qos2", delivery.qos2)):
         if mode == "transient":
@@ -138,6 +147,7 @@ def _weakened(route: Route) -> Iterator[Finding]:
 
 
 def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
+    """Find a pattern or condition that no message can satisfy."""
     pattern = route.pattern
     reason = ""
     if route.condition is not None and route.condition.constant() is False:
@@ -161,6 +171,7 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
+    """Find a target name whose own text leaves little room, or that a long source name can make too long."""
     if not route.target.names:
         return
     source, target = route.pattern.dialect, route.target.dialect
@@ -175,7 +186,7 @@ def _long_key(route: Route) -> Iterator[Finding]:
 
 
 def _literal(route: Route) -> Iterator[Finding]:
-    """Find texts of the target that look like wildcards or placeholders, and are sent as they are."""
+    """Find texts in the target's template that look like wildcards or placeholders, but are not."""
     word = route.target.dialect.name_word
     for level in route.target.name.levels:
         first = "".join(map(str, level)) if all(isinstance(piece, str) for piece in level) else ""
@@ -192,6 +203,7 @@ def _literal(route: Route) -> Iterator[Finding]:
 
 
 def _unidentified(route: Route) -> Iterator[Finding]:
+    """Note that a route with `deduplicate` delivers repeats of messages without a message id."""
     if route.rule.deduplicate is None:
         return
     where = route.pattern.dialect.message_id_field
@@ -203,7 +215,7 @@ def _unidentified(route: Route) -> Iterator[Finding]:
 
 
 def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
-    """Find out if both routes deliver one message to one address, and yield a warning if so."""
+    """Yield a warning if both routes deliver one message to the same address."""
     if (earlier.source, earlier.target_endpoint) != (later.source, later.target_endpoint):
         return
     meeting = witness(earlier.pattern, later.pattern)
@@ -224,20 +236,21 @@ def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
 
 
 def _shadows(wide: Route, narrow: Route) -> bool:
-    """Return True if `wide` delivers every message of `narrow` to the same address as `narrow` does."""
+    """Return True if `wide` delivers every message that `narrow` matches, and to the same address."""
     if wide.condition is not None or not covers(wide.pattern, narrow.pattern):
         return False
     return all(_same_target(wide, narrow, levels) for levels in _samples(narrow.pattern))
 
 
 def _exclusive(one: Route, other: Route) -> bool:
-    """Return True if both have different conditions: only their author knows if both can be true."""
+    """Return True if both routes have conditions, and these differ: both may never be true together."""
     if one.condition is None or other.condition is None:
         return False
     return one.condition.text != other.condition.text
 
 
 def _same_target(one: Route, other: Route, levels: Levels) -> bool:
+    """Return True if both routes deliver a message with these levels to the same address."""
     try:
         address = example(one.pattern, levels)
     except NameRefused:
@@ -247,25 +260,32 @@ def _same_target(one: Route, other: Route, levels: Levels) -> bool:
 
 
 def _target(route: Route, address: Address) -> Address | None:
+    """Return the address to which `route` delivers messages of `address`, or None if there is none."""
     queue = route.pattern.queue or ""
     captures = route.pattern.match(address, queue)
     return None if captures is None else route.resolve_for(address, captures, queue, HOPS_MAX, NOBODY).target
 
 
 def example(pattern: Pattern, levels: Levels) -> Address:
-    """Build the address with these levels in the pattern's scope, or of its queue. Raises NameRefused."""
+    """Build the address with these levels that `pattern` matches. Raises NameRefused.
+
+    It is in the pattern's scope. If the pattern is a queue, the result is that queue's address.
+    """
     name = pattern.queue if pattern.queue is not None else pattern.dialect.separator.join(levels)
     return pattern.dialect.address(pattern.scope, name)
 
 
 def _shortest(pattern: Pattern) -> Levels:
-    """Return the levels of a short match of the pattern: at least one level."""
+    """Return the levels of a short name that the pattern matches: at least one level."""
     tokens = [token for token in pattern.tokens if token.kind is not TokenKind.REST]
     return tuple(token.text if token.kind is TokenKind.LITERAL else "x" for token in tokens) or ("x",)
 
 
 def _samples(pattern: Pattern) -> list[Levels]:
-    """Return up to three matches: with no, one and two levels for a rest, and a unique text per wildcard."""
+    """Return the levels of up to three names that the pattern matches.
+
+    A multi-level wildcard is replaced by no, one and two levels; each wildcard by texts of its own.
+    """
     made: list[Levels] = []
     for rest in range(3):
         levels: list[str] = []
@@ -285,7 +305,7 @@ def _samples(pattern: Pattern) -> list[Levels]:
 
 
 def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Find routes between listeners of one domain that deliver each message to its own address again."""
+    """Find routes within one domain that deliver each message to the address that it came from."""
     for route in routes:
         source = worlds.get(route.source)
         if source is None or worlds.get(route.target_endpoint) != source or route.pattern.queue is not None:
@@ -302,7 +322,8 @@ def _returned(routes: tuple[Route, ...], worlds: Map[str, str]) -> Iterator[Find
 def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Finding]:
     """Find chains of routes through links that lead back to their start.
 
-    A route that brings back from a link what another route sent there from a listener is found, too.
+    Also find each route that brings from a link to a listener what another route has sent from that listener
+    to the link.
     """
     leads = {
         route: [other for other in routes if route.target_endpoint in links and _leads(route, other)]
@@ -329,7 +350,10 @@ def _circles(routes: tuple[Route, ...], links: Collection[str]) -> Iterator[Find
 
 
 def _shortest_circle(start: Route, leads: dict[Route, list[Route]]) -> list[Route]:
-    """Return the shortest chain of routes from a route back to itself; empty if there is no such chain."""
+    """Return the shortest chain of routes from `start` back to itself; empty if there is none.
+
+    `leads` has, for each route, those that can match what it delivers.
+    """
     before: dict[Route, Route] = {}
     queue = deque([start])
     while queue:
@@ -358,7 +382,7 @@ def _leads(route: Route, other: Route) -> bool:
 
 
 def _made(route: Route, unknown: str) -> Pattern:
-    """Return a pattern of the addresses that a route produces.
+    """Return a pattern of the addresses to which a route delivers.
 
     Its scope is `unknown` if the exchange depends on the message.
     """
@@ -371,7 +395,7 @@ def _made(route: Route, unknown: str) -> Pattern:
 
 
 def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[PatternToken]:
-    """Return the tokens that match every rendering of one level of the target's template."""
+    """Return the tokens of a pattern that matches whatever one level of the target's template may become."""
     if all(isinstance(piece, str) for piece in level):
         return [PatternToken(TokenKind.LITERAL, "".join(map(str, level)))]
     first = level[0]
@@ -390,9 +414,10 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
 def undivided_routes(
     routes: Iterable[Route], divides: Callable[[str, str | None], bool], workers: int
 ) -> list[MappingError]:
-    """Return an error for each route over which each of several workers would deliver every message.
+    """Return an error for each route that several worker processes would each apply to every message.
 
-    `divides` is true if the consumers at an endpoint, of a queue or None, get each message once among them.
+    `divides` takes an endpoint and a queue or None. It returns True if of several consumers there each
+    message goes to only one.
     """
     return [
         MappingError(
@@ -410,8 +435,9 @@ def undivided_routes(
 def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[MappingError]:
     """Return an error for each route that does not work with several workers of the embedded broker.
 
-    Each worker is a domain of its own, so a route must neither end at a listener nor deduplicate, which needs
-    the messages of the other workers.
+    The clients of each worker are a domain of their own. So a route must not end at a listener, where only
+    the clients of one worker would get its messages, and must not deduplicate, which needs the messages of
+    the other workers.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -429,9 +455,10 @@ def returning_routes(routes: Iterable[Route], links: Collection[str]) -> list[Ma
 def unstorable_routes(
     routes: Iterable[Route], links: Collection[str], *, store: bool, shared: Collection[str] = ()
 ) -> list[MappingError]:
-    """Return an error for each route with `settle: stored` that has no link as target, or no store.
+    """Return an error for each route with `settle: stored` that cannot have an outbox.
 
-    `shared`: links whose outboxes are on the cluster; a route to one of them must not have its own limits.
+    Its target is not a link, or `store` is False: there is no store. `shared` has the links whose outboxes
+    are on the cluster; a route to one of them must not have limits of its own.
     """
     found: list[MappingError] = []
     for route in routes:
@@ -456,7 +483,7 @@ def unstorable_routes(
 
 
 def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
-    """Return an error for each route whose `private` hashes, for use when there is no key."""
+    """Return an error for each route with `private: hash`; call this if no key for hashes is configured."""
     return [
         MappingError(
             f"route {route.name!r}: private: hash needs journal.hash_key, which is not set",

@@ -21,7 +21,7 @@ VERSION_DIGITS: Final = 12  # hexadecimal digits of the text's SHA-256 digest
 
 
 class Mapping:
-    """A checked mapping file: `document`, and the line (from 1) of every place in it.
+    """A checked mapping file: its content as `document`, and the positions of its parts in the text.
 
     `version` is a short digest of the text, and changes with it.
     """
@@ -37,11 +37,17 @@ class Mapping:
         self._source = source
 
     def position(self, place: Place) -> Position:
-        """Return the position of `place`, or that of the enclosing place if `place` is not in the file."""
+        """Return line and column (from 1) of `place`, the path of keys and indices to a part of the document.
+
+        If the file does not contain it, return the position of the part around it.
+        """
         return self._source.position(place)
 
     def error(self, place: Place, reason: str, inner: tuple[int, int] | None = None) -> MappingError:
-        """Build the MappingError with `reason` at `place`; `inner`: line and column in the text there."""
+        """Build the MappingError with `reason` and the position of `place`.
+
+        `inner` is a line and column within the text at `place`, from 1, or None.
+        """
         text = f"{dotted(place)}: {reason}"
         at = None if inner is None else self._source.inside(place, *inner)
         if at is None:
@@ -68,7 +74,10 @@ def _read(file: str) -> Mapping:
 
 
 def parse(text: str, file: str = "<text>") -> Mapping:
-    """Check the text of a mapping file. Raises MappingError for the first fault, with the others in it."""
+    """Check the text of a mapping file, and return it parsed.
+
+    Raises MappingError for the first fault; its `others` are the further faults.
+    """
     return _checked(lambda: documents.parse(text, file))
 
 
@@ -87,7 +96,10 @@ def _checked(read: Callable[[], Document]) -> Mapping:
 
 
 def _all(error: ValidationError, source: Document) -> MappingError:
-    """Build one MappingError of all faults by position: the first is its reason, the rest its `others`."""
+    """Build one MappingError of all faults, sorted by position.
+
+    The first fault is its reason, the rest are its `others`.
+    """
     found = {
         (source.position(one.place), _worded(one).text): one.place for one in complaints(error, MappingFile)
     }
@@ -97,7 +109,7 @@ def _all(error: ValidationError, source: Document) -> MappingError:
 
 
 def _worded(complaint: Complaint) -> Complaint:
-    """Replace the reason by words where the model's own reason is a regular expression."""
+    """Return the complaint with a readable reason if its reason is a regular expression."""
     if complaint.place[-1:] == ("window",) and complaint.value is not None:
         return complaint._replace(reason="a number and s, m, h or d, as 10m")
     return complaint

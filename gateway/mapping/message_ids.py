@@ -17,7 +17,7 @@ from gateway.model.properties import Properties
 
 
 class IdentifyingRoute(AmendingRoute):
-    """A resolved route that gives each crossed message without a message id the next of `ids`."""
+    """Resolved route that gives each message that it delivers the next id of `ids`, unless it has one."""
 
     __slots__ = ("_ids",)
 

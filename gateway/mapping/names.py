@@ -30,7 +30,7 @@ LevelTranslation = Callable[[str], str]
 
 
 def split_levels(text: str, separator: str) -> list[str]:
-    """Split a pattern or template at `separator`, but not inside braces: `{a...}.b` has two levels."""
+    """Split a pattern or template at `separator`, except inside braces: `{a...}.b` has two levels."""
     if not text:
         return []
     return re.split(re.escape(separator) + r"(?![^{}]*\})", text)
@@ -40,10 +40,10 @@ def split_levels(text: str, separator: str) -> list[str]:
 def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTranslation:
     """Return the function that translates one level of a name from `source` to `target`.
 
-    The function may raise NameRefused.
-
-    `keep` copies; `swap` exchanges the two separators; `reject` refuses what `percent` would have to encode;
-    `percent` is the bijection described at the head of this file.
+    `escape` is the policy for characters that mean something in one of the two protocols. `keep` copies the
+    level; `swap` exchanges the two separators; `percent` percent-encodes such characters reversibly, as
+    described at the head of this file; `reject` refuses a level that `percent` would have to encode. The
+    function may raise NameRefused.
     """
     if escape == "keep":
         return _keep
@@ -59,9 +59,9 @@ def translation(source: Dialect, target: Dialect, escape: Escape) -> LevelTransl
 
 @cache
 def plain_translation(target: Dialect, escape: Escape) -> LevelTranslation:
-    """Return the function that writes text that is no name (a client id, an exchange) as a level in `target`.
+    """Return the function that writes a text, such as a client id or an exchange, as one level in `target`.
 
-    The function may raise NameRefused.
+    The text is not a level of another protocol's name. The function may raise NameRefused.
     """
     if escape in ("keep", "swap"):
         return _keep
@@ -75,9 +75,10 @@ def _keep(level: str) -> str:
 
 
 def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[str]]:
-    """Return the characters that gain a nesting, those that lose one, and those whose first two forms swap.
+    """Return three sets of characters by what the policy `percent` does with them.
 
-    All three are empty if source and target agree: then no name changes.
+    The first are percent-encoded once more, the second decoded once, and of the third the bare and the
+    encoded form are exchanged. All are empty if no name changes between the two protocols.
     """
     forbidden_here, forbidden_there = set(source.forbidden), set(target.forbidden)
     swapped = (set(source.guarded) ^ set(target.guarded)) - forbidden_here - forbidden_there
@@ -85,6 +86,8 @@ def _classes(source: Dialect, target: Dialect) -> tuple[set[str], set[str], set[
 
 
 def _refusal(characters: str) -> LevelTranslation:
+    """Return a function that raises NameRefused for a level with one of `characters`."""
+
     def refuse(level: str) -> str:
         for character in characters:
             if character in level:
@@ -101,7 +104,11 @@ def _percent(forbidden: set[str], more: set[str], fewer: set[str], swapped: set[
 
 
 class Percent:
-    """The translation `percent` of one level; `search` matches each part of a level that changes."""
+    """Translation of one level by the policy `percent`.
+
+    `search` matches each part of a level that changes. Characters in `more` are percent-encoded once more,
+    those in `fewer` decoded once; of any other that matches, the bare and the encoded form are exchanged.
+    """
 
     __slots__ = ("_fewer", "_more", "search")
 
@@ -115,6 +122,7 @@ class Percent:
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:
+        """Return the replacement of one match: a bare character, or its code nested any number of times."""
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"
@@ -128,10 +136,10 @@ class Percent:
 
 
 def changes(translate: LevelTranslation) -> Callable[[str], object]:
-    """Return a function that is true for a whole name if the translation may change any of its levels.
+    """Return a function that tests if `translate` may change any level of a whole name.
 
-    Its result is truthy or falsy; it may be true for a name that does not change, but never false for one
-    that does.
+    Its result is truthy or falsy. It may be truthy for a name that does not change, but is never falsy for
+    one that does.
     """
     if translate is _keep:
         return _never

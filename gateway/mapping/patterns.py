@@ -35,7 +35,10 @@ _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
 class TokenKind(Enum):
-    """Kind of a token. LITERAL: this level. ONE: any single level. REST: any number of levels."""
+    """Kind of a pattern's token: what it matches.
+
+    LITERAL: one level with its text. ONE: any single level. REST: any number of levels, none included.
+    """
 
     LITERAL = "literal"
     ONE = "one"
@@ -43,7 +46,10 @@ class TokenKind(Enum):
 
 
 class PatternToken(NamedTuple):
-    """One token of a pattern. `text`: a literal's text, or a capture's name ("" without a name)."""
+    """One token of a pattern.
+
+    `text` is the text of a literal, or the name of a capture; it is "" for a wildcard without a name.
+    """
 
     kind: TokenKind
     text: str
@@ -72,6 +78,7 @@ def parse_tokens(dialect: Dialect, text: str) -> Tokens:
 
 
 def _token(level: str, one: str) -> PatternToken:
+    """Parse one level of a pattern; `one` is the protocol's single-level wildcard. Raises MappingError."""
     if level == one:
         return PatternToken(TokenKind.ONE, "")
     if level == "#":
@@ -87,10 +94,11 @@ def _token(level: str, one: str) -> PatternToken:
 
 
 class Pattern:
-    """The addresses of a protocol that a route matches.
+    """Pattern of a route: the addresses of one protocol that it matches.
 
-    `scope` is the exchange or the service. `queue`, if not None, is the name of a queue, and the tokens then
-    match any key. `first` is a literal first level, else None: a fast test that most names fail.
+    `scope` is the exchange or the service. `queue`, if not None, is the name of a queue to consume from, and
+    the tokens then match any key. `first` is the text of the first level if that is a literal, otherwise
+    None: a comparison with it rules out most names.
     """
 
     __slots__ = ("dialect", "first", "names", "queue", "scope", "tokens")
@@ -106,34 +114,44 @@ class Pattern:
         )
 
     def takes_from(self, address: Address, queue: str = "") -> bool:
-        """Return True if protocol, exchange, service or queue match."""
+        """Return True if protocol and exchange, service or queue match; the name is not compared.
+
+        `queue` as in `match`.
+        """
         if self.queue is None and not queue:
             return address.scope == self.scope and address.protocol == self.dialect.name
         return not self._scope_differs(address, queue)
 
     def hides(self, levels: Levels) -> bool:
-        """Return True if the pattern begins with a wildcard, which does not match hidden names like this."""
+        """Return True if this is a hidden name (`$...`) and the pattern begins with a wildcard.
+
+        A leading wildcard does not match hidden names.
+        """
         hidden = self.dialect.hidden
         if not hidden or not levels or not levels[0].startswith(hidden):
             return False
         return self.tokens[0].kind is not TokenKind.LITERAL
 
     def match(self, address: Address, queue: str = "") -> Captures | None:
-        """Match an address. Return the captured levels, or None if the address does not match.
+        """Match an address. Return the captured levels by name, or None if the address does not match.
 
-        `queue` is the queue that a link consumed the message from, if a route names that queue; then only
-        routes from this queue match, because the message reaches the others through their bindings.
+        `queue` is the queue that a link consumed the message from, if a route names that queue, otherwise "".
+        With a queue only patterns of that queue match: the message reaches routes with other patterns through
+        their own bindings.
         """
         if self._scope_differs(address, queue):
             return None
         return self.match_levels(self.dialect.levels(address.name))
 
     def match_levels(self, levels: Levels) -> Captures | None:
-        """Match the levels of a name. Return the captured levels, or None if the name does not match."""
+        """Match the levels of a name. Return the captured levels by name, or None if it does not match."""
         return None if self.hides(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
-        """Match as `match_levels`, but hidden names (`$`) as any other: for names that the gateway builds."""
+        """Match levels as `match_levels` does, but let a leading wildcard match hidden names (`$...`), too.
+
+        Meant for names that the gateway builds.
+        """
         spans = _place(self.tokens, levels)
         if spans is None:
             return None
@@ -168,7 +186,7 @@ class Pattern:
         return f"the levels do not fit {self.show()!r}"
 
     def render(self, captures: Mapping[str, Levels]) -> Levels | None:
-        """Return the levels of the address with these captures, or None if a wildcard has no capture."""
+        """Return the levels of the name with these captures, or None if a wildcard has no captured levels."""
         levels: list[str] = []
         for token in self.tokens:
             if token.kind is TokenKind.LITERAL:
@@ -188,7 +206,10 @@ class Pattern:
         return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
-        """Return the text that every match begins with: up to the separator before a wildcard, or all."""
+        """Return the text with which every matching name begins, up to the separator before a wildcard.
+
+        Without a wildcard, that is the whole name.
+        """
         literal: list[str] = []
         for token in self.tokens:
             if token.kind is not TokenKind.LITERAL:
@@ -223,9 +244,9 @@ class Pattern:
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Return the (start, end) of each token in `levels`, or None if they do not match.
+    """Return for each token the range (start, end) of `levels` that it matches, or None if they differ.
 
-    If there are several rests, the leftmost matches as many levels as possible.
+    If there are several multi-level wildcards, the leftmost matches as many levels as possible.
     """
     rests = [at for at, token in enumerate(tokens) if token.kind is TokenKind.REST]
     if len(rests) > 1:
@@ -248,7 +269,10 @@ def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
 
 
 def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Do the work of `_place` for several rests: compute backwards which tails match, then go forwards."""
+    """Return what `_place` does, for several multi-level wildcards.
+
+    Compute from the end which remainders of tokens and levels match, then assign the levels from the start.
+    """
     count = len(levels)
     fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # 1: from this token and level on all match
     fits[-1][count] = 1
@@ -272,13 +296,17 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Return True if `wide` matches every address that `narrow` matches; in doubt, return False."""
+    """Return True if `wide` is known to match every address that `narrow` matches.
+
+    The result may be False although it does.
+    """
     if not _same_scope(wide, narrow) or _first_hidden(wide, narrow):
         return False
     return _covers(wide.tokens, narrow.tokens)
 
 
 def _covers(wide: Tokens, narrow: Tokens) -> bool:
+    """Return True if the tokens `wide` are known to match every name that the tokens `narrow` match."""
     for at, token in enumerate(wide):
         if token.kind is TokenKind.REST:
             return at == len(wide) - 1 or _covers_behind(wide[at:], narrow[at:])
@@ -290,7 +318,10 @@ def _covers(wide: Tokens, narrow: Tokens) -> bool:
 
 
 def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
-    """Return True if the tokens `wide` match all that the tokens `narrow` match; compared from the ends."""
+    """Return what `_covers` does, for tokens `wide` that begin with a multi-level wildcard.
+
+    The tokens are compared from the end.
+    """
     count = len(narrow)
     behind = bytearray(count + 1)
     behind[count] = 1
@@ -332,7 +363,10 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
 
 
 def _apart(one: Tokens, other: Tokens) -> bool:
-    """Return True if a literal before any rest differs: a fast test that no address matches both."""
+    """Return True if literals at the same level differ before any multi-level wildcard.
+
+    Then no address matches both; this fast test precedes a search.
+    """
     for a, b in zip(one, other, strict=False):
         if a.kind is TokenKind.REST or b.kind is TokenKind.REST:
             return False
@@ -342,14 +376,21 @@ def _apart(one: Tokens, other: Tokens) -> bool:
 
 
 class _LevelPath(NamedTuple):
-    """A linked list of the levels up to a place, the last first; `level` None: a rest ends there."""
+    """Linked list of the levels on the way to a place in two patterns, the last one first.
+
+    `level` is None for a step in which a multi-level wildcard ends.
+    """
 
     level: str | None
     before: _LevelPath | None
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
-    """Return the places that both patterns can reach from `place` in a step, each with its level or None."""
+    """Return the places in two patterns that one step from `place` leads to, each with its level or None.
+
+    A place is a pair of token indices. A step matches one level with both patterns, or ends a multi-level
+    wildcard of one of them (None).
+    """
     i, j = place
     a = one[i] if i < len(one) else None
     b = other[j] if j < len(other) else None
@@ -370,6 +411,7 @@ def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tup
 
 
 def _either(a: PatternToken, b: PatternToken) -> str:
+    """Return a level that both tokens match: the text of the literal one, or "x"."""
     literal = a if a.kind is TokenKind.LITERAL else b
     return literal.text if literal.kind is TokenKind.LITERAL else "x"
 
@@ -379,7 +421,10 @@ def _same_scope(one: Pattern, other: Pattern) -> bool:
 
 
 def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
-    """Return True if `literal` begins as a hidden name does and `wild` with a wildcard, which skips those."""
+    """Return True if `literal` begins with a hidden level (`$...`) and `wild` with a wildcard.
+
+    A leading wildcard does not match hidden names, so no name matches both.
+    """
     hidden = wild.dialect.hidden
     if not hidden or wild.tokens[0].kind is TokenKind.LITERAL:
         return False

@@ -24,8 +24,8 @@ ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 def answering(asking: Route) -> Route:
     """Build the route of the replies to the requests that the route `asking` delivers.
 
-    The route changes only the address, and clears the retain flag. A reply that has a reply address itself
-    gets a return address, too.
+    It leads from the target endpoint of `asking` to its source, changes only the address, and clears the
+    retain flag. A reply that itself has a reply address gets a return address, too.
     """
     source, target = asking.target, asking.pattern
     pattern = Pattern(source.dialect, (), source.service)
@@ -47,16 +47,19 @@ def answering(asking: Route) -> Route:
 
 
 def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
-    """Return the resolved route of messages at a return address of `requester`. `coded`: see Return."""
+    """Return the resolved route for replies to `requester`, the reply address of a request.
+
+    `coded` is True if programs see the correlation of the request in base64, so that it has to be decoded.
+    """
     plain = ShapedRoute(route, requester, hops_max, route.shape)
     return CodedAnswer(plain) if coded else plain
 
 
 class CodedAnswer(AmendingRoute):
-    """A resolved route that then restores the requester's correlation from its base64 form."""
+    """Resolved route of replies that also decodes the correlation, which programs see in base64."""
 
     __slots__ = ()
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the properties with the correlation decoded from base64."""
+        """Return the properties with the correlation decoded from base64, if it is base64."""
         return replace(stated, correlation=restored(stated.correlation))

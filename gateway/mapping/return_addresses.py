@@ -40,7 +40,10 @@ End = tuple[Dialect, str]
 
 
 class Return(NamedTuple):
-    """Requester of a reply: endpoint and reply address (`text`); `coded`: the correlation is in base64."""
+    """Requester of a reply: its endpoint, and its reply address as `text`.
+
+    `coded` is True if programs see the correlation of the request in base64.
+    """
 
     endpoint: str
     text: str
@@ -48,9 +51,10 @@ class Return(NamedTuple):
 
 
 class ReturnAddresses:
-    """Builder and parser of return addresses.
+    """Builder and parser of return addresses: names that lead replies back to a requester's protocol.
 
-    `key` is the secret of their digests: any program that has it can build them, too. `worlds`: see Router.
+    `key` is the secret of the digests in them: any program that has it can build them, too. `worlds` maps
+    each listener to its domain.
     """
 
     def __init__(self, key: bytes, worlds: Mapping[str, str]) -> None:
@@ -60,11 +64,12 @@ class ReturnAddresses:
     def make(
         self, source: End, target: End, text: str, correlation: bytes | None
     ) -> tuple[str, bytes | None]:
-        """Return the reply address and the correlation of a message in the target.
+        """Return the reply address and the correlation that a request gets in the target's protocol.
 
-        `text` is the reply address in the source. Raises NameRefused if it is no Unicode text, if the return
-        address would be too long in the target, if `text` is a return address that this gateway did not
-        build, or if the target's protocol has no return addresses.
+        `source` and `target` are pairs of dialect and endpoint; `text` and `correlation` are those of the
+        request in the source. Raises NameRefused if `text` is no Unicode text, if the return address would be
+        too long in the target, if `text` looks like a return address but this gateway did not build it, or if
+        the target's protocol has no return addresses.
         """
         dialect, endpoint = target
         there = Return(source[1], text, False)
@@ -80,7 +85,10 @@ class ReturnAddresses:
         return self._name(dialect, there._replace(coded=coded)), correlation
 
     def read(self, rest: str) -> Return | None:
-        """Parse a return address without its prefix. Return its requester, or None if it is not valid."""
+        """Parse `rest`, a return address without its prefix.
+
+        Return its requester, or None if this gateway did not build the address.
+        """
         code, flag, place = rest[:CODE_LENGTH], rest[CODE_LENGTH : CODE_LENGTH + 1], rest[CODE_LENGTH + 1 :]
         endpoint, colon, text = place.partition(":")
         found = Return(_decoded(endpoint), _decoded(text), flag == BASE64)
@@ -89,6 +97,10 @@ class ReturnAddresses:
         return found if compare_digest(code.encode(), self._code(found).encode()) else None
 
     def _name(self, dialect: Dialect, there: Return) -> str:
+        """Build the return address of the requester `there` in the protocol `dialect`.
+
+        Raises NameRefused.
+        """
         if not dialect.return_prefix:
             raise NameRefused(f"{dialect.title} has no return addresses")
         if not is_unicode(there.text):
@@ -106,13 +118,17 @@ class ReturnAddresses:
         return name
 
     def _code(self, there: Return) -> str:
+        """Return the digest that authenticates the return address of the requester `there`."""
         tail = f"{BASE64 if there.coded else AS_IT_IS}{there.endpoint}\0{there.text}"
         data = tail.encode(errors="surrogatepass")
         return urlsafe_b64encode(blake2b(data, digest_size=DIGEST_BYTES, key=self._key).digest()).decode()
 
 
 def restored(correlation: bytes | None) -> bytes | None:
-    """Decode a correlation from base64. Return it unchanged if it is not base64: not all programs keep it."""
+    """Decode a correlation from base64.
+
+    Return it unchanged if it is not base64: some programs reply with a correlation of their own.
+    """
     try:
         return None if correlation is None else b64decode(correlation, validate=True)
     except Base64Error:

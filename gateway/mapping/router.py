@@ -35,14 +35,17 @@ Built = TypeVar("Built")
 
 
 class Located(Protocol):
-    """A function that calls `build` and adds the position in the file, `inner`, to a MappingError of it."""
+    """Function that calls `build` and adds a position in the mapping file to its MappingError."""
 
     def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
-        """Return the result of `build`. Raises its MappingError with the position `inner` added."""
+        """Return the result of `build`.
+
+        A MappingError that it raises is raised with the position of the key `inner`, a path within the rule.
+        """
 
 
 class Skipped(NamedTuple):
-    """An optional route that was left out, and the missing endpoint."""
+    """An optional route that was omitted because `endpoint` is not configured, with its position."""
 
     route: str
     endpoint: str
@@ -51,7 +54,7 @@ class Skipped(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Result of a compilation: routes in the order of the files, errors of other rules, routes left out."""
+    """Result of a compilation: routes in the order of the files, errors, and omitted optional routes."""
 
     routes: tuple[Route, ...]
     problems: tuple[MappingError, ...]
@@ -60,11 +63,12 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """Subscriptions of a link for the routes that start at it, without those that another one covers.
+    """Subscriptions that a link needs for the routes that start at it, without redundant ones.
 
-    `queues`: queues to consume from. `bindings`: (scope, pattern) of all other routes, with the wildcards of
-    the link's protocol. `prefixes`: the same routes as (scope, text that each name begins with); a text that
-    ends in the separator or is empty is a prefix, every other one is a whole name.
+    A subscription is redundant if another one covers it. `queues`: queues to consume from. `bindings`:
+    (scope, pattern) for all other routes, with the wildcards of the link's protocol. `prefixes`: the same
+    routes as (scope, text that each name begins with); a text that is empty or ends in the separator is a
+    prefix, any other a whole name.
     """
 
     queues: tuple[str, ...] = ()
@@ -74,10 +78,11 @@ class Subscriptions:
 
 @dataclass(frozen=True)
 class Targets:
-    """Objects that the routes ending at an endpoint need there; names that depend on a message are left out.
+    """Objects that must exist at an endpoint for the routes that end there, such as exchanges.
 
-    `scopes` are scopes that messages are published to by name, such as exchanges; `queues` are queues that
-    messages are published to by name; `names` are whole addresses, (scope, name), if there are no queues.
+    Names that depend on the message are not included. `scopes` are scopes that messages are published to by
+    name, such as exchanges; `queues` are queues that messages are published to by name; `names` are whole
+    addresses, (scope, name), in a protocol without queues.
     """
 
     scopes: tuple[str, ...] = ()
@@ -95,7 +100,7 @@ def _heard(route: Route) -> bool:
 class RouteIndex:
     """Index of the routes from one endpoint by the first literal level of their patterns.
 
-    A lookup returns only the routes whose literal is in the name, and those without one.
+    A lookup returns only the routes whose literal is at its place in the name, and those without literals.
     """
 
     __slots__ = ("_always", "_by_level", "_everywhere", "_places")
@@ -111,7 +116,7 @@ class RouteIndex:
         self._everywhere = [route for _, route in self._always]
 
     def candidates(self, levels: Levels) -> list[Route]:
-        """Return the routes whose patterns may match, in the order of the files."""
+        """Return the routes that may match a name with these levels, in the order of the files."""
         found = self._always
         for at in self._places:
             if at >= len(levels):
@@ -135,8 +140,9 @@ class Router:
     `worlds` maps each listener among the endpoints to its domain: the namespace that its clients share with
     those of other listeners; None: all endpoints are listeners, each with its own domain. `ids` yields the
     message ids for routes with `message_id: add`; None: numbers, for tests. `return_key` is the key of return
-    addresses; None: there are no return addresses, and replies cross by routes. `reply_kept` is called for
-    each message whose reply address is left unchanged and leads nowhere.
+    addresses; None: there are no return addresses, and replies cross by routes. `reply_kept` is called when a
+    reply address that leads nowhere is left unchanged: with the route and the first message of each property
+    set.
 
     Raises MappingError for the first fault that the linter reports as an error.
     """
@@ -189,10 +195,11 @@ class Router:
     def resolve(
         self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _heard
     ) -> tuple[ResolvedRoute, ...]:
-        """Return the resolved routes of messages from `endpoint` for `address`, in the order of the files.
+        """Return the resolved routes for messages from `endpoint` to `address`, in the order of the files.
 
-        `queue` is the queue that a link consumed them from, if a route names it; see Pattern.match. `unheard`
-        returns True for a compiled route that leads to no subscriber; an UnheardRoute then replaces it.
+        `queue` is the queue that a link consumed them from, if a route names that queue, otherwise "".
+        `unheard` returns True for a compiled route that leads to no subscriber at present; it is resolved to
+        an UnheardRoute.
         """
         index = self._indexes.get(endpoint)
         if index is None:
@@ -220,7 +227,7 @@ class Router:
         return tuple(found)
 
     def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
-        """Resolve a route with interpreted pattern or target. Return None if it does not match."""
+        """Resolve a route that has no compiled form. Return None if it does not match."""
         pattern = route.pattern
         if not pattern.takes_from(address, queue):
             return None
@@ -233,7 +240,10 @@ class Router:
         return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:
-        """Return True if the address has the form of a return address, from which no other route leads."""
+        """Return True if `address` has the form of a return address.
+
+        No route other than that of the reply applies to such an address.
+        """
         return self._returned(address) is not None
 
     def requester(self, address: Address) -> Return | None:
@@ -242,16 +252,16 @@ class Router:
         return None if rest is None or self.returns is None else self.returns.read(rest)
 
     def _returned(self, address: Address) -> str | None:
-        """Return the part of a return address behind the prefix, or None if the address has no such form."""
+        """Return a return address without its prefix, or None if `address` does not have that form."""
         dialect = DIALECTS[address.protocol]
         if self.returns is None or not address.name.startswith(dialect.return_prefix):
             return None
         return dialect.returned(address)
 
     def answer_route(self, endpoint: str, requester: str) -> Route | None:
-        """Return the route of replies from `endpoint` to the requester's endpoint, `requester`.
+        """Return the route of replies from `endpoint` to the endpoint `requester`.
 
-        Return None if no route with `answers: direct` leads from there to the domain of `endpoint`.
+        Return None if no route with `answers: direct` leads from `requester` to the domain of `endpoint`.
         """
         return self._answering.get((self._worlds.get(endpoint, endpoint), requester))
 
@@ -282,11 +292,15 @@ class Router:
         )
 
     def reverses(self, origin: str, target: str) -> Sequence[Route]:
-        """Return the routes back from `target` to `origin`, which translate reply addresses by inversion."""
+        """Return the routes back from `target` to `origin` that translate reply addresses by inversion.
+
+        The reply address of a request that a route brings from `origin` to `target` becomes the one from
+        which a route back would lead to the original.
+        """
         return self._reversible.get(self._ends(target, origin), ())
 
     def _ends(self, source: str, target: str) -> tuple[str, str]:
-        """Return the domains of a route's two endpoints; an endpoint without a domain stands for itself."""
+        """Return the domains of two endpoints; an endpoint without a domain is replaced by its name."""
         return self._worlds.get(source, source), self._worlds.get(target, target)
 
 
@@ -326,9 +340,11 @@ def _once(items: Iterable[Built]) -> tuple[Built, ...]:
 def compile_routes(
     mappings: Iterable[Mapping], endpoints: Map[str, str], worlds: Map[str, str] | None = None
 ) -> Compiled:
-    """Compile every rule; a rule that cannot be compiled becomes a problem, the others become routes.
+    """Compile every rule of the mapping files, for `endpoints` (name -> protocol).
 
-    A rule for all listeners of a protocol becomes a route for each of them. For `worlds` see Router.
+    A rule that cannot be compiled becomes an error in the result, the others become routes. A rule for all
+    listeners of a protocol becomes a route for each of them. `worlds` maps each listener to its domain; None
+    means that all endpoints are listeners, each with its own domain.
     """
     routes: list[Route] = []
     problems: list[MappingError] = []
@@ -363,10 +379,10 @@ def _are_listeners(rule: RouteRule, worlds: Map[str, str] | None) -> bool:
 
 
 def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:
-    """Split a rule into one for each pair of its endpoints.
+    """Split a rule into one for each pair of a source and a target endpoint.
 
-    Of several target listeners in one domain, only the first is used. The first pair keeps the rule's name,
-    and most configurations have no other pair.
+    A rule for all listeners of a protocol has several of them. Of several target listeners in one domain,
+    only the first is used. The first pair keeps the rule's name, and most configurations have no other pair.
     """
     domains = worlds or {}
     targets: dict[str, str] = {}  # by domain
@@ -392,7 +408,10 @@ def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | 
 
 
 def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | None) -> list[str]:
-    """Return the endpoint, or the listeners of the group; for a group without listeners, its protocol."""
+    """Return the names of the endpoints that `words` states: one, or all listeners of a protocol.
+
+    Return the name of the protocol if it has no listeners.
+    """
     if words.group is None:
         return [words.name]
     there = endpoints if worlds is None else worlds
@@ -400,6 +419,8 @@ def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | N
 
 
 def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str, str]) -> Route:
+    """Compile one rule to a route. Raises MappingError with its position in the file."""
+
     def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
         try:
             return build()
@@ -432,13 +453,14 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 
 def _name_word(words: Words) -> str:
-    """Return the word whose line an error about the name points to."""
+    """Return the key of the address whose line an error about the name states."""
     address_words, dialect = words.given(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
+    """Raise MappingError if the endpoint is unknown, or its protocol lacks these keys of an address."""
     protocol = endpoints.get(words.name)
     if protocol is None:
         near = get_close_matches(words.name, sorted(endpoints), 1)
@@ -465,9 +487,9 @@ def _pattern(source: From) -> Pattern:
 
 
 def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located: Located) -> Target:
-    """Compile the templates of a target address.
+    """Compile the templates of a target address, which are `stated` by the keys of a mapping file.
 
-    The scope is a template too, unless the protocol has a fixed set of scopes. Raises MappingError.
+    The scope is a template, too, unless the protocol has a fixed set of scopes. Raises MappingError.
     """
     word = dialect.name_word
     if dialect.queue_word is not None and dialect.queue_word in stated:
@@ -483,7 +505,10 @@ def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located:
 
 
 def _check_literals(target: Target) -> None:
-    """Raise MappingError if no message could have the target: its own text is too long, or is refused."""
+    """Raise MappingError if no message could have the target, whatever its placeholders stand for.
+
+    Its own text is too long, or the protocol refuses it.
+    """
     byte_count = target.name.literal_bytes()
     if target.names:
         most = target.dialect.name_bytes_max

@@ -39,11 +39,11 @@ ReplyKept = Callable[["Route", Message], None]
 
 
 def unheard(route: Route, message: Message) -> None:
-    """Do nothing about a reply address that is left unchanged."""
+    """Ignore that a reply address was left unchanged: the default of `tell_kept`."""
 
 
 class Target:
-    """Target of a route: the templates of its address."""
+    """Target of a route: the templates of the address to which it delivers."""
 
     __slots__ = ("dialect", "name", "scope", "service")
 
@@ -62,7 +62,11 @@ class Target:
 
 
 class Short(NamedTuple):
-    """A compiled route: function from source name to target name, the target's scope, constant headers."""
+    """Compiled form of a simple route.
+
+    `makes` is a function from the source's name to the target's, `scope` the target's constant scope, `extra`
+    the constant headers.
+    """
 
     makes: Makes
     scope: str
@@ -70,9 +74,10 @@ class Short(NamedTuple):
 
 
 class Examined:
-    """Losses of the last message that a route examined: the properties that the target cannot express.
+    """Losses of the last message that a route examined: names of properties that the target cannot express.
 
-    They depend only on properties, hops and retain flag: a run of messages that share these is examined once.
+    They depend only on properties, hops and retain flag, so of consecutive messages that share these only the
+    first is examined.
     """
 
     __slots__ = ("hops", "losses", "property_set", "retain")
@@ -85,12 +90,13 @@ class Examined:
 
 
 class Route:
-    """One compiled route. After `join`, only the counters, `kept_because` and `examined` change.
+    """One compiled route, with its counters.
 
-    `matched`: messages that crossed here; `failed`: refused here or by the target; `unparsable`: `when`
-    needed JSON and the body was not; `undecided`: `when` had no value; `reply_kept`: property sets whose
-    reply address could not be translated; `duplicates`: repeats that were not passed on; `lost`: properties
-    that the target's protocol cannot express, by name. The code that delivers counts the others.
+    After `join`, only the counters, `kept_because` and `examined` change. `matched`: messages that crossed
+    here; `failed`: messages refused here or by the target; `unparsable`: `when` needed JSON and the body was
+    not JSON; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address could not be
+    translated; `duplicates`: repeats that were not passed on; `lost`: properties that the target's protocol
+    cannot express, by name. The code that delivers updates the other counters.
     """
 
     __slots__ = (
@@ -191,7 +197,10 @@ class Route:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
 
     def _shortened(self) -> Short | None:
-        """Compile the route. Return None if the target needs more than the levels of the source's name."""
+        """Return the compiled form of the route.
+
+        Return None if the target depends on more than the levels of the source's name.
+        """
         scope = self.target.scope
         constant = not any(isinstance(value, Text) for _, value in self.headers)
         if self.condition is not None or self.per_sender or not constant or (scope and scope.names):
@@ -214,9 +223,10 @@ class Route:
         return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """Return values as levels, by template name: the captures, and the dialect's `level_words`.
+        """Return the values of template names that stand for levels, each as a tuple of levels.
 
-        `texts` is the result of `texts_of`. A name without text has no levels.
+        These are the captures, and the keys in `level_words` of the dialect. `texts` is the result of
+        `texts_of`. A name with an empty text has no levels.
         """
         dialect = self.pattern.dialect
         separator = dialect.separator
@@ -226,7 +236,7 @@ class Route:
         return levels
 
     def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
-        """Return every name that templates and `when` may use, with its text in the source's form."""
+        """Return the variables that templates and `when` may use, with their texts in the source's form."""
         dialect = self.pattern.dialect
         separator = dialect.separator
         texts = {name: separator.join(levels) for name, levels in captures.items()}
@@ -239,7 +249,11 @@ class Route:
     def resolve(
         self, address: Address, captures: Captures, queue: str, hops_max: int
     ) -> ResolvedRoute | None:
-        """Resolve the route for messages of `address`. Return None if `when` is false by its address."""
+        """Resolve the route for messages to `address`.
+
+        `captures` are the captured levels by name, `queue` the queue that the messages were consumed from or
+        "". Return None if `when` depends only on the address, and is false for it.
+        """
         if self.short is not None:
             return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
         condition = self.condition
@@ -258,7 +272,10 @@ class Route:
         return inner if condition is None else ConditionalRoute(inner, condition, fixed)
 
     def resolve_levels(self, levels: Levels, name: str, hops_max: int) -> ResolvedRoute:
-        """Resolve the route for a name that matches, for a compiled route (`short` is not None)."""
+        """Resolve the route for messages to a name that its pattern matches.
+
+        Only for a route with a compiled form (`short` is not None). `levels` are the levels of `name`.
+        """
         short = self.short
         assert short is not None
         try:
@@ -268,6 +285,7 @@ class Route:
         return self._to(target, hops_max, short.extra)
 
     def _to(self, target: Address, hops_max: int, extra: Extra) -> ResolvedRoute:
+        """Return the resolved route to the address `target`, which sets the headers `extra`."""
         if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
         return ShapedRoute(
@@ -277,7 +295,10 @@ class Route:
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
     ) -> ResolvedRoute:
-        """Resolve the route for one address and, if templates name the client or user, one sender."""
+        """Resolve the route for messages to `address` from `sender`, without regard to `when`.
+
+        The sender matters only if templates refer to the client or user.
+        """
         texts = self.texts_of(address, captures, queue, sender)
         try:
             target = self.address(texts, self._levels(texts, captures))
@@ -294,8 +315,9 @@ class Route:
     ) -> None:
         """Connect the route with the others in force, for the translation of reply addresses.
 
-        `reverses` are the routes that lead back; `returns`, if not None, builds return addresses instead;
-        `tell_kept` is called for each message whose reply address is left unchanged.
+        `reverses` are the routes that lead back; `returns`, if not None, builds return addresses instead.
+        `tell_kept` is called when a reply address is left unchanged, with the first message of each property
+        set.
         """
         self.tell_kept = tell_kept
         self.returns = returns
@@ -309,20 +331,21 @@ class Route:
 
     @property
     def reversible(self) -> bool:
-        """True if a reply address can name both ends of the route.
+        """True if reply addresses can be translated by inverting this route.
 
-        In a protocol with queues a reply address is a queue and cannot name another exchange; and a template
-        that names the client determines no address by itself.
+        A reply address must be able to name both ends of the route. In a protocol with queues it names a
+        queue, so that the route must not use another exchange than the default one. A template that refers to
+        the client or user cannot be inverted.
         """
         into_default = self.target.scope is None or not self.target.scope.text
         from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
         return into_default and from_default and not self.per_sender
 
     def invert(self, text: str) -> str | None:
-        """Return the source's reply address from which this route leads to the target's address `text`.
+        """Return the name in the source from which this route leads to the name `text` in the target.
 
-        Return None if there is no such address, or if a wildcard without a name leaves it open. Only for
-        a `reversible` route.
+        Return None if there is no such name, or if it is not unique because of a wildcard without a name.
+        Only for a `reversible` route.
         """
         source, target = self.pattern, self.target
         backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
@@ -337,7 +360,7 @@ class Route:
             return None
 
     def _confirmed(self, captures: Captures, text: str) -> str | None:
-        """Return the source name for these captures, or None if the route does not lead from it to `text`.
+        """Return the source name with these captures, or None if the route does not lead from it to `text`.
 
         Raises NameRefused.
         """
@@ -363,8 +386,8 @@ class Route:
     def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
         """Return `properties` with the headers `extra` and with the reply address translated.
 
-        Return `properties` itself if nothing changes. The result is cached in its `forms` by `key`. Raises
-        RemoteProtocolError if the sender's bytes are malformed.
+        Return `properties` itself if nothing changes. The result is cached in the `forms` of `properties`
+        under `key`. Raises RemoteProtocolError if the sender's bytes are malformed.
         """
         meaning = properties.properties
         made = meaning
@@ -382,9 +405,9 @@ class Route:
         return derived
 
     def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
-        """Count the losses of `count` messages that crossed with the properties of this one.
+        """Return the names of the properties of `message` that the target's protocol cannot express.
 
-        Return the names of the properties that the target's protocol cannot express.
+        Count them for `count` messages that crossed with the same properties.
         """
         last = self.examined
         if (
@@ -399,6 +422,10 @@ class Route:
         return last.losses
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
+        """Return `properties` with the reply address `text` translated for the target.
+
+        If no route leads back to it, it is left unchanged, which counts in `reply_kept`.
+        """
         if self.returns is None:
             for reverse in self._reverses:
                 there = reverse.invert(text)
@@ -417,7 +444,11 @@ class Route:
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:
-    """Return the target's guarantee for each source guarantee; None if `delivery` and `to.qos` keep all."""
+    """Return the guarantee (assurance, durable) that messages get in the target.
+
+    The result has an entry for each guarantee in the source, at the index `assurance * 2 + durable`. Return
+    None if the rule changes none.
+    """
     delivery, qos = rule.delivery, rule.to.qos
     modes = (delivery.qos0, delivery.qos1, delivery.qos2)
     levels = (delivery.transient, delivery.persistent)
@@ -433,10 +464,10 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 
 
 class ResolvedRoute:
-    """A route resolved for one address: the processing of the messages of this address.
+    """Route resolved for one address: it processes the messages published to that address.
 
     `target` is None if the address is refused, or depends on the sender. A message without a reply address
-    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `certain` to know).
+    that has crossed fewer than `bare_hops_max` routes is certain to cross (0: call `certain` to find out).
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
@@ -450,15 +481,18 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """True if the route is plain for messages without a reply address."""
+        """True if the route only changes the address of a message that has no reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the target's message, None if `when` is false, or an Outcome if refused. Never raises."""
+        """Return the message for the target, None if `when` is false, or an Outcome if it is refused.
+
+        Never raises.
+        """
         raise NotImplementedError
 
     def certain(self, message: Message) -> bool:
-        """Return True if `cross` is known to return a message, for callers that do not need it.
+        """Return True if `cross` would certainly return a message, for callers that do not need that message.
 
         Return False if only `cross` can find out. Changes no counter.
         """
@@ -466,7 +500,7 @@ class ResolvedRoute:
 
 
 class PlainRoute(ResolvedRoute):
-    """A resolved route that changes only the address."""
+    """Resolved route that changes only the address."""
 
     __slots__ = ("_address", "_hops_max")
     plain = True
@@ -491,7 +525,7 @@ class PlainRoute(ResolvedRoute):
 
 
 class RouteChanges:
-    """Changes beside the address that are the same for many addresses of a route.
+    """Changes, other than of the address, that are the same for many addresses of a route.
 
     They are headers (`extra`), the reply address, guarantee and retain flag.
     """
@@ -506,10 +540,11 @@ class RouteChanges:
 
 
 class ShapedRoute(ResolvedRoute):
-    """A resolved route that changes the address and applies a RouteChanges.
+    """Resolved route that changes the address, and also applies the changes `shape`.
 
-    The derived property set is cached in the `forms` of the original one, by the route's name and the values
-    of its headers, together with the route, so that a route of that name in a new mapping does not use it.
+    The changed property set is cached in the `forms` of the original one. Its key consists of the route's
+    name and the values of the headers. The route is stored with it, so that a route of the same name in a new
+    mapping does not use it.
     """
 
     __slots__ = ("_address", "_hops_max", "_shape")
@@ -522,11 +557,14 @@ class ShapedRoute(ResolvedRoute):
 
     @property
     def bare_plain(self) -> bool:
-        """True if the shape affects nothing but reply addresses."""
+        """True if the changes affect nothing but reply addresses."""
         return self._shape.only_replies
 
     def certain(self, message: Message) -> bool:
-        """Return True if hops allow it and no derivation is needed or one is cached: only it can fail."""
+        """Return True if the message has few enough hops, and its new properties are known or unchanged.
+
+        Only too many hops and malformed properties prevent a message from crossing.
+        """
         if message.hops >= self._hops_max:
             return False
         shape = self._shape
@@ -536,9 +574,9 @@ class ShapedRoute(ResolvedRoute):
         return form is not None and form[0] is self.route
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message with the target address and the shape applied, or why it is refused.
+        """Return the message with the target address and the changes, or an Outcome if it is refused.
 
-        It is refused after too many routes, or if its properties are malformed.
+        It is refused if it has crossed too many routes, or if its properties are malformed.
         """
         route = self.route
         hops = message.hops
@@ -579,7 +617,10 @@ class ShapedRoute(ResolvedRoute):
 
 
 class AmendingRoute(ResolvedRoute):
-    """A resolved route that also changes the properties of each crossed message by `amended`."""
+    """Resolved route that passes what the route `inner` returns through `amended`.
+
+    A subclass changes the properties of each message there.
+    """
 
     __slots__ = ("_inner",)
 
@@ -588,11 +629,11 @@ class AmendingRoute(ResolvedRoute):
         self._inner = inner
 
     def amended(self, stated: Properties) -> Properties:
-        """Return the properties for the target; the same object if nothing changes."""
+        """Return the properties that the message gets: `stated` itself if nothing changes."""
         raise NotImplementedError
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the message of the inner route with amended properties, or why it does not cross."""
+        """Return the message of the inner route with changed properties, or why it does not cross."""
         crossed = self._inner.cross(message)
         if type(crossed) is not Message:
             return crossed
@@ -610,7 +651,7 @@ class AmendingRoute(ResolvedRoute):
 
 
 class UnheardRoute(ResolvedRoute):
-    """A resolved route that leads to no subscriber at any address: it builds neither address nor message."""
+    """Resolved route that has no subscriber at any target address, so that it builds no message."""
 
     __slots__ = ()
 
@@ -627,7 +668,7 @@ class UnheardRoute(ResolvedRoute):
 
 
 class RefusedRoute(ResolvedRoute):
-    """A resolved route to an invalid target address: every message is refused before a broker gets it."""
+    """Resolved route whose target address is invalid: it refuses every message."""
 
     __slots__ = ("outcome",)
 
@@ -642,7 +683,7 @@ class RefusedRoute(ResolvedRoute):
 
 
 class ConditionalRoute(ResolvedRoute):
-    """A resolved route for the messages that satisfy `when`; the others do not cross."""
+    """Resolved route that passes on only the messages that satisfy `when`."""
 
     __slots__ = ("_condition", "_fixed", "inner")
 
@@ -653,14 +694,14 @@ class ConditionalRoute(ResolvedRoute):
         self._fixed = fixed
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the result of the inner route if `when` is true for the message, otherwise None."""
+        """Return what the inner route returns if `when` is true for the message, otherwise None."""
         if self._condition.holds(message, self._fixed, self.route):
             return self.inner.cross(message)
         return None
 
 
 class SenderRoute(ResolvedRoute):
-    """A resolved route for templates that name the client or user: one resolved route for each sender."""
+    """Resolved route whose templates refer to the client or user: it has one route for each sender."""
 
     __slots__ = ("_address", "_cache", "_captures", "_hops_max", "_queue")
 
@@ -673,7 +714,7 @@ class SenderRoute(ResolvedRoute):
         self._cache: dict[tuple[str, str], ResolvedRoute] = {}
 
     def for_sender(self, sender: Sender) -> ResolvedRoute:
-        """Return the resolved route of this sender's messages; up to SENDERS_MAX are cached."""
+        """Return the resolved route for messages of this sender. Up to SENDERS_MAX of them are cached."""
         key = (sender.client, sender.user)
         found = self._cache.get(key)
         if found is None:
@@ -684,5 +725,5 @@ class SenderRoute(ResolvedRoute):
         return found
 
     def cross(self, message: Message) -> Message | Outcome | None:
-        """Return the result of the resolved route of the message's sender."""
+        """Return what the resolved route for the message's sender returns."""
         return self.for_sender(message.sender).cross(message)

@@ -27,7 +27,7 @@ QUEUES = tuple(one.queue_word for one in DIALECTS.values() if one.queue_word)
 
 
 class Strict(BaseModel):
-    """Nothing is converted, nothing unknown is let through, nothing changes."""
+    """Base of the models: types are not converted, unknown keys are refused, objects cannot be changed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -39,16 +39,16 @@ class ListenerGroup(Strict):
 
 
 class Addressed(Strict):
-    """Words of an address; a subclass has those of every dialect as fields."""
+    """Model with the keys of an address; a subclass has those of every protocol as fields."""
 
     def given(self) -> dict[str, str]:
-        """Return the words of an address that the author wrote, each with its text."""
+        """Return the keys of an address that the author wrote, such as `topic`, with their values."""
         fields = vars(self)  # `getattr` of a word that this model lacks would raise and suppress an error
         return {word: text for word in DIALECT_OF_WORD if (text := fields.get(word)) is not None}
 
 
 class Words(Addressed):
-    """An endpoint and an address in its protocol's words."""
+    """Endpoint, and an address there by the keys that its protocol has in mapping files, such as `topic`."""
 
     endpoint: str | ListenerGroup = Field(
         description="Name of a listener or link, or all listeners of a protocol."
@@ -61,17 +61,18 @@ class Words(Addressed):
 
     @property
     def name(self) -> str:
-        """Name of the endpoint; of a group of listeners, before it is split, its protocol."""
+        """Name of the endpoint; the name of the protocol if the endpoint is a group of listeners."""
         return self.endpoint.protocol if isinstance(self.endpoint, ListenerGroup) else self.endpoint
 
     @property
     def dialect(self) -> Dialect:
-        """Dialect of the protocol that the words belong to."""
+        """Dialect of the protocol to which the keys of the address belong."""
         fields = vars(self)
         return next(one for word, one in DIALECT_OF_WORD.items() if fields.get(word) is not None)
 
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:
+        """Check that the keys form an address of one protocol."""
         address_words = self.given()
         if not address_words:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
@@ -107,15 +108,15 @@ class TargetWords(Words):
 
 
 def either(words: Iterable[str]) -> str:
-    """Join words as in `a, b or c`."""
+    """Join words with commas and a final "or": `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
-    """Build model fields from the words of all dialects.
+    """Build model fields for the keys that the protocols use in addresses.
 
-    `meaning` returns the description of a word in the model, or None if the model does not have the word.
+    `meaning` returns the description of a key in the model, or None if the model does not have the key.
     """
     found: dict[str, Any] = {}
     for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
@@ -204,7 +205,7 @@ PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type",
 
 
 class Truncate(Strict):
-    """Keep the beginning of a text, and drop any other value."""
+    """Rule for a private value: keep the beginning of a text, and drop a value of any other type."""
 
     truncate: Annotated[int, Field(ge=1)] = Field(description="Number of characters that are kept.")
 

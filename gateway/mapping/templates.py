@@ -23,22 +23,25 @@ _PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}
 
 
 class Name(NamedTuple):
-    """A reference in a template, by the name that it refers to."""
+    """Placeholder in a template, with the name of the variable that replaces it."""
 
     name: str
 
 
 class Vocabulary(NamedTuple):
-    """Names that a route's templates may use: those of several levels (`several`), and all (`names`)."""
+    """Variables that the templates of a route may refer to.
+
+    `names` has all of them, `several` those that stand for several levels.
+    """
 
     several: frozenset[str]
     names: frozenset[str]
 
 
 def vocabulary(pattern: Pattern) -> Vocabulary:
-    """Return the names that templates of a route from `pattern` may use.
+    """Return the variables that templates of a route from `pattern` may refer to.
 
-    They are its captures, the words of its address and of the sender, and `endpoint`.
+    They are its captures, the keys of its address (such as `topic`), `client_id`, `user` and `endpoint`.
     """
     rest = {token.text for token in pattern.tokens if token.kind is TokenKind.REST and token.text}
     dialect = pattern.dialect
@@ -49,7 +52,10 @@ def vocabulary(pattern: Pattern) -> Vocabulary:
 
 
 def unknown_name(name: str, known_names: Iterable[str]) -> str:
-    """Return the text of an error about `name`, with a similar known name, or else all known names."""
+    """Return an error text about the unknown variable `name`.
+
+    It suggests a similar known name, or else lists all known names.
+    """
     options = sorted(known_names)
     near = get_close_matches(name, options, 1)
     return f"unknown name {name!r}; " + (
@@ -58,6 +64,7 @@ def unknown_name(name: str, known_names: Iterable[str]) -> str:
 
 
 def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
+    """Split a template into its texts and placeholders. Raises MappingError for an unknown placeholder."""
     found: list[str | Name] = []
     for piece in _PIECE.finditer(text):
         if piece[1]:
@@ -74,10 +81,10 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
 
 
 class Template:
-    """A template of a name in a protocol's form, with references in it.
+    """Template of a name in the target's protocol, with placeholders.
 
-    `levels` holds the pieces of each level; `names` the names that it refers to. Raises MappingError for
-    a name that the route does not know or that is in a place where it is not allowed.
+    `levels` holds the pieces of each level; `names` the variables to which it refers. Raises MappingError for
+    a variable that the route does not have, or that stands in a place where it is not allowed.
     """
 
     __slots__ = ("levels", "names", "per_message", "separator", "text")
@@ -110,7 +117,7 @@ class Template:
     def render(self, values: Values) -> str:
         """Return the name with each placeholder replaced by its value.
 
-        `values` returns the levels of a placeholder's value, encoded for the target's protocol.
+        `values` is a function from the name of a variable to its levels, encoded for the target's protocol.
         """
         levels: list[str] = []
         for level in self.levels:
@@ -122,15 +129,15 @@ class Template:
         return self.separator.join(levels)
 
     def literal_bytes(self) -> int:
-        """Count the bytes of the template's own text, without references and separators."""
+        """Return the size in bytes of the template's own text, without placeholders and separators."""
         texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
         return sum(len(text.encode()) for text in texts)
 
     def pattern(self, dialect: Dialect, scope: str, several: frozenset[str]) -> Pattern | None:
-        """Build the pattern of the names that this template makes.
+        """Return the pattern that captures the variables of this template from a name that it has built.
 
-        Return None if a level holds more than one piece. A name used twice becomes two captures (`name`, then
-        `name '`), which `agree` joins again.
+        Return None if a level holds more than one piece. A variable that is used twice becomes two captures
+        (`name` and `name '`); `agree` checks that they are equal.
         """
         tokens: list[PatternToken] = []
         used: set[str] = set()
@@ -155,7 +162,10 @@ def _fresh(name: str, used: set[str]) -> str:
 
 
 def agree(captures: Captures) -> Captures | None:
-    """Join the captures of repeated names. Return None if a repeated name has two values."""
+    """Join the captures of variables that a template uses repeatedly.
+
+    Return None if the captures of one variable differ.
+    """
     joined: Captures = {}
     for key, levels in captures.items():
         if joined.setdefault(key.rstrip(" '"), levels) != levels:
@@ -164,12 +174,15 @@ def agree(captures: Captures) -> Captures | None:
 
 
 def nothing(name: str) -> Levels:
-    """Raise AssertionError: the values for a template without references."""
+    """Raise AssertionError: the `values` for a template that has no placeholders."""
     raise AssertionError(name)
 
 
 class Text:
-    """A header's template: nothing is escaped, and several levels are joined by the source's separator."""
+    """Template of a header's value.
+
+    Values are not encoded, and several levels are joined by the separator of the source's protocol.
+    """
 
     __slots__ = ("_pieces", "names", "per_message")
 
@@ -179,7 +192,10 @@ class Text:
         self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
 
     def render(self, value: Callable[[str], str]) -> str:
-        """Build the text; `value` returns the text of a reference in the source's form."""
+        """Return the text with each placeholder replaced.
+
+        `value` is a function from the name of a variable to its text as in the source's protocol.
+        """
         return "".join(value(piece.name) if isinstance(piece, Name) else piece for piece in self._pieces)
 
 
