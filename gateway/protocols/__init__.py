@@ -26,10 +26,10 @@ GROUP: Final = "gateway.dialects"
 
 
 def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
-    """Return the built-in dialects and the dialects of the entry points, by name.
+    """Return the built-in dialects and the dialects of the entry points, by protocol name.
 
-    Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, address word,
-    URL scheme or journal form that another dialect has already.
+    Raises ConfigurationError if an entry point cannot be loaded, or if its dialect has a name, a key of
+    addresses (such as `topic`), a URL scheme or a `wire_form` that another dialect already has.
     """
     found: dict[str, Dialect] = {one.name: one for one in OWN}
     for entry in offered:
@@ -49,7 +49,10 @@ def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
 
 
 def _claims(dialect: Dialect) -> set[str]:
-    """Return what must be unique among dialects, labelled: name, words, URL schemes and journal form."""
+    """Return what must be unique among dialects, as texts.
+
+    These are the protocol name, the keys of addresses, the URL schemes and the `wire_form`.
+    """
     schemes = (f"{scheme.name}://" for scheme in dialect.schemes)
     forms = [f"form {dialect.wire_form}"] if dialect.wire_form else []
     return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes, *forms}

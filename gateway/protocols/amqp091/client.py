@@ -63,11 +63,11 @@ NO_LEAD: Final[Lead] = (b"", 1, b"", 0, 0, 0, b"", b"", b"")
 
 
 class ClientConnection(Connection):
-    """Connection to a server: bytes in, events out.
+    """Client end of an AMQP 0-9-1 connection: bytes in, events out.
 
-    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the maxima that we request; 0 leaves them
-    to the server. `response` comes from `encode_response` for `mechanism`. With `bounded`, each call does a
-    limited number of steps and sets `unread` if bytes remain.
+    `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are the limits that this client requests; 0
+    leaves them to the server. `response` is what `encode_response` returned for `mechanism`. If `bounded` is
+    True, each call of `receive_data` does a limited amount of work and sets `unread` if bytes remain.
     """
 
     _contents: ClassVar[dict[int, int]] = {
@@ -91,9 +91,10 @@ class ClientConnection(Connection):
         bounded: bool = False,
         sink: Callable[[int], BodySink] | None = None,
     ) -> None:
-        """Create a connection.
+        """Create a connection, and queue the protocol header.
 
-        Bodies over `message_bytes_max` go to the `sink`; without one they are an error.
+        Bodies over `message_bytes_max` bytes are written to the object that `sink` returns for their size;
+        without `sink` they are an error.
         """
         super().__init__(
             State.START,
@@ -117,15 +118,19 @@ class ClientConnection(Connection):
     # --- calls of the application
 
     def secure_ok(self, response: bytes) -> None:
-        """Queue the response to Challenged. Raises LocalProtocolError if no login is in progress."""
+        """Queue connection.secure-ok with the response to a `Challenged` event.
+
+        Raises LocalProtocolError if no login is in progress.
+        """
         if self._state is not State.AUTHENTICATING:
             raise LocalProtocolError("no challenge to answer")
         self._send(0, m.ConnectionSecureOk(response))
 
     def open_channel(self) -> int:
-        """Queue channel.open and return the channel number; ChannelOpened reports when it can be used.
+        """Queue channel.open and return the channel number.
 
-        Raises LocalProtocolError if the connection is not open or all channel numbers are in use.
+        The event ChannelOpened reports when the channel can be used. Raises LocalProtocolError if the
+        connection is not open or all channel numbers are in use.
         """
         if self._state is not State.OPEN:
             raise LocalProtocolError("a channel needs an open connection")
@@ -159,6 +164,7 @@ class ClientConnection(Connection):
         events.append(Challenged(method.challenge))
 
     def _take_tune(self, method: m.ConnectionTune, events: list[Event]) -> None:
+        """Apply connection.tune: queue tune-ok with the smaller limits, and connection.open."""
         channel_max, frame_max, heartbeat = (
             min(ours, theirs) if ours and theirs else ours or theirs
             for ours, theirs in zip(
@@ -192,6 +198,7 @@ class ClientConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
+        """Process channel.open-ok. Return False for any other method, and if it is not expected."""
         if (
             channel is None
             or channel.state is not ChannelState.OPENING
@@ -211,6 +218,7 @@ class ClientConnection(Connection):
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
+        """Report a complete deliver, return or get-ok; `method` has the arguments of that method."""
         if index == BASIC_DELIVER:
             if not method or len(method) < method[0] + DELIVER_METHOD_MIN:
                 raise self._fault("basic.deliver is cut short", ReplyCode.SYNTAX_ERROR, index)
@@ -227,7 +235,11 @@ class ClientConnection(Connection):
             events.append(Got(number, found, properties, body))
 
     def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the complete messages from `at` on that have at most one body frame. Return their end."""
+        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+
+        Stop at a message with several body frames and at anything else. Bytes are compared with those of the
+        last message, so that equal parts are decoded once.
+        """
         contents: list[Delivery] = []
         add = contents.append
         lead, lead_size, middle, middle_size, size, number, consumer_tag, address, properties = self._lead
@@ -261,7 +273,11 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the tag of the message at `at`, or None if it is not plain and complete."""
+        """Return the bytes around the delivery tag of the message at `at`, and what they mean.
+
+        The next messages are compared with them. Return None if the message is incomplete or cannot be
+        decoded on the fast path.
+        """
         plain = self._plain_at(data, at, end, BASIC_DELIVER)
         if plain is None:
             return None
@@ -282,7 +298,7 @@ class ClientConnection(Connection):
             events.append(Deliveries(contents))
 
     def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack and basic.nack from `at` on. Return the position behind the last."""
+        """Decode consecutive basic.ack and basic.nack from position `at` on. Return the last one's end."""
         confirms: list[tuple[int, int, bool, bool]] = []
         ready = self._ready
         last_whole = end - SETTLE.size

@@ -57,10 +57,11 @@ CONTENT_HEADER_MIN: Final = CONTENT.size + 2  # with one word of flags
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes, int] | None:
-    """Decode the frame at `at` as (type, channel, payload, position behind it); None if it is incomplete.
+    """Decode the frame at `at`: its type, channel and payload, and the position behind it.
 
-    Raises RemoteProtocolError: 501 if the first seven bytes are not those of a frame, exceed `frame_max`
-    bytes, or if the end byte is wrong; 505 for an invalid heartbeat.
+    Return None if it is incomplete. Raises RemoteProtocolError: 501 if the first seven bytes are not those of
+    a frame, if the frame exceeds `frame_max` bytes, or if the end byte is wrong; 505 for an invalid
+    heartbeat.
     """
     begin = at + FRAME_PREFIX
     if begin > len(data):
@@ -82,13 +83,13 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
+    """Return how many bytes of the incomplete frame at `at` must have arrived before the next attempt."""
     begin = at + FRAME_PREFIX
     return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Encode one frame of any size."""
+    """Encode one frame of the type `kind`, without a limit of its size."""
     return FRAME.pack(kind, channel, len(payload)) + payload + END
 
 
@@ -98,9 +99,10 @@ def encode_method_frame(channel: int, method: Method) -> bytes:
 
 
 def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max: int) -> list[Piece]:
-    """Encode content header and body frames; `properties` begin with the flags. An empty body has no frame.
+    """Encode the content header frame and the body frames of a message.
 
-    Raises OSError if the body cannot be read from disk.
+    `properties` are the encoded property flags and property list. An empty body has no frame. Raises OSError
+    if the body cannot be read from disk.
     """
     header = CONTENT.pack(BASIC, 0, len(body)) + properties
     frames: list[Piece] = [encode_frame(FRAME_HEADER, channel, header)]
@@ -190,7 +192,7 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 
 def encode_short_string(text: str | bytes) -> bytes:
-    """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes."""
+    """Encode a short string: a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes."""
     data = text.encode() if isinstance(text, str) else text
     if len(data) > SHORT_STRING_MAX:
         raise LocalProtocolError("a short string has at most 255 bytes")
@@ -253,6 +255,7 @@ def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
 
 
 def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Method:
+    """Decode the arguments of a method by the layout of its class. Raises an error if they do not fit."""
     values = {}
     at = U32.size
     bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
@@ -306,14 +309,14 @@ PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
 
 
 def decode_publish(method: bytes) -> BasicPublish:
-    """Decode a basic.publish from the bytes after its ids. Raises RemoteProtocolError 501."""
+    """Decode the arguments of basic.publish, without class and method id. Raises RemoteProtocolError 501."""
     found = decode_method(PUBLISH_IDS + method)
     assert isinstance(found, BasicPublish)
     return found
 
 
 def decode_address(wire: bytes) -> tuple[str, str]:
-    """Return exchange and routing key of an Address.wire. Raises RemoteProtocolError 502."""
+    """Return the exchange and routing key in the `wire` of an Address. Raises RemoteProtocolError 502."""
     try:
         exchange, at = _read_short_string(wire, 0)
         routing_key, at = _read_short_string(wire, at)
@@ -329,7 +332,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
 
 @dataclass
 class BasicProperties:
-    """Properties of class basic, as they are on the wire. None for one that is absent."""
+    """Properties of class basic, with the names and types of AMQP 0-9-1; None for one that is absent."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -352,10 +355,11 @@ PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 
 
 def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
-    """Decode a content header frame as (body size, bytes from the property flags on).
+    """Decode the payload of a content header frame.
 
-    `index` is that of the method before it. Raises RemoteProtocolError 501 if the header is malformed, 505 if
-    it is of another class.
+    Return the body size, and the bytes that remain: property flags and property list. `index` identifies the
+    method before it (class-id << 16 | method-id), for the error. Raises RemoteProtocolError 501 if the header
+    is malformed, 505 if it is of another class than basic.
     """
     if len(payload) < CONTENT_HEADER_MIN:
         raise frame_error("a content header is cut short")
@@ -373,7 +377,7 @@ def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
 
 
 def decode_properties(raw: bytes) -> BasicProperties:
-    """Decode property flags and property list (4.2.6.1). Raises RemoteProtocolError 502."""
+    """Decode encoded property flags and property list (4.2.6.1). Raises RemoteProtocolError 502."""
     try:
         return _decode_properties(raw)
     except (StructError, IndexError):
@@ -381,6 +385,10 @@ def decode_properties(raw: bytes) -> BasicProperties:
 
 
 def _decode_properties(raw: bytes) -> BasicProperties:
+    """Decode properties as `decode_properties` does.
+
+    Raises IndexError or StructError if they are cut short.
+    """
     flags = more = U16.unpack_from(raw)[0]
     at = 2
     while more & FLAG_CONTINUED:
@@ -401,10 +409,10 @@ def _decode_properties(raw: bytes) -> BasicProperties:
 
 
 def check_fields(raw: bytes, fields_max: int) -> None:
-    """Raise RemoteProtocolError 502 if the header table of properties has too many fields.
+    """Raise RemoteProtocolError 502 if the header table in encoded properties has too many fields.
 
-    Most properties are too short for that and are not decoded. Malformed properties pass; they are detected
-    later.
+    Most properties have too few bytes for so many fields and are not decoded. Malformed properties are
+    accepted here; they are detected later.
     """
     if len(raw) <= fields_max * FIELD_BYTES_MIN:
         return
@@ -447,9 +455,9 @@ EXTERNAL: Final = "EXTERNAL"
 
 
 def encode_response(mechanism: str, user: str, password: str) -> bytes:
-    """Return the response of connection.start-ok.
+    """Return the SASL response that connection.start-ok carries for a login.
 
-    The response is empty for EXTERNAL, where the certificate identifies the user.
+    It is empty for EXTERNAL, where the certificate identifies the user.
     """
     if mechanism == PLAIN:
         return b"\0" + user.encode() + b"\0" + password.encode()
@@ -459,10 +467,10 @@ def encode_response(mechanism: str, user: str, password: str) -> bytes:
 
 
 def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
-    """Return (user, password) of a PLAIN (RFC 4616) or AMQPLAIN response; two empty strings for EXTERNAL.
+    """Return (user, password) from a SASL response; two empty strings for EXTERNAL.
 
-    Raises RemoteProtocolError 502 if the response does not have the mechanism's form, 530 for an unknown
-    mechanism.
+    The mechanisms are PLAIN (RFC 4616), AMQPLAIN and EXTERNAL. Raises RemoteProtocolError 502 if the response
+    does not have the mechanism's form, 530 for an unknown mechanism.
     """
     if mechanism == EXTERNAL:
         return "", ""

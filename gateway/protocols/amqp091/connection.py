@@ -83,7 +83,7 @@ SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
 class Connection:
-    """One end of a connection; see ServerConnection and ClientConnection."""
+    """One end of an AMQP 0-9-1 connection; the base of ServerConnection and ClientConnection."""
 
     _contents: ClassVar[
         dict[int, int]
@@ -106,9 +106,9 @@ class Connection:
     ) -> None:
         """Create a connection in `state`.
 
-        One table may have `properties_max` fields, and the properties of one content `properties_bytes_max`
-        bytes. Bodies over `held_bytes_max` bytes go to a `sink`, which is called with their size; a
-        RemoteProtocolError that it raises refuses them.
+        A table may have `properties_max` fields, and the properties of a content `properties_bytes_max`
+        bytes. A body over `held_bytes_max` bytes is written to the object that `sink` returns for its size; a
+        RemoteProtocolError of `sink` refuses the body.
         """
         self.out: list[Any] = []  # Pieces; if `large` is set, some of them are large or not bytes
         self.frame_max = HANDSHAKE_FRAME_MAX
@@ -154,7 +154,7 @@ class Connection:
 
     @property
     def ending(self) -> bool:
-        """True if one end has sent close: no more requests are possible."""
+        """True if one end has sent connection.close: no more requests are possible."""
         return self._state in (State.CLOSING, State.CLOSED)
 
     @property
@@ -180,7 +180,7 @@ class Connection:
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Return and clear the queued pieces, without copying them or reading bodies from disk."""
+        """Return and clear the queued bytes as pieces, without copying them or reading bodies from disk."""
         pieces: list[Piece] = self.out.copy()
         self.out.clear()  # other objects append to this list
         self.large = False
@@ -188,10 +188,10 @@ class Connection:
         return pieces
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Return the events of these bytes, in order; `now` is in monotonic seconds.
+        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
 
-        While the application owes a response (to Authenticate or Open), bytes wait. After responding, call
-        this method with b"" to have them decoded.
+        Bytes are held back while the caller has not yet responded to an Authenticate, SecureResponse or Open
+        event. After responding, call this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -222,7 +222,7 @@ class Connection:
         return events
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode all complete frames. Return where the incomplete one begins."""
+        """Decode complete frames, up to the limit of one call. Return the position behind the last one."""
         self._needed = 0
         if self._guilt is not None:
             (fault, number), self._guilt = self._guilt, None
@@ -267,7 +267,7 @@ class Connection:
         return at
 
     def _another_time(self, events: list[Event]) -> bool:
-        """Return True, and set `unread`, if what comes next must wait until `events` are processed."""
+        """Return True, and set `unread`, if the caller must process `events` before decoding continues."""
         if not (events and self._bounded):
             return False
         self.unread = True
@@ -275,11 +275,12 @@ class Connection:
 
     @abstractmethod
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
-        """Read the protocol header, if it is expected now. Return where frames begin."""
+        """Read the peer's protocol header, if it is expected now. Return the position where frames begin."""
 
     # --- frames, one by one
 
     def _take(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
+        """Process one frame of the type `kind` on channel `number`."""
         if kind == FRAME_METHOD:
             self._take_method(number, payload, events)
         elif kind == FRAME_HEADER:
@@ -296,6 +297,7 @@ class Connection:
             self.received["heartbeat"] += 1
 
     def _take_method(self, number: int, payload: bytes, events: list[Event]) -> None:
+        """Process a method frame: the beginning of a content, or a whole method."""
         index = int.from_bytes(payload[:4], "big")
         if index in self._contents:
             self.received[m.METHODS[index].name] += 1
@@ -316,10 +318,11 @@ class Connection:
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
 
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
-        """Return the channel of a content frame, or None if the frame must be discarded.
+        """Return the channel of a frame that belongs to a content, or None if the frame must be discarded.
 
-        `begun` is True if the frame continues a content. Raises RemoteProtocolError: 505 if the channel
-        expects something else, 504 if it is not open.
+        A content is a method such as basic.publish with its header and body. `begun` is False for the method
+        and True for the frames that follow it. Raises RemoteProtocolError: 505 if the channel expects another
+        frame, 504 if it is not open.
         """
         if self._state is State.CLOSING:
             return None
@@ -340,7 +343,10 @@ class Connection:
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
-        """Store the method of a content. Raises RemoteProtocolError 502 if its arguments are too long."""
+        """Store the method that begins a content.
+
+        Raises RemoteProtocolError 502 if its arguments are too long.
+        """
         if len(payload) - 4 > self._contents[index]:
             raise self._fault("arguments too long", ReplyCode.SYNTAX_ERROR, index)
         self._unready(channel.number)
@@ -349,6 +355,7 @@ class Connection:
         self._hold(len(channel.method))
 
     def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
+        """Process a content header. Raises RemoteProtocolError 406 if body or properties are too large."""
         if channel.properties is not None:
             raise channel.interrupted()
         size, properties = decode_content_header(payload, channel.index)
@@ -378,6 +385,7 @@ class Connection:
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, index) from None
 
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
+        """Process a body frame, and report the content if it is complete."""
         if channel.properties is None:
             raise channel.interrupted()
         size = len(payload)
@@ -396,9 +404,9 @@ class Connection:
         self._end_frame(channel, events)
 
     def _takes_in_parts(self, data: bytes, at: int) -> bool:
-        """Accept the received part of an incomplete body frame.
+        """Accept the part of a large body frame that has arrived, so that it need not be buffered as a frame.
 
-        Return False if the frame must be complete first.
+        Return False if the frame must arrive completely first.
         """
         kind, number, size = BODY_HEAD(data, at)
         channel = self._channels.get(number)
@@ -419,7 +427,7 @@ class Connection:
         return True
 
     def _take_on(self, data: bytes, events: list[Event]) -> int:
-        """Add the next part of a body frame that is accepted in parts. Return the end of that part."""
+        """Add the next part of a body frame that `_takes_in_parts` has accepted. Return the part's end."""
         count = self._lacking
         end = min(count, len(data))
         if end == count and data[end - 1] != FRAME_END:
@@ -436,10 +444,10 @@ class Connection:
         return end
 
     def _add(self, channel: Channel, data: bytes, begin: int, end: int) -> int:
-        """Add a range of `data` to the body and return its size in bytes.
+        """Add the bytes of `data` from `begin` to `end` to a channel's body. Return their number.
 
-        If the range is most of `data`, it is not copied until the body is complete; until then `data` stays
-        in memory.
+        If they are more than half of `data`, they are not copied until the body is complete; until then all
+        of `data` stays in memory.
         """
         count = end - begin
         part: bytes | memoryview = data
@@ -472,15 +480,18 @@ class Connection:
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
-        """Report a complete content; `method` is its method without the ids."""
+        """Report a complete content; `method` has the arguments of its method.
+
+        `index` identifies the method: class-id << 16 | method-id.
+        """
 
     @property
     def begun(self) -> int:
-        """Size in bytes of the incomplete contents and the incomplete frame."""
+        """Number of bytes received of incomplete contents and of an incomplete frame."""
         return self._partial + (0 if self._rest is None else self._rest.byte_count)
 
     def _is_too_much(self, byte_count: int) -> bool:
-        """Return True if incomplete contents with `byte_count` bytes more exceed the connection's limit."""
+        """Return True if `byte_count` more bytes of incomplete contents would exceed the limit."""
         return self._partial + byte_count > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max
 
     def _hold(self, byte_count: int) -> None:
@@ -500,14 +511,17 @@ class Connection:
 
     @abstractmethod
     def _forget_lead(self, number: int) -> None:
-        """Forget how the last message of a run began: channel `number` may no longer accept one."""
+        """Forget the beginning of the last message, with which the next ones are compared on the fast path.
+
+        Channel `number` may no longer accept a message that begins like it.
+        """
 
     def _plain_at(self, data: bytes, at: int, end: int, method_index: int) -> Plain | None:
-        """Locate the parts of a message of method `method_index` at `at`, which has at most one body frame.
+        """Locate the parts of the message at `at`, for the fast path.
 
-        Returns None for anything else, for a message that is not plain, and if its head is incomplete. The
-        body of an empty message is located at the last byte of its header frame, where the end byte of a body
-        frame would be.
+        Return None if it does not begin with the method `method_index`, has several body frames, exceeds a
+        limit of the fast path, or if what precedes its body is incomplete. The body of an empty message is
+        located at the last byte of its header frame, where the end byte of a body frame would be.
         """
         if at + 11 > end:
             return None
@@ -546,15 +560,19 @@ class Connection:
 
     @abstractmethod
     def _connection_method(self, method: m.Method, events: list[Event]) -> None:
-        """Process a method on channel 0 by the table of this end."""
+        """Process a method on channel 0, by this end's table of methods and states."""
 
     @abstractmethod
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        """Process channel.open or channel.open-ok. Return True if `method` is that and legal."""
+        """Process channel.open (server) or channel.open-ok (client).
+
+        Return False for any other method, and if the method is not allowed in the state of the channel.
+        """
 
     def _channel_method(self, number: int, method: m.Method, events: list[Event]) -> None:
+        """Process a method without content on a channel other than 0, by the state of the channel."""
         if method.index >> 16 == CONNECTION_CLASS:
             raise self._invalid(method)
         channel = self._channels.get(number)
@@ -624,8 +642,8 @@ class Connection:
     def send_method(self, channel: int, method: m.Method) -> None:
         """Queue a method without content.
 
-        It is dropped on a channel that was closed meanwhile, as the peer would discard it. Raises
-        LocalProtocolError for a method with content, and on channel 0 before the connection is open.
+        It is dropped if the channel is closed, as the peer would discard it. Raises LocalProtocolError for a
+        method with content, and on channel 0 before the connection is open.
         """
         if method.content:
             raise LocalProtocolError(f"{method.name} needs a content")
@@ -635,10 +653,10 @@ class Connection:
             self._send(channel, method)
 
     def send_content(self, channel: int, method: m.Method, properties: bytes, body: bytes) -> None:
-        """Queue one method with its content: get-ok, return, or a message outside the fast path.
+        """Queue one method with its content, such as basic.get-ok, basic.return or a single message.
 
-        `properties` are the bytes from the property flags on. The content is dropped on a closed channel.
-        Raises OSError if the body cannot be read from disk.
+        `properties` are the encoded property flags and property list. The content is dropped if the channel
+        is closed. Raises OSError if the body cannot be read from disk.
         """
         if not method.content:
             raise LocalProtocolError(f"{method.name} has no content")
@@ -651,7 +669,7 @@ class Connection:
             self.sent["body"] += -(-len(body) // self.payload_max)
 
     def ack(self, channel: int, delivery_tag: int, multiple: bool = False) -> None:
-        """Queue basic.ack: a server confirms a publish, a client acknowledges a delivery."""
+        """Queue basic.ack, by which a server confirms a publish, and a client acknowledges a delivery."""
         if channel in self._ready or self._usable(channel):
             self.out.append(
                 SETTLE.pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, multiple, FRAME_END)
@@ -659,7 +677,10 @@ class Connection:
             self.sent["basic.ack"] += 1
 
     def nack(self, channel: int, delivery_tag: int, multiple: bool = False, requeue: bool = False) -> None:
-        """Queue basic.nack: a server refuses a publish (`requeue` has no meaning), a client a delivery."""
+        """Queue basic.nack, by which a server refuses a publish, and a client rejects a delivery.
+
+        `requeue` has a meaning for deliveries only.
+        """
         if channel in self._ready or self._usable(channel):
             bits = multiple | requeue << 1
             self.out.append(
@@ -698,10 +719,10 @@ class Connection:
         self._closing_since = self._now
 
     def refuse(self, fault: RemoteProtocolError, channel: int, events: list[Event]) -> None:
-        """Queue the close that a fault of the peer requires, and append its event.
+        """Close the channel or connection for a fault of the peer, as the specification requires.
 
-        Also called for faults that only the application finds, such as a method that `decode_publish` cannot
-        decode.
+        Queue the close method and append its event. Also called by users of this class for faults that only
+        they find, such as a method that `decode_publish` cannot decode.
         """
         code, text, ids = fault.reason, str(fault), (fault.class_id, fault.method_id)
         if code in SOFT_CODES and self._usable(channel):
@@ -744,11 +765,14 @@ class Connection:
             self.sent["heartbeat"] += 1
 
     def excuse(self, now: float) -> None:
-        """Ignore the peer's silence up to `now`, because it was not read."""
+        """Count the peer's silence from `now` on, because until then nothing was read from it."""
         self._last_received = now
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the peer was silent for two heartbeat intervals, or has not answered our close."""
+        """Return True if the peer was silent for two heartbeat intervals.
+
+        Return True also if it has not responded to connection.close within CLOSE_WAIT_SECS.
+        """
         if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:
             return True
         return bool(self.heartbeat) and now >= self._last_received + SILENT_INTERVALS * self.heartbeat

@@ -24,7 +24,10 @@ EXCHANGES_KNOWN: Final = 1_024
 
 
 class AmqpDialect(Dialect):
-    """Dialect of AMQP 0-9-1. A queue is the default exchange, "", with the queue's name as the key."""
+    """Dialect of AMQP 0-9-1.
+
+    The address of a queue is in the default exchange, "", with the queue's name as the routing key.
+    """
 
     name = "amqp091"
     title = "AMQP 0-9-1"
@@ -105,7 +108,7 @@ class AmqpDialect(Dialect):
         return None if address.scope else super().returned(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why these words do not name a queue or an exchange, or "" if they do."""
+        """Return why these keys do not name a queue or an exchange, or "" if they do."""
         if "queue" in address_words and len(address_words) > 1:
             return "queue stands without exchange and key"
         return "" if "queue" in address_words or "exchange" in address_words else "give exchange or queue"
@@ -114,7 +117,7 @@ class AmqpDialect(Dialect):
 def amqp_address(exchange: str, routing_key: str) -> Address:
     """Return the address of an exchange and a routing key. Raises ValueError if either exceeds 255 bytes.
 
-    `wire` is the two short strings (length byte and UTF-8 each) as in `basic.deliver`.
+    Its `wire` consists of both as short strings (length byte and UTF-8), as in `basic.deliver`.
     """
     second = routing_key.encode()
     byte_count = len(second)
@@ -125,7 +128,10 @@ def amqp_address(exchange: str, routing_key: str) -> Address:
 
 @lru_cache(EXCHANGES_KNOWN)
 def _begun(exchange: str) -> bytes:
-    """Return the encoded exchange name that begins its addresses. Raises ValueError beyond 255 bytes."""
+    """Return an exchange's name as a short string, with which the `wire` of its addresses begins.
+
+    Raises ValueError beyond 255 bytes.
+    """
     data = exchange.encode()
     if len(data) > SHORT_STRING_MAX:
         raise ValueError("an exchange name has at most 255 bytes")

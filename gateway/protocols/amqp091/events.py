@@ -59,9 +59,9 @@ class ChannelOpened:
 
 @dataclass
 class ChannelClosed:
-    """End of a channel, closed by the peer or by us because of a fault of the peer.
+    """End of a channel, closed by the peer or by this end because of a fault of the peer.
 
-    The response is already queued. Not reported if the application itself closed the channel.
+    Close or close-ok is already queued. Not reported if the caller itself closed the channel.
     """
 
     channel: int
@@ -85,7 +85,7 @@ class Closed:
 
 @dataclass
 class MethodReceived:
-    """Any other method, which the state of its channel allows."""
+    """A method for which there is no event of its own; the state of its channel allows it."""
 
     channel: int
     method: Method
@@ -95,8 +95,8 @@ class MethodReceived:
 class Publishes:
     """Consecutive messages from a client, as rows of (channel, method, properties, body).
 
-    `method` is the bytes behind the ids of basic.publish; it is for `decode_publish`, and a key for caches.
-    `properties` are the bytes of the content header from the flags on.
+    `method` has the encoded arguments of basic.publish; `decode_publish` decodes them, and caches use them as
+    keys. `properties` are the encoded property flags and property list.
     """
 
     contents: list[tuple[int, bytes, bytes, Body]]
@@ -104,7 +104,7 @@ class Publishes:
 
 @dataclass
 class LargePublish:
-    """Message from a client whose body went to a sink: a row as those of Publishes."""
+    """Message from a client whose body was written to a sink; `content` is a row as those of Publishes."""
 
     content: tuple[int, bytes, bytes, bytes]
 
@@ -129,14 +129,14 @@ class Deliveries:
 
 @dataclass
 class Confirms:
-    """Consecutive basic.ack and basic.nack of a server, as rows of (channel, tag, multiple, is an ack)."""
+    """Consecutive basic.ack and basic.nack from a server, as rows of (channel, tag, multiple, is an ack)."""
 
     confirms: list[tuple[int, int, bool, bool]]
 
 
 @dataclass
 class Returned:
-    """Mandatory message that reached no queue. Its confirm comes after it."""
+    """Mandatory message that reached no queue, returned by basic.return; its confirm comes after it."""
 
     channel: int
     method: BasicReturn

@@ -28,10 +28,10 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Method:
-    """Base of the methods.
+    """Base of the classes of methods.
 
-    `index` is class-id << 16 | method-id. `layout` has (domain, argument name) of each argument, with "" for
-    a reserved one.
+    `index` is class-id << 16 | method-id. `direction` states which end may send it, `content` if a content
+    follows. `layout` has the pair (domain, name) of each argument; the name of a reserved one is "".
     """
 
     __slots__ = ()
@@ -56,9 +56,10 @@ def method(
     after: str = "",
     content: bool = False,
 ) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that turns a class into a method and adds it to METHODS.
+    """Return a decorator that makes a class the class of this method and adds it to METHODS.
 
-    `before` and `after` are domains of reserved arguments, separated by spaces.
+    `before` and `after` are the domains of reserved arguments before and after the others, separated by
+    spaces.
     """
 
     def enter(declared: type[M]) -> type[M]:

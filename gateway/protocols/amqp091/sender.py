@@ -41,12 +41,13 @@ PublishRow = tuple[bytes, bytes, Body]
 
 
 class ContentWriter:
-    """Cache of the bytes around the address that delivering and publishing share."""
+    """Common part of Deliverer and Publisher: a cache of the bytes around the address of a message."""
 
     def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:
-        """Prepare for an open channel. The method is `arguments`, then the address, then `end`.
+        """Prepare to send on an open channel.
 
-        Raises LocalProtocolError if the channel is not open.
+        The encoded method of each message consists of `arguments`, its address and `end`. Raises
+        LocalProtocolError if the channel is not open.
         """
         found = connection._channels.get(channel)
         if found is None or found.state is not ChannelState.OPEN:
@@ -74,15 +75,21 @@ class ContentWriter:
         return self._channel.state is ChannelState.OPEN
 
     def fits(self, properties: bytes) -> bool:
-        """Return True if the properties fit a frame of the negotiated size."""
+        """Return True if encoded properties fit a frame of the negotiated size."""
         return len(properties) + HEADER_SIZE <= self._payload_max
 
     @abstractmethod
     def _head(self, size: int) -> bytes:
-        """Return and cache the bytes before the changing part, whose address has `size` bytes."""
+        """Return and cache the bytes before the first part that changes from message to message.
+
+        `size` is the size of the address in bytes.
+        """
 
     def _prepare(self, properties: bytes, size: int) -> bool:
-        """Encode the bytes between address and body. Return False if the properties do not fit a frame."""
+        """Encode the bytes between address and body, for bodies of `size` bytes.
+
+        Return False if the properties do not fit a frame.
+        """
         if not self.fits(properties):
             return False
         length = len(properties) + HEADER_SIZE
@@ -96,7 +103,7 @@ class ContentWriter:
         return True
 
     def _frames(self, body: Body) -> list[Piece]:
-        """Return the frames of a body that needs none or several.
+        """Return the frames of a body that does not fit exactly one frame; an empty body has none.
 
         Raises OSError if it cannot be read from disk.
         """
@@ -107,7 +114,7 @@ class ContentWriter:
 
 
 class Deliverer(ContentWriter):
-    """Delivery to one consumer of a client.
+    """Encoder of deliveries to one consumer of a client.
 
     The constructor raises LocalProtocolError if the channel is not open.
     """
@@ -122,15 +129,15 @@ class Deliverer(ContentWriter):
         return head
 
     def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: Body) -> bool:
-        """Queue one message; see `deliver_many`. Return True if it could be encoded."""
+        """Queue one message, as `deliver_many` does. Return False if it could not be encoded."""
         return not self.deliver_many(tag, ((redelivered, address, properties, body),))
 
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags from `first_tag` on.
 
-        A row is (redelivered, Address.wire, bytes from the property flags on, body). Returns the tags of the
-        messages that were not queued because their properties do not fit a frame of the client, or because
-        their bodies cannot be read from disk.
+        A row is (redelivered, `wire` of the address, encoded property flags and list, body). Return the tags
+        of the messages that were not queued because their properties do not fit a frame of the client, or
+        because their bodies cannot be read from disk.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -172,7 +179,7 @@ class Deliverer(ContentWriter):
 
 
 class Publisher(ContentWriter):
-    """Publishing on one channel of a server.
+    """Encoder of the messages that a client publishes on one channel.
 
     The constructor raises LocalProtocolError if the channel is not open.
     """
@@ -182,7 +189,7 @@ class Publisher(ContentWriter):
 
     @property
     def published(self) -> int:
-        """Number of messages sent on this channel: with confirms, the tag of the last one."""
+        """Number of messages published on this channel, which is also the confirm tag of the last one."""
         return self._channel.published
 
     def _head(self, size: int) -> bytes:
@@ -191,11 +198,11 @@ class Publisher(ContentWriter):
         return head
 
     def publish_many(self, rows: Iterable[PublishRow]) -> list[int]:
-        """Queue messages as rows of (Address.wire, bytes from the property flags on, body).
+        """Queue messages as rows of (`wire` of the address, encoded property flags and list, body).
 
-        Their confirms are numbered from `published` on. Returns the positions of the rows that were not
-        queued because their properties do not fit a frame of the server. Raises OSError if a body cannot be
-        read from disk.
+        The first row that is queued has the confirm tag `published` + 1, as of before the call; the others
+        follow. Return the positions of the rows that were not queued because their properties do not fit a
+        frame of the server. Raises OSError if a body cannot be read from disk.
         """
         unsent: list[int] = []
         if not self.usable:

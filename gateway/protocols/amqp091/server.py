@@ -65,9 +65,10 @@ SMALL_CONTENT: Final = BASIC_WEIGHT.to_bytes(4, "big") + bytes(
 
 
 class Lead:
-    """Bytes before the body of the last message of a channel, and what they mean.
+    """Bytes before the body of the last message on a channel, and what was decoded from them.
 
-    `data` are these bytes and `size` is their number.
+    `data` are these bytes and `size` is their number. A message that begins with the same bytes need not be
+    decoded again.
     """
 
     __slots__ = ("body_size", "channel", "data", "head", "method", "number", "properties", "size", "tail")
@@ -85,7 +86,7 @@ class Lead:
 
 
 class ServerConnection(Connection):
-    """Connection of one client of a listener: bytes in, events out.
+    """Server end of an AMQP 0-9-1 connection, for one client of a listener: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `heartbeat` (seconds) are offered; the client may request less.
     """
@@ -133,19 +134,19 @@ class ServerConnection(Connection):
     # --- responses of the application
 
     def authenticated(self) -> None:
-        """Accept the login after Authenticate or SecureResponse, and offer the limits (1.4.2.5)."""
+        """Accept the login after Authenticate or SecureResponse: queue connection.tune (1.4.2.5)."""
         self._expect(State.AUTHENTICATING)
         self._send(0, self._offer)
         self._state = State.TUNE
 
     def secure(self, challenge: bytes) -> None:
-        """Challenge the client after Authenticate or SecureResponse."""
+        """Queue connection.secure with a challenge, after Authenticate or SecureResponse."""
         self._expect(State.AUTHENTICATING)
         self._send(0, m.ConnectionSecure(challenge))
         self._state = State.SECURE
 
     def opened(self) -> None:
-        """Open the virtual host after Open."""
+        """Accept the virtual host after Open: queue connection.open-ok."""
         self._expect(State.OPENING)
         self._send(0, m.ConnectionOpenOk())
         self._state = State.OPEN
@@ -157,6 +158,11 @@ class ServerConnection(Connection):
     # --- the handshake
 
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
+        """Read the client's protocol header, and queue connection.start.
+
+        Return the position where frames begin. For another protocol, queue the supported header and close
+        (4.2.2).
+        """
         if self._state is not State.HEADER:
             return 0
         prefix = data[: len(PROTOCOL_HEADER)]
@@ -212,6 +218,10 @@ class ServerConnection(Connection):
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
+        """Process channel.open. Return False for any other method, and while the channel is closing.
+
+        Raises RemoteProtocolError if the channel is open already, or if there are too many channels.
+        """
         if not isinstance(method, m.ChannelOpen) or (
             channel is not None and channel.state is not ChannelState.OPEN
         ):
@@ -249,7 +259,7 @@ class ServerConnection(Connection):
             events.append(Publishes([(number, method, properties, body)]))
 
     def ack_each(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Queue basic.ack for one delivery tag on each of these channels: (channel, delivery tag)."""
+        """Queue basic.ack for rows of (channel, delivery tag)."""
         ready, add, pack = self._ready, self.out.append, SETTLE.pack
         for channel, delivery_tag in rows:
             if channel in ready or self._usable(channel):
@@ -257,7 +267,11 @@ class ServerConnection(Connection):
                 self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the complete messages from `at` on that have at most one body frame. Return their end."""
+        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+
+        Stop at a message with several body frames and at anything else. Bytes are compared with those of the
+        last message, so that equal parts are decoded once.
+        """
         contents: list[tuple[int, bytes, bytes, bytes]] = []
         add = contents.append
         lead = self._lead
@@ -293,9 +307,10 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the lead of the message at `at`, which differs from the last message's.
+        """Return the Lead of the message at `at`, which does not begin as the last message does.
 
-        Returns None if the message is not plain, is incomplete, or if this call has used up its steps.
+        Return None if the message is incomplete, cannot be decoded on the fast path, or if this call has done
+        its amount of work.
         """
         before = self._lead
         channel = data[at + 1 : at + 3]
@@ -329,9 +344,9 @@ class ServerConnection(Connection):
         return lead
 
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode into `lead` a message at `at` whose method is that of the last message on its channel.
+        """Decode into `lead` the message at `at`, whose method is that of the last message on its channel.
 
-        Returns False if it is not a plain complete message.
+        Return False if it is incomplete or cannot be decoded on the fast path.
         """
         header_at = at + len(lead.head) - 3
         if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
@@ -370,9 +385,9 @@ class ServerConnection(Connection):
         return True
 
     def _read_first(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
-        """Decode into `lead` a message at `at` with any method.
+        """Decode into `lead` the message at `at`, with any arguments of its method.
 
-        Return False if it is not plain and complete.
+        Return False if it is incomplete or cannot be decoded on the fast path.
         """
         plain = self._plain_at(data, at, end, BASIC_PUBLISH)
         if plain is None:
@@ -390,7 +405,7 @@ class ServerConnection(Connection):
         return True
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive basic.ack methods from `at` on. Return the position behind the last one."""
+        """Decode consecutive basic.ack from position `at` on. Return the position behind the last one."""
         acks: list[tuple[int, int, bool]] = []
         add = acks.append
         ready = self._ready

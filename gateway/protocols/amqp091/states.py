@@ -43,7 +43,10 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """Channel with its incomplete content: method, then header, then body until `bytes_remaining` is 0."""
+    """Channel with the content that is being received on it.
+
+    A content is a method such as basic.publish, then a header, then the body until `bytes_remaining` is 0.
+    """
 
     __slots__ = (
         "body",
@@ -64,7 +67,7 @@ class Channel:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the content and expect a method."""
+        """Discard the incomplete content; a method is expected next."""
         self.index = 0
         self.method = b""
         self.properties: bytes | None = None
@@ -74,12 +77,12 @@ class Channel:
 
     @property
     def held(self) -> int:
-        """Size in bytes of the incomplete content."""
+        """Number of bytes received of the incomplete content."""
         body = 0 if self.body is None else self.body.byte_count
         return len(self.method) + len(self.properties or b"") + body
 
     def interrupted(self) -> RemoteProtocolError:
-        """Return the error of a peer that sends another frame in the middle of a content (505)."""
+        """Return the error (505) for a peer that sends another frame before a content is complete."""
         part = "header" if self.properties is None else "body"
         text = (
             f"UNEXPECTED_FRAME - expected content {part} for class 60, got non content {part} frame instead"
@@ -91,7 +94,10 @@ class Channel:
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:
-    """Return the methods that may arrive on a channel, by its state, at the end that `direction` names."""
+    """Return the methods without content that may arrive on a channel, by the state of the channel.
+
+    `direction` states the end at which they arrive.
+    """
     arriving = {kind for kind in m.METHODS.values() if kind.direction & direction and not kind.content}
     arriving = {kind for kind in arriving if kind.index >> 16 != CONNECTION_CLASS}
     return {

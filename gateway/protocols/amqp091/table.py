@@ -51,7 +51,10 @@ NESTS: Final = 254  # a nested or an unknown type
 
 
 def _sizes() -> bytes:
-    """Return, by the tag of a field, how many bytes follow, or one of the constants above."""
+    """Return a table of the sizes of field values in bytes, by tag.
+
+    It has HAS_LENGTH, HAS_BYTES or NESTS for a type that has no fixed size or that is not known.
+    """
     sizes = bytearray([NESTS] * 256)
     for tag, (_, _, size) in READ_FIXED.items():
         sizes[tag] = size
@@ -71,7 +74,7 @@ def syntax_error(text: str) -> RemoteProtocolError:
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -> tuple[Headers, int]:
-    """Decode the table at `at`, which begins with its length. Return it and the position behind it.
+    """Decode the field table at `at`, which begins with its length. Return it and the position behind it.
 
     Raises RemoteProtocolError (502) if it is not a table within `data`, or has more than `fields_max` fields,
     including those of nested tables and arrays.
@@ -83,10 +86,10 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
 
 
 def survey(data: bytes, at: int) -> int:
-    """Classify the table at `at` without decoding it, as UNKNOWN, ANYTHING or TEXTS.
+    """Classify the field table at `at` without decoding it, as UNKNOWN, ANYTHING or TEXTS.
 
-    A table that is not UNKNOWN can be forwarded undecoded: it is well-formed and not nested, and its names
-    are ASCII and none of them is reserved.
+    TEXTS: all values are ASCII strings. A table that is not UNKNOWN can be forwarded undecoded: it is
+    well-formed and not nested, all names are ASCII, and none begins as a reserved name does.
     """
     at += 4
     if at > len(data):
@@ -125,9 +128,10 @@ def survey(data: bytes, at: int) -> int:
 
 
 def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """Return the texts as ReadTexts does (model/properties.py), from a table that is TEXTS.
+    """Return the names and values of a table that `survey` classified as TEXTS, as a flat list of bytes.
 
-    Returns an empty list if a value is longer than 65 535 bytes.
+    Arguments and result are those of ReadTexts (model/properties.py). Return an empty list if a value is
+    longer than 65 535 bytes.
     """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)
@@ -149,23 +153,23 @@ def texts_of(data: bytes, at: int, before: bytes, between: bytes, bare: bool = F
 
 
 def encode_table(headers: Headers) -> bytes:
-    """Encode a table with its length. Raises LocalProtocolError if a type cannot hold its value."""
+    """Encode a field table with its length. Raises LocalProtocolError if a type cannot hold its value."""
     data = b"".join(_write_pairs(headers, 0))
     return U32.pack(len(data)) + data
 
 
 def decode_fields(data: bytes) -> Headers:
-    """Decode the pairs of a table without its length, as AMQPLAIN sends them."""
+    """Decode the fields of a table that comes without its length, as in an AMQPLAIN response."""
     return decode_table(U32.pack(len(data)) + data)[0]
 
 
 def encode_value(value: Value) -> bytes:
-    """Encode one value with its tag. Raises LocalProtocolError if its type cannot hold it."""
+    """Encode one field value with its tag. Raises LocalProtocolError if its type cannot hold it."""
     return _write_value(value, 0)
 
 
 def plain(headers: Headers) -> dict[str, Any]:
-    """Return the table as Python values without their types; a repeated name has a list."""
+    """Return a field table as a dictionary of plain Python values; a repeated name has a list."""
     found: dict[str, Any] = {}
     repeated: set[str] = set()
     for name, value in headers:
@@ -189,7 +193,10 @@ def _plain_value(value: Value) -> Any:
 
 
 def _extent(data: bytes, at: int) -> tuple[int, int]:
-    """Return begin and end of the field whose u32 length is at `at`. Raises 502 if it exceeds `data`."""
+    """Return begin and end of the value whose 32-bit length is at `at`.
+
+    Raises RemoteProtocolError 502 if it exceeds `data`.
+    """
     begin = at + 4
     end = begin + U32.unpack_from(data, at)[0]
     if end > len(data):
@@ -198,13 +205,17 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _count(budget: list[int]) -> None:
-    """Count one more field; `budget` holds how many are still allowed. Raises 502 if none is."""
+    """Count one more field. Raises RemoteProtocolError 502 if no more are allowed.
+
+    `budget` is a list with one element, the number of fields that are still allowed.
+    """
     budget[0] -= 1
     if budget[0] < 0:
         raise syntax_error("a table has too many fields")
 
 
 def _read_table(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Headers, int]:
+    """Decode the table at `at`. Return it and the position behind it; for `budget` see `_count`."""
     if depth > NESTING_MAX:
         raise syntax_error(f"tables are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
@@ -240,6 +251,7 @@ def _read_array(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Va
 
 
 def _read_value(data: bytes, at: int, depth: int, budget: list[int]) -> tuple[Value, int]:
+    """Decode the field value at `at`, which begins with its tag. Return it and the position behind it."""
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:
@@ -282,6 +294,7 @@ def _write_pairs(headers: Headers, depth: int) -> Iterable[bytes]:
 
 
 def _write_value(value: Value, depth: int) -> bytes:
+    """Encode one field value with its tag, at this depth of nesting. Raises LocalProtocolError."""
     kind, bare = value
     fixed = WRITE_FIXED.get(kind)
     if fixed is not None:
@@ -309,6 +322,7 @@ def _write_value(value: Value, depth: int) -> bytes:
 
 
 def _write_decimal(number: Decimal) -> bytes:
+    """Encode a decimal as scale and 32-bit number. Raises LocalProtocolError if it does not fit."""
     sign, digits, exponent = number.as_tuple()
     if (
         not isinstance(exponent, int)

@@ -137,10 +137,10 @@ TABLE_HEAD: Final = Struct(">HI").pack  # flags, size of the table
 
 
 class Essentials(NamedTuple):
-    """Properties of an AMQP property set that routing needs; `expiration_ms` is None if it has none.
+    """Properties in an AMQP property set that routing needs.
 
-    `special` is True if it names a user, copies (`CC`, `BCC`) or the direct reply-to, which need further
-    checks.
+    `expiration_ms` is None if the set has no expiration. `special` is True if it has a user id, copies (`CC`,
+    `BCC`) or RabbitMQ's direct reply-to, which need further checks.
     """
 
     durable: bool
@@ -176,7 +176,7 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """Return the message id in a content header's bytes, from the flags on, or None if there is none.
+    """Return the message id in encoded property flags and list, or None if there is none.
 
     Raises RemoteProtocolError if what precedes it is malformed.
     """
@@ -201,7 +201,7 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def content_properties(raw: bytes) -> PropertySet:
-    """Return the property set of a content header's bytes, from the flags on; equal bytes share one object.
+    """Return the property set for encoded property flags and list; equal bytes share one object.
 
     The set is decoded on first use, which raises RemoteProtocolError 502 for malformed properties.
     """
@@ -215,15 +215,16 @@ def content_properties(raw: bytes) -> PropertySet:
 
 @lru_cache(maxsize=1024)
 def _present(flags: int) -> tuple[tuple[int, str], ...]:
-    """Return flag and domain of the properties that `flags` announces."""
+    """Return (flag, domain) of each property whose flag is set in `flags`."""
     return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
 
 
 def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
     """Return the positions of headers, delivery-mode, expiration, reply-to and user-id; 0 for an absent one.
 
-    Finds the bounds of every property and decodes none. Raises RemoteProtocolError 502 if they do not end
-    where the bytes end, so that properties that are forwarded undecoded cannot harm the receiver.
+    `raw` are encoded property flags and list. The bounds of every property are computed, but none is decoded.
+    Raises RemoteProtocolError 502 if the properties do not end where the bytes end, so that properties that
+    are forwarded undecoded cannot harm the receiver.
     """
     headers = mode = expiration = reply = user = 0
     try:
@@ -281,22 +282,29 @@ def _behind_flags(raw: bytes) -> int:
 
 
 def delivery_mode(raw: bytes) -> int:
-    """Return the delivery-mode without decoding the rest, or 0 if absent. Raises RemoteProtocolError 502."""
+    """Return the delivery-mode in encoded properties without decoding the others, or 0 if it is absent.
+
+    Raises RemoteProtocolError 502.
+    """
     at = _positions(raw)[1]
     return raw[at] if at else 0
 
 
 def expiration_ms(raw: bytes) -> int | None:
-    """Return the expiration in milliseconds without decoding the rest, or None if it is absent.
+    """Return the expiration in encoded properties in milliseconds, or None if it is absent.
 
-    Raises RemoteProtocolError: 502 for malformed properties, 406 if the expiration is not a valid number.
+    The other properties are not decoded. Raises RemoteProtocolError: 502 for malformed properties, 406 if the
+    expiration is not a valid number.
     """
     at = _positions(raw)[2]
     return _read_expiration(raw, at) if at else None
 
 
 def _read_expiration(raw: bytes, at: int) -> int:
-    """Parse the expiration at `at`, in milliseconds. Raises 406, with RabbitMQ's text, if it is not valid."""
+    """Return the expiration at `at` in milliseconds.
+
+    Raises RemoteProtocolError 406, with RabbitMQ's text, if it is not a valid number.
+    """
     text = raw[at + 1 : at + 1 + raw[at]]
     if text.isdigit() and int(text) <= EXPIRATION_MS_MAX:
         return int(text)
@@ -317,9 +325,10 @@ def _read_expiration(raw: bytes, at: int) -> int:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return what routing needs to know, cached in the set; NO_ESSENTIALS for a set of another protocol.
+    """Return the properties of a set that routing needs, cached in the set.
 
-    Raises RemoteProtocolError (502, 406) for malformed properties.
+    Return NO_ESSENTIALS for a set of another protocol. Raises RemoteProtocolError (502, 406) for malformed
+    properties.
     """
     if property_set.protocol != PROTOCOL:
         return NO_ESSENTIALS
@@ -330,6 +339,7 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def _read_essentials(property_set: PropertySet, raw: bytes) -> Essentials:
+    """Extract the essentials from encoded properties, and set `asks` and `read_texts` of the set."""
     headers, mode, expiration, reply, user = _positions(raw)
     durable = mode != 0 and raw[mode] == PERSISTENT
     limit = _read_expiration(raw, expiration) if expiration else None
@@ -359,7 +369,7 @@ def _read_texts(raw: bytes, before: bytes, between: bytes, bare: bool) -> list[b
 
 
 def priority_of(message: Message) -> int:
-    """Return the priority, cached in the property set; 0 if it is absent or malformed."""
+    """Return the priority of a message, cached in its property set; 0 if it is absent or malformed."""
     property_set = message.property_set
     found: int | None = property_set.forms.get(PRIORITY)
     if found is None:
@@ -372,17 +382,17 @@ def priority_of(message: Message) -> int:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Return True if the message was retained where it came from."""
+    """Return True if the properties state MQTT's retain flag, by the header `x-mqtt-retain`."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """Return how many routes the message had crossed when it was received."""
+    """Return the hop count in the properties: the number of routes that the message has crossed."""
     return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
-    """Decode the bytes of a content header into properties of the model. Raises RemoteProtocolError 502."""
+    """Decode encoded property flags and list to properties of the model. Raises RemoteProtocolError 502."""
     native = decode_properties(raw)
     headers: list[tuple[str, Value]] = []
     own: dict[str, Any] = {}
@@ -414,12 +424,12 @@ def decode_model(raw: bytes) -> Properties:
 
 
 def _are_strings(values: tuple[Value, ...]) -> bool:
-    """Return True if the array is the encoding of a repeated name."""
+    """Return True if an array has the form in which `_unique` writes the values of a repeated header."""
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
 def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> bytes | None:
-    """Return the correlation data from correlation-id or from the gateway's own headers."""
+    """Return the correlation data, from correlation-id or from `own`, the gateway's own headers."""
     if correlation_id is None:
         data = own.get(CORRELATION_HEADER)
         return data if isinstance(data, bytes) else None
@@ -433,11 +443,11 @@ def _read_correlation(correlation_id: bytes | None, own: dict[str, Any]) -> byte
 
 
 def encode_properties(message: Message, utc: float, *, ms_max: int | None = None) -> bytes:
-    """Encode the properties of a message of any protocol as a content header's bytes, from the flags on.
+    """Encode the properties of a message of any protocol as property flags and property list.
 
-    `utc` is in POSIX seconds; an expiry becomes an expiration relative to it, rounded up, of at most `ms_max`
-    milliseconds. A message that AMQP wrote, and that still has its expiration, keeps it unchanged. Raises
-    RemoteProtocolError if the sender's properties are malformed.
+    `utc` is in POSIX seconds. The message's expiry becomes an expiration relative to it in milliseconds,
+    rounded up, at most `ms_max`. A message that AMQP encoded, and that still has its expiration, keeps it
+    unchanged. Raises RemoteProtocolError if the sender's properties are malformed.
     """
     property_set = message.property_set
     expires = message.expires
@@ -461,12 +471,15 @@ def encode_properties(message: Message, utc: float, *, ms_max: int | None = None
 
 
 def outlasts(message: Message, utc: float) -> bool:
-    """Return True if the message expires later than the maximum expiration of RabbitMQ."""
+    """Return True if the message expires later than the longest expiration that RabbitMQ accepts."""
     return (message.expires - utc) * 1000 > EXPIRATION_MS_MAX
 
 
 def _shown(property_set: PropertySet) -> PropertySet:
-    """Return the set for consumers, without the blind copies (BCC), which dead letters still need."""
+    """Return the property set that consumers get: without the blind copies (BCC).
+
+    Dead-lettering still needs those.
+    """
     found: PropertySet | None = property_set.forms.get(SHOWN)
     if found is None:
         found = property_set
@@ -479,7 +492,10 @@ def _shown(property_set: PropertySet) -> PropertySet:
 
 
 def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
-    """Return the properties with a hop count in their table: the one change of every crossing."""
+    """Return the encoded properties with the hop count `crossed` in their table, cached in the set.
+
+    A message that crosses a route may need no other change.
+    """
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
         return found[1]
@@ -489,7 +505,10 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def with_pair(raw: bytes, pair: bytes) -> bytes:
-    """Return a content header's bytes with one more header; `pair` is its encoded name, type and value."""
+    """Return encoded property flags and list with one more header.
+
+    `pair` is the header's encoded name, type and value.
+    """
     flags = U16.unpack_from(raw)[0]
     if flags & FLAG_HEADERS:
         at = _positions(raw)[0]
@@ -503,10 +522,10 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
 
 
 def without_orders(raw: bytes) -> bytes:
-    """Return a content header's bytes for another broker, without the CC and BCC that it would obey.
+    """Return encoded properties for another broker, without the headers CC and BCC, which it would obey.
 
-    A user id, which the broker would compare with our own, becomes a header. Returns the same object if there
-    is nothing to change.
+    A user id, which the broker would compare with the gateway's own, becomes a header. Return the same object
+    if there is nothing to change.
     """
     visible, blind = _OBEYED
     if not (visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
@@ -518,7 +537,7 @@ def without_orders(raw: bytes) -> bytes:
 
 
 def without_user_id(raw: bytes) -> bytes:
-    """Return a content header's bytes with the user id moved to a header; the same object if it has none."""
+    """Return encoded properties with the user id moved to a header; the same object if they have none."""
     return _without_user(decode_properties(raw)) if U16.unpack_from(raw)[0] & FLAG_USER_ID else raw
 
 
@@ -531,9 +550,9 @@ def _without_user(native: BasicProperties) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES that `message` suffers, except those that are encoded.
+    """Return the names of the LOSSES in translating `message` to AMQP 0-9-1, except encoded ones.
 
-    The encoding is stored, so that `encode_properties` need not repeat it.
+    The encoded properties are stored, so that `encode_properties` need not encode them again.
     """
     if message.property_set.protocol == PROTOCOL:
         return ()
@@ -542,7 +561,11 @@ def losses(message: Message) -> tuple[str, ...]:
 
 
 def _form(message: Message, expiry: int) -> Form:
-    """Return the encoding of a message's properties, cached if known; `expiry` is NONE, RELATIVE or KEPT."""
+    """Return the encoding of a message's properties, cached in its property set.
+
+    `expiry` is NONE, RELATIVE or KEPT: no expiration, space for one relative to the time of sending, or the
+    one that the set has.
+    """
     property_set = message.property_set
     key = message.hops << 4 | expiry << 2 | message.retain << 1 | message.durable
     last = property_set.form  # of any protocol: the keys differ
@@ -562,6 +585,7 @@ def _form(message: Message, expiry: int) -> Form:
 
 
 def _make_form(message: Message, expiry: int, key: int) -> Form:
+    """Encode a message's properties, for the arguments of `_form`; `key` identifies the result."""
     property_set = message.property_set
     if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
         texts = property_set.read_texts(property_set.raw, b"", STRING_HEAD, False)
@@ -596,9 +620,10 @@ def _make_form(message: Message, expiry: int, key: int) -> Form:
 
 
 def _of_texts(texts: list[bytes], message: Message, expiry: int, key: int) -> Form | None:
-    """Return the form of a set that has only these headers, or None if one cannot be written unchanged.
+    """Return the encoding of a set that has only these headers, or None if one cannot be written unchanged.
 
-    `texts` has three entries for each header: its name, STRING_HEAD and its value.
+    `texts` has three entries for each header: its name, STRING_HEAD and its value. `expiry` and `key` are
+    those of `_make_form`.
     """
     end = len(texts)
     if not end or end > 3 * PAIRS_MAX:
@@ -629,9 +654,9 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
-    """Translate the model's properties.
+    """Translate the model's properties to those of class basic, and add the names of losses to `lost`.
 
-    Return native properties without their table, and the table's pairs.
+    Return them without the header table, and the entries of that table.
     """
     native = BasicProperties()
     pairs = _unique(properties.headers, lost)
@@ -667,7 +692,10 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[BasicProperties
 
 
 def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the correlation-id. Return the headers that are needed if it is too long or not UTF-8."""
+    """Set the correlation-id of `native`.
+
+    Return the headers that are needed if the data is too long or not UTF-8.
+    """
     try:
         data.decode()
         written, marked = data, False
@@ -682,7 +710,10 @@ def _write_correlation(native: BasicProperties, data: bytes, lost: set[str]) -> 
 
 
 def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
-    """Return the pairs of a table with unique names: a repeated name becomes an array at its first place."""
+    """Return the entries of a header table with unique names, and add the names of losses to `lost`.
+
+    The values of a repeated name become an array in the place of the first.
+    """
     found: dict[str, list[Value]] = {}
     last = None
     for name, value in headers:
@@ -708,7 +739,7 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
 
 
 def _writable(value: Value, lost: set[str]) -> Value:
-    """Return the value, or its text if its type cannot hold it on the wire."""
+    """Return the value itself, or its text if its type cannot hold it on the wire, which is a loss."""
     if fits(value):
         # One level deeper than a table's values, because a repeated name puts them into an array.
         with suppress(LocalProtocolError):
