@@ -101,9 +101,9 @@ class AmqpDialect(Dialect):
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
-        """Return the part of a return address after `return_prefix`, or None if it is no return address.
+        """Return a return address without its prefix, or None if `address` is no return address.
 
-        A return address is a key of the default exchange, because reply-to names such keys.
+        A return address is a routing key of the default exchange, because reply-to names such keys.
         """
         return None if address.scope else super().returned(address)
 

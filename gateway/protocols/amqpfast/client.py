@@ -74,14 +74,14 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, 0, b"", b"")
 
 
 class ClientConnection(Connection):
-    """Connection to a server: bytes in, events out.
+    """Client end of an AMQP/Fast connection: bytes in, events out.
 
-    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the maxima that we request.
-    `heartbeat` is the interval in seconds at which the server should send. Without `pings` no PING is sent to
-    a server that has sent none, and it may be silent forever, because the server of 2005 reads nothing behind
-    a PING. `responses` come from `encode_credentials` for mechanism PLAIN; a server that offers only NONE
-    gets no credentials. With `bounded`, each call does a limited number of steps and sets `unread` if bytes
-    remain.
+    `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are the limits that this client
+    requests. `heartbeat` is the interval in seconds at which the server should send. If `pings` is False, no
+    PING is sent to a server that has sent none, and the server may be silent forever, because the server of
+    2005 reads nothing behind a PING. `responses` is what `encode_credentials` returned, for mechanism PLAIN;
+    a server that offers only NONE gets no credentials. If `bounded` is True, each call of `receive_data` does
+    a limited amount of work and sets `unread` if bytes remain.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -122,7 +122,7 @@ class ClientConnection(Connection):
     # --- calls of the application
 
     def respond(self, responses: Headers) -> None:
-        """Queue the response to Challenged. Raises LocalProtocolError if there is no challenge."""
+        """Queue the response to a `Challenged` event. Raises LocalProtocolError if there is no challenge."""
         if self._state is not State.AUTHENTICATION or not self._responded:
             raise LocalProtocolError("no challenge to answer")
         self._send(m.ConnectionResponse(self._response.mechanism, responses))
@@ -137,9 +137,9 @@ class ClientConnection(Connection):
         options: Headers = (),
         confirm: bool = True,
     ) -> int:
-        """Open a channel and return its number; it can be used at once.
+        """Queue CHANNEL OPEN and return the channel number, which can be used at once.
 
-        With `confirm` the event Replies reports the server's reply. Raises LocalProtocolError if the
+        If `confirm` is True, the event Replies reports the server's reply. Raises LocalProtocolError if the
         connection is not open or all channel numbers are in use.
         """
         if self._state is not State.ACTIVE:
@@ -156,9 +156,9 @@ class ClientConnection(Connection):
         return number
 
     def open_handle(self, command: m.HandleOpen, *, confirm: bool = True) -> int:
-        """Open a handle with the options in `command` and return its number; it can be used at once.
+        """Queue the HANDLE OPEN `command` and return the handle number, which can be used at once.
 
-        `handle_id` and `tag` of `command` are set here. With `confirm` a reply is requested. Raises
+        `handle_id` and `tag` of `command` are set here. If `confirm` is True, a reply is requested. Raises
         LocalProtocolError if the channel is not open or all handle numbers are in use.
         """
         channel = self._channels.get(command.channel_id)
@@ -176,7 +176,7 @@ class ClientConnection(Connection):
         return number
 
     def new_tag(self, channel: int) -> int:
-        """Return a confirm-tag for a command of `channel` or of one of its handles.
+        """Return an unused confirm-tag for a command of `channel` or of one of its handles.
 
         Raises LocalProtocolError if the channel is not open or all tags are in use.
         """
@@ -197,10 +197,11 @@ class ClientConnection(Connection):
         return tag
 
     def send(self, command: m.Command) -> bool:
-        """Queue any other command of a channel or handle; its tag is 0 or from `new_tag`.
+        """Queue a command of a channel or handle for which there is no method of its own.
 
-        Returns False, and queues nothing, if channel or handle were closed meanwhile. Raises
-        LocalProtocolError if a selector makes the command larger than the server's frame-max (3.2.5).
+        Its tag is 0 or comes from `new_tag`. Return False, and queue nothing, if the channel or handle is
+        closed. Raises LocalProtocolError if a selector makes the command larger than the server's frame-max
+        (3.2.5).
         """
         if isinstance(command, m.ChannelAck | m.ChannelCommit | m.ChannelRollback):
             channel = self._channels.get(command.channel_id)
@@ -229,7 +230,7 @@ class ClientConnection(Connection):
         return True
 
     def _check_selector(self, command: m.HandleConsume | m.HandleQuery) -> None:
-        """Raise LocalProtocolError if the selector makes the command exceed frame-max."""
+        """Raise LocalProtocolError if the selector makes the command larger than frame-max."""
         if not command.selector:
             return  # no other field of a command is long
         size = len(encode_command(command)) - SIZE_BYTES
@@ -246,6 +247,7 @@ class ClientConnection(Connection):
     # --- the negotiation
 
     def _take_challenge(self, command: m.ConnectionChallenge, events: list[Event]) -> None:
+        """Process CHALLENGE: queue the response to the first one, and report any other to the caller."""
         if command.version != PROTOCOL_VERSION:
             text = f"the server speaks version {command.version}"
             raise RemoteProtocolError(text, reason=ReplyCode.NOT_IMPLEMENTED)
@@ -265,6 +267,7 @@ class ClientConnection(Connection):
         self._state = State.AUTHENTICATING
 
     def _take_tune(self, command: m.ConnectionTune, events: list[Event]) -> None:
+        """Process TUNE: queue the smaller limits, and CONNECTION OPEN."""
         if command.frame_max < FRAME_MAX_MIN:
             text = f"frame-max {command.frame_max} is below {FRAME_MAX_MIN}"
             raise RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
@@ -299,6 +302,7 @@ class ClientConnection(Connection):
         self._took_replies([row], events)
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
+        """Process a command of a handle, other than NOTIFY and PREPARE, that the handle's state allows."""
         handle = self._handles[command.handle_id]
         if isinstance(command, m.HandleReply):
             tag, code = command.tag, command.reply_code
@@ -320,9 +324,10 @@ class ClientConnection(Connection):
             events.append(CommandReceived(command))
 
     def _settle(self, channel: Channel, key: int, command: m.ChannelReply | m.HandleReply) -> None:
-        """Remove a reply from those that are awaited. An ACK may be replied to in either scope (3.3.9).
+        """Remove a reply that has arrived from those that are awaited.
 
-        Raises RemoteProtocolError 503 if it is not awaited.
+        The reply to an ACK may come from the channel or from one of its handles (3.3.9). Raises
+        RemoteProtocolError 503 if the reply is not awaited.
         """
         awaited = channel.awaited
         for wanted in (key, CHANNEL_KEY | command.tag):
@@ -340,7 +345,10 @@ class ClientConnection(Connection):
             events.append(Replies(rows))
 
     def _read_replies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the HANDLE REPLY 200 without text from `at` on, in the order awaited. Return their end."""
+        """Decode consecutive HANDLE REPLY from position `at` on. Return the position behind the last.
+
+        Stop at a reply that has a text or another code than 200, or that is not the next one awaited.
+        """
         rows: list[ReplyRow] = []
         handles = self._handles
         last_whole = end - REPLY.size
@@ -400,7 +408,11 @@ class ClientConnection(Connection):
             events.append(Notifies(rows))
 
     def _read_notifies(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the complete messages of one fragment from `at` on. Return their end."""
+        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+
+        Stop at a message of several fragments and at anything else. Bytes are compared with those of the last
+        message, so that equal parts are decoded once.
+        """
         rows: list[NotifyRow] = []
         add = rows.append
         lead, middle, middle_size, size, handle, bits, head, name = self._lead
@@ -423,7 +435,11 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the number of the message at `at`; None if it is not plain and complete."""
+        """Return the bytes around the number of the message at `at`, and what they mean.
+
+        The next messages are compared with them. Return None if the message is incomplete or cannot be
+        decoded on the fast path.
+        """
         if at + NOTIFY_FIELDS + 2 > end:
             return None
         size, kind, number, _, fragment_size, bits, name_size = NOTIFY(data, at)
@@ -456,7 +472,10 @@ SENT_BY_HANDLES: Final = (
 
 
 def _free(last: int, used: dict[int, Channel] | dict[int, Handle]) -> int:
-    """Return the next number after `last` that is not in use. Raises LocalProtocolError if there is none."""
+    """Return the next number after `last` that is not in `used`.
+
+    Raises LocalProtocolError if there is none.
+    """
     for number in chain(range(last + 1, ID_MAX + 1), range(1, last + 1)):
         if number not in used:
             return number
@@ -464,7 +483,7 @@ def _free(last: int, used: dict[int, Channel] | dict[int, Handle]) -> int:
 
 
 def _smaller(ours: int, theirs: int) -> int:
-    """Return the smaller limit, where 0 is no limit."""
+    """Return the smaller of two limits, where 0 means no limit."""
     return min(ours, theirs) if ours and theirs else ours or theirs
 
 

@@ -53,9 +53,9 @@ def framing_error(text: str) -> RemoteProtocolError:
 
 
 def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] | None:
-    """Locate the frame at `at`: positions of its type byte, of its end byte, and behind it.
+    """Return the positions of the parts of the frame at `at`: its type byte, its end byte, and its end.
 
-    Returns None if it is incomplete. Raises RemoteProtocolError 501 if the size is not valid or exceeds
+    Return None if it is incomplete. Raises RemoteProtocolError 501 if the size is not valid or exceeds
     `frame_max` bytes (4096 for commands of the handshake, whatever was negotiated), or if the end byte is
     wrong.
     """
@@ -84,7 +84,7 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] |
 
 
 def frame_bytes(data: bytes, at: int) -> int:
-    """Return the size in bytes that the incomplete frame at `at` needs before it can be decoded further."""
+    """Return how many bytes of the incomplete frame at `at` must have arrived before the next attempt."""
     have = len(data) - at
     if have < 3:
         return 3  # the size, and the type on which its limit depends
@@ -95,7 +95,7 @@ def frame_bytes(data: bytes, at: int) -> int:
 
 
 def encode_frame(content: bytes) -> bytes:
-    """Return the frame of a type byte and its fields, in the short form if possible."""
+    """Encode a frame with `content`, a type byte and fields, in the short form if possible."""
     size = len(content) + 1
     if size <= SHORT_SIZE_MAX:
         return U16.pack(size) + content + END
@@ -159,7 +159,10 @@ READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 
 def encode_short_string(text: str | bytes) -> bytes:
-    """Encode a length byte and UTF-8. Raises LocalProtocolError beyond 255 bytes, or for NUL in a text."""
+    """Encode a short string: a length byte and UTF-8.
+
+    Raises LocalProtocolError beyond 255 bytes, and for NUL in a text.
+    """
     data = text.encode() if isinstance(text, str) else text
     if len(data) > SHORT_STRING_MAX:
         raise LocalProtocolError(f"a short string has at most {SHORT_STRING_MAX} bytes")
@@ -191,7 +194,7 @@ WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 def decode_command(content: bytes) -> Command:
-    """Decode the command in a frame's content: type byte and fields, without the end byte.
+    """Decode a command from the content of its frame: type byte and fields, without the end byte.
 
     HANDLE BROWSE is accepted with and without its confirm-tag. Raises RemoteProtocolError: 501 for an unknown
     type and for fields that do not fill the frame exactly, 502 for an invalid table.
@@ -210,6 +213,7 @@ def decode_command(content: bytes) -> Command:
 
 
 def _decode_fields(kind: type[Command], content: bytes) -> Command:
+    """Decode the fields of a command by the layout of its class. Raises an error if they do not fit."""
     values = []
     at = 1
     bit = 0  # mask of the next bit in the byte before `at`; 0 if a new byte begins
@@ -257,7 +261,10 @@ CLOSE_BYTES_MAX: Final = CLOSE_BYTES_MIN + SHORT_STRING_MAX
 
 
 def ends_with_close(data: bytes) -> bool:
-    """Return True if the bytes end with a CONNECTION CLOSE in the short form, whatever precedes it."""
+    """Return True if the bytes end with a frame of CONNECTION CLOSE in the short form.
+
+    What precedes it does not matter.
+    """
     if data[-1:] != END:
         return False
     for length in range(min(SHORT_STRING_MAX, len(data) - CLOSE_BYTES_MIN) + 1):
@@ -283,13 +290,16 @@ HEAD_MAX: Final = HEAD_MIN + 3 * SHORT_STRING_MAX + LONG_STRING_MAX
 
 
 def contents_invalid(text: str) -> RemoteProtocolError:
-    """Return the error of an invalid message (542)."""
+    """Return the error of a message with invalid contents (542)."""
     return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
 
 
 @dataclass
 class Head:
-    """Head of a message, as it is on the wire. `expiration` is in POSIX seconds, 0 for never."""
+    """Head of a message, with the fields of AMQP/Fast.
+
+    `expiration` is in POSIX seconds; 0 means never.
+    """
 
     persistent: bool = False
     priority: int = 0
@@ -301,7 +311,10 @@ class Head:
 
 
 def find_head_end(data: bytes, at: int, stop: int) -> int:
-    """Return where the head at `at` ends. Raises RemoteProtocolError 542 if it does not end before `stop`."""
+    """Return the position where the message head at `at` ends.
+
+    Raises RemoteProtocolError 542 if it does not end before `stop`.
+    """
     try:
         end = at + HEAD_FIXED
         end += 1 + data[end]
@@ -316,7 +329,7 @@ def find_head_end(data: bytes, at: int, stop: int) -> int:
 
 
 def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
-    """Decode a head from its bytes behind the body-size. Raises RemoteProtocolError 542.
+    """Decode an encoded message head, without its body-size. Raises RemoteProtocolError 542.
 
     `fields_max` limits the number of headers.
     """
@@ -347,9 +360,9 @@ def _read_text(raw: bytes, at: int) -> tuple[str, int]:
 
 
 def encode_head_properties(head: Head, *, strict: bool = True) -> bytes:
-    """Encode a head without its body-size. Raises LocalProtocolError if a value does not fit.
+    """Encode a message head without its body-size. Raises LocalProtocolError if a value does not fit.
 
-    Without `strict` the headers may have any name that a peer has written.
+    If `strict` is False, headers may have any name that a peer has sent.
     """
     texts = [encode_short_string(text) for text in (head.mime_type, head.encoding, head.identifier)]
     fixed = FIXED.pack(head.persistent, head.priority, head.expiration)
@@ -365,11 +378,11 @@ LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
 def encode_message_list(
     numbers: Iterable[int], *, singly: bool = False, bytes_max: int = INDEX_BYTES_MAX
 ) -> tuple[bytes, int]:
-    """Return the list of HANDLE INDEX, and how many of the ascending `numbers` it contains.
+    """Return the message list of HANDLE INDEX, and how many of the ascending `numbers` it contains.
 
     The list has at most `bytes_max` bytes. Items are separated by commas, and consecutive numbers become a
-    range. With `singly` every number is separated by a blank, the only form that the C client of 2005
-    understands.
+    range. If `singly` is True, all numbers are listed, separated by blanks, the only form that the C client
+    of 2005 understands.
     """
     parts: list[str] = []
     size = listed_count = 0
@@ -392,9 +405,10 @@ def encode_message_list(
 
 
 def decode_message_list(data: bytes) -> list[tuple[int, int]]:
-    """Return the ranges (first, last) of a HANDLE INDEX; a single number is a range of one.
+    """Return the ranges (first, last) in the message list of HANDLE INDEX.
 
-    Numbers may be separated by `,`, `.`, `;` or blanks. Raises RemoteProtocolError 502.
+    A single number is a range of one. Items may be separated by `,`, `.`, `;` or blanks. Raises
+    RemoteProtocolError 502.
     """
     text = data.decode("ascii", errors="replace").strip()
     ranges = []
@@ -416,7 +430,7 @@ SHA1_BYTES: Final = 20
 
 
 def encode_credentials(user: str, password: str) -> Headers:
-    """Return the responses of mechanism PLAIN."""
+    """Return the responses of mechanism PLAIN in CONNECTION RESPONSE."""
     return ((LOGIN_FIELD, string(user)), (PASSWORD_FIELD, string(password)))
 
 
@@ -440,9 +454,9 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
 
 
 def read_content_hash(data: bytes) -> bytes | None:
-    """Return the SHA-1 digest of a content-hash of 40 hexadecimal digits or 20 raw bytes.
+    """Return the SHA-1 digest in the content-hash of PREPARE: 40 hexadecimal digits or 20 raw bytes.
 
-    Returns b"" if there is none, and None if the content-hash is invalid.
+    Return b"" if there is none, and None if the content-hash is invalid.
     """
     if not data or len(data) == SHA1_BYTES:
         return data

@@ -28,9 +28,11 @@ BOTH: Final = TO_SERVER | TO_CLIENT
 
 
 class Command:
-    """Base of the commands.
+    """Base of the classes of commands.
 
-    `layout` has (domain, field) in the order of the wire. `tagged` is True if the command has a confirm-tag.
+    `type` is the type byte, `direction` states which end may send the command. `layout` has the pair (domain,
+    field) of each field in the order of the wire. `fragment` is True if a fragment follows the frame,
+    `tagged` is True if the command has a confirm-tag.
     """
 
     __slots__ = ()
@@ -43,14 +45,14 @@ class Command:
 
 
 class HandleCommand(Command):
-    """Command of a handle."""
+    """Base of the commands that concern a handle."""
 
     __slots__ = ()
     handle_id: int
 
 
 class ChannelCommand(Command):
-    """Command of a channel."""
+    """Base of the commands that concern a channel."""
 
     __slots__ = ()
     channel_id: int
@@ -62,7 +64,7 @@ C = TypeVar("C", bound=Command)
 
 @dataclass_transform()
 def command(name: str, kind: int, direction: int, fragment: bool = False) -> Callable[[type[C]], type[C]]:
-    """Return a decorator that turns a class into a command and adds it to COMMANDS."""
+    """Return a decorator that makes a class the class of this command and adds it to COMMANDS."""
 
     def enter(declared: type[C]) -> type[C]:
         made = dataclass(slots=True)(declared)
@@ -115,7 +117,7 @@ class ConnectionTune(Command):
 
 @command("connection.open", 13, TO_SERVER)
 class ConnectionOpen(Command):
-    """Request to enter a virtual host, with the client-name that owns durable subscriptions (3.2.6)."""
+    """Request to enter a virtual host, with the client-name to which durable subscriptions belong (3.2.6)."""
 
     tag: Short = 0
     virtual_path: ShortStr = "/"
@@ -210,9 +212,10 @@ class ChannelClose(ChannelCommand):
 
 @command("handle.open", 30, TO_SERVER)
 class HandleOpen(HandleCommand):
-    """Request to open a handle on a destination of a service type, for the given uses (3.5.2).
+    """Request to open a handle on a destination of a service type (3.5.2).
 
-    `dest_name` is the destination or the beginning of its name.
+    `producer`, `consumer` and `browser` request rights. `dest_name` is the destination or the beginning of
+    its name.
     """
 
     channel_id: Short = 0
@@ -305,7 +308,7 @@ class HandleQuery(HandleCommand):
 
 @command("handle.browse", 37, TO_SERVER)
 class HandleBrowse(HandleCommand):
-    """Request for one message by its number, which is not consumed by that (3.5.9)."""
+    """Request for one message by its number; it stays in the queue (3.5.9)."""
 
     handle_id: Short = 0
     tag: Short = 0
@@ -352,7 +355,7 @@ class HandleIndex(HandleCommand):
 class HandlePrepare(HandleCommand):
     """Announcement of a message whose transfer can be resumed after a lost connection (3.5.13).
 
-    The fragment has its head and may have the beginning of its body.
+    The fragment that follows has the message's head, and may have the beginning of its body.
     """
 
     handle_id: Short = 0

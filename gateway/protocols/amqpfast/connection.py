@@ -77,7 +77,7 @@ Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, position 
 
 
 class Connection(Lifetime):
-    """One end of a connection; see ServerConnection and ClientConnection.
+    """One end of an AMQP/Fast connection; the base of ServerConnection and ClientConnection.
 
     `received` and `sent` count commands by type; FRAME_NAMES has their names.
     """
@@ -124,7 +124,7 @@ class Connection(Lifetime):
 
     @property
     def state(self) -> State:
-        """State of the connection itself."""
+        """State of the connection itself, not of its channels and handles."""
         return self._state
 
     @property
@@ -154,7 +154,7 @@ class Connection(Lifetime):
 
     @property
     def large(self) -> bool:
-        """True if large parts of bodies are queued: use `pieces_to_send`."""
+        """True if large parts of bodies are queued, so that `pieces_to_send` should be used."""
         return bool(self._large)
 
     def to_send(self) -> bytes | list[Piece]:
@@ -162,7 +162,10 @@ class Connection(Lifetime):
         return self.pieces_to_send() if self.large else self.data_to_send()
 
     def pieces_to_send(self) -> list[Piece]:
-        """Return and clear the queued pieces, with large parts of bodies as a Transfer received them."""
+        """Return and clear the queued bytes as pieces.
+
+        Large parts of bodies are neither copied nor read from disk.
+        """
         pieces, self._large = self._large, []
         self._beats.spoke |= bool(pieces)
         if data := self.data_to_send():
@@ -170,7 +173,7 @@ class Connection(Lifetime):
         return pieces
 
     def queue(self, data: Piece) -> None:
-        """Queue part of a body behind what is queued already."""
+        """Queue a part of a body behind everything that is queued already."""
         if isinstance(data, bytes) and len(data) < LARGE_PIECE_BYTES:
             self.out.append(data)
         else:
@@ -178,10 +181,10 @@ class Connection(Lifetime):
             self.out.clear()
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Return the events of these bytes, in order; `now` is in monotonic seconds.
+        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
 
-        While the application owes a response (to Authenticate or Open), bytes wait. After responding, call
-        this method with b"" to have them decoded.
+        Bytes are held back while the caller has not yet responded to an Authenticate or Open event. After
+        responding, call this method with b"" to have them decoded.
         """
         self._now = now
         self._steps = 0
@@ -220,13 +223,13 @@ class Connection(Lifetime):
 
     @property
     def begun(self) -> int:
-        """Size in bytes of the incomplete input."""
+        """Number of bytes received that cannot be decoded yet, because a frame or fragment is incomplete."""
         return 0 if self._rest is None else self._rest.byte_count
 
     def _look_for_close(self, data: bytes) -> None:
-        """Look for the peer's CLOSE at the end of the received bytes, where it is the last command.
+        """Close the connection if the received bytes end with the peer's CONNECTION CLOSE.
 
-        Frames are corrupt, so nothing else can be decoded.
+        The peer's frames are corrupt, so nothing else can be decoded. CLOSE is its last command.
         """
         raw = self._last_bytes + data[-CLOSE_BYTES_MAX:]
         self._last_bytes = raw[-CLOSE_BYTES_MAX:]
@@ -234,7 +237,10 @@ class Connection(Lifetime):
             self._state = State.CLOSED
 
     def _read(self, data: bytes, events: list[Event]) -> int:
-        """Decode everything complete. Return where the rest begins, which needs `_needed` bytes."""
+        """Decode complete frames and fragments, up to the limit of one call.
+
+        Return the position behind the last one. What follows needs `_needed` bytes.
+        """
         self._needed = 0
         at = self._read_initiation(data, events)
         end = len(data)
@@ -276,15 +282,16 @@ class Connection(Lifetime):
         return at
 
     def _read_initiation(self, data: bytes, events: list[Event]) -> int:
-        """Read the protocol id and version, if they are expected now. Return where frames begin."""
+        """Read protocol id and version, if they are expected now. Return the position where frames begin."""
         return 0
 
     # --- commands, one by one
 
     def _take_frame(self, data: bytes, begin: int, stop: int, after: int, events: list[Event]) -> int:
-        """Process a command with its fragment. Return the position behind them.
+        """Process the frame of a command, with the fragment that follows it. Return the position behind both.
 
-        If the fragment is incomplete, returns the size in bytes that it needs, negated.
+        `begin`, `stop` and `after` are the result of `decode_frame`. If the fragment is incomplete, return
+        the size that it needs in bytes, negated.
         """
         kind = m.COMMANDS.get(data[begin])
         try:
@@ -324,10 +331,10 @@ class Connection(Lifetime):
         return after
 
     def _rule(self, command: m.Command) -> Rule | None:
-        """Return the rule for a command of a channel or handle, or None for one of the connection itself.
+        """Return the rule for a command of a channel or handle in its present state.
 
-        Returns None while the connection is closing. Raises RemoteProtocolError 503 unless the connection is
-        active.
+        Return None for a command of the connection itself, and while the connection is closing. Raises
+        RemoteProtocolError 503 unless the connection is active.
         """
         if self._state is State.CLOSING:
             return None
@@ -349,6 +356,7 @@ class Connection(Lifetime):
         return ChannelState.GONE if number in self._closed_channels else ChannelState.NONE
 
     def _take(self, command: m.Command, rule: Rule | None, events: list[Event]) -> None:
+        """Process a command without a fragment, or refuse or discard it, as its rule requires."""
         if rule is None:
             if self._state is State.CLOSING:
                 self._take_while_closing(command)
@@ -378,15 +386,15 @@ class Connection(Lifetime):
 
     @abstractmethod
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
-        """Process a command of a channel that its state allows."""
+        """Process a command of a channel; the channel's state allows it."""
 
     @abstractmethod
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
-        """Process a command of a handle that its state allows."""
+        """Process a command of a handle; the handle's state allows it."""
 
     @abstractmethod
     def _admit(self, handle: Handle, command: Fragmented) -> None:
-        """Raise the error of a command with a fragment that is not allowed now."""
+        """Raise an error if a command with a fragment is not allowed now, before its fragment is decoded."""
 
     @abstractmethod
     def _took_whole(
@@ -397,7 +405,7 @@ class Connection(Lifetime):
         body: Body,
         events: list[Event],
     ) -> None:
-        """Report a message that arrived in one fragment."""
+        """Report a message that has arrived in a single fragment."""
 
     def _take_fragment(self, handle: Handle, command: Fragmented, data: bytes, events: list[Event]) -> None:
         self._forget_lead()
@@ -411,6 +419,7 @@ class Connection(Lifetime):
     def _take_part(
         self, handle: Handle, command: m.HandleSend | m.HandleNotify, data: bytes, events: list[Event]
     ) -> None:
+        """Process the complete fragment of a SEND or NOTIFY, and report it."""
         found = handle.take_fragment(command, data, self.message_bytes_max)
         first, head, body_size, offset, body = found
         self._check_head(handle, head)
@@ -440,10 +449,10 @@ class Connection(Lifetime):
     def _whole_at(
         self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
     ) -> Whole | None:
-        """Locate a message in one fragment of `fragment_size` bytes behind the command at `at`.
+        """Locate the parts of a message at `at` whose command is followed by a single fragment.
 
-        The command has `size` bytes, `fields` of them before the name at its end. Returns None if the message
-        is not plain or is incomplete.
+        The command has `size` bytes, `fields` of them before the name at its end; the fragment has
+        `fragment_size` bytes. Return None if the message is incomplete or cannot be decoded on the fast path.
         """
         begin = at + size + 2
         stop = begin + fragment_size
@@ -466,7 +475,7 @@ class Connection(Lifetime):
         return name, data[begin + 4 : body_at], body_size, body_at
 
     def _check_head(self, handle: Handle, head: bytes) -> None:
-        """Raise ScopedFault 542 for a head with too many bytes or too many headers."""
+        """Raise ScopedFault 542 if a message head has too many bytes or too many headers."""
         size, most = len(head), self._properties_bytes_max
         self._steps += size // STEP_BYTES
         text = f"a head of {size} bytes exceeds {most}" if size > most else ""
@@ -479,9 +488,9 @@ class Connection(Lifetime):
             raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
     def _pass_on(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Report the received part of a fragment. Return its size in bytes.
+        """Report the part of a fragment that has arrived. Return its size in bytes.
 
-        Returns 0 while small parts are still gathered into a piece.
+        Return 0 if it is too small to be reported on its own, or if the message is no longer accepted.
         """
         handle, command, incoming = flow.handle, flow.command, flow.incoming
         if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
@@ -522,7 +531,7 @@ class Connection(Lifetime):
         return passed
 
     def _owe(self, handle: Handle, tag: int) -> None:
-        """Note the reply that is due to a command of a handle that we have not closed."""
+        """Note that this end has to reply to a command with this tag, unless it has closed the handle."""
         if tag and handle.state is HandleState.OPEN:
             handle.channel.reply_keys.append(handle.number << 16 | tag)
 
@@ -542,14 +551,17 @@ class Connection(Lifetime):
     # --- calls of the application
 
     def _usable(self, number: int) -> Handle | None:
-        """Return the handle if commands may be sent on it: open, or closed by the peer and not yet by us."""
+        """Return the handle if commands may be sent on it, otherwise None.
+
+        The handle is open, or closed by the peer and not yet by this end.
+        """
         handle = self._handles.get(number)
         if handle is None or handle.state not in (HandleState.OPEN, HandleState.LEFT):
             return None
         return handle
 
     def ready(self, handle: int, message_size: int) -> None:
-        """Queue READY in response to Prepared: continue behind the first `message_size` bytes of the body.
+        """Queue READY in response to Prepared: the peer continues behind the first `message_size` body bytes.
 
         Raises LocalProtocolError if there is no PREPARE, or the body is smaller.
         """
@@ -568,10 +580,10 @@ class Connection(Lifetime):
     def prepare(
         self, handle: int, head: bytes, body_size: int, data: bytes = b"", content_hash: bytes = b""
     ) -> None:
-        """Announce a large message with the first `data` of its body; Ready is the response (3.5.13).
+        """Queue PREPARE, which announces a large message with the first `data` of its body (3.5.13).
 
-        Raises LocalProtocolError if the channel is not restartable, a response is still due, or the fragment
-        is too large.
+        The event Ready reports the peer's response. Raises LocalProtocolError if the channel is not
+        restartable, a response is still due, or the fragment is too large.
         """
         found = self._usable(handle)
         if found is None:

@@ -91,14 +91,14 @@ class FastDialect(Dialect):
         return losses(message)
 
     def returned(self, address: Address) -> str | None:
-        """Return the part of a return address after `return_prefix`, or None if it is no return address.
+        """Return a return address without its prefix, or None if `address` is no return address.
 
-        A return address is a queue or a topic, since REPLY_TO does not say which, and never a peer service.
+        A return address is a queue or a topic, since REPLY_TO does not state which, and never a peer service.
         """
         return None if address.scope == "peer" else super().returned(address)
 
     def fault_of(self, address_words: Mapping[str, str]) -> str:
-        """Return why these words do not name a destination for a route, or "" if they do."""
+        """Return why these keys do not name a destination for a route, or "" if they do."""
         if address_words.get("service") == "peer":
             return PEERS_STAY
         return "" if "destination" in address_words else "service needs destination"

@@ -22,7 +22,7 @@ ReplyRow = tuple[int, int, int, int, str]
 class Authenticate:
     """Login of a client; the server responds with `tune`, `challenge` or `fail`.
 
-    `offered` is True if we offered the mechanism, regardless of case.
+    `offered` is True if the server offered the mechanism; case does not matter.
     """
 
     mechanism: str
@@ -41,7 +41,7 @@ class Open:
 
 @dataclass
 class Challenged:
-    """Server's challenge after our first response; the client responds with `respond`."""
+    """Server's further challenge after the first response; the client responds with `respond`."""
 
     mechanisms: str
     challenges: Headers
@@ -56,7 +56,8 @@ class Opened:
 class NegotiationFailed:
     """Failure of a client before it was accepted. The connection ends at `pause_until` (3.2.12).
 
-    `begun` is False if the first bytes were not an initiation, but those of another protocol or of none.
+    `begun` is False if the first bytes were not an initiation of AMQP/Fast, but for example those of another
+    protocol.
     """
 
     reply_code: int
@@ -68,7 +69,7 @@ class NegotiationFailed:
 class Closed:
     """End of the connection, closed by the peer or because of a fault of the peer. No event follows.
 
-    A peer that closed still receives what is queued before the next `data_to_send`, such as replies.
+    A peer that sent CLOSE still receives what is queued before the next `data_to_send`, such as replies.
     """
 
     reply_code: int
@@ -78,9 +79,9 @@ class Closed:
 
 @dataclass
 class ChannelClosed:
-    """End of a channel and its handles, closed by the peer or by us because of a fault of the peer.
+    """End of a channel and its handles, closed by the peer or by this end because of a fault of the peer.
 
-    The response is already queued. Not reported if the application itself closed the channel.
+    The response is already queued. Not reported if the caller itself closed the channel.
     """
 
     channel: int
@@ -91,7 +92,10 @@ class ChannelClosed:
 
 @dataclass
 class HandleClosed:
-    """End of a handle, closed by the peer or because of a fault of the peer; otherwise as ChannelClosed."""
+    """End of a handle, closed by the peer or by this end because of a fault of the peer.
+
+    The response is already queued. Not reported if the caller itself closed the handle or its channel.
+    """
 
     handle: int
     channel: int
@@ -102,7 +106,10 @@ class HandleClosed:
 
 @dataclass
 class Released:
-    """Peer's response to our close: no more commands arrive, and the number is free. One of the two is 0."""
+    """Peer's response to a CLOSE of this end: no more commands arrive, and the number may be used again.
+
+    One of `channel` and `handle` is 0: the other one was closed.
+    """
 
     channel: int
     handle: int
@@ -110,21 +117,24 @@ class Released:
 
 @dataclass
 class CommandReceived:
-    """Any other command, which the states of its channel and handle allow."""
+    """A command for which there is no event of its own; the states of its channel and handle allow it."""
 
     command: Command
 
 
 @dataclass
 class Sends:
-    """Consecutive whole messages from a client, as rows of (handle, confirm-tag, head, body, dest_name)."""
+    """Consecutive messages from a client, each in a single fragment.
+
+    Rows are (handle, confirm-tag, head, body, dest_name).
+    """
 
     rows: list[SendRow]
 
 
 @dataclass
 class Notifies:
-    """Consecutive whole messages from a server.
+    """Consecutive messages from a server, each in a single fragment.
 
     Rows are (handle, message number, bits, head, body, dest_name). `bits` are those of the command:
     DELIVERED, REDELIVERED.
@@ -144,7 +154,7 @@ class Acks:
 class Replies:
     """Consecutive replies of a server, as rows of (channel, handle, tag, reply code, text).
 
-    A CHANNEL REPLY has handle NO_HANDLE.
+    In the row of a CHANNEL REPLY, the handle is NO_HANDLE.
     """
 
     rows: list[ReplyRow]
@@ -155,14 +165,14 @@ NO_HANDLE = -1
 
 @dataclass
 class Fragment:
-    """Part of a message that has several fragments or a special mode.
+    """Part of a message that has several fragments, or that is a stream, resumed or out of band.
 
     `head` is the message's head in its first fragment, unless it came with PREPARE or is out of band;
-    otherwise empty. `data` belong at `offset` of the body, which has `body_size` bytes in all. For a stream
-    `body_size` is 0. Out of band, both count whole fragments, head included, and `data` is empty: there are
-    `size` bytes elsewhere.
+    otherwise it is empty. `data` belong at `offset` of the body, which has `body_size` bytes in all. For a
+    stream `body_size` is 0. Out of band, both count whole fragments, head included, and `data` is empty:
+    there are `size` bytes elsewhere.
 
-    A fragment may arrive in several events. Long `data` are a view of the received bytes, which stay in
+    A fragment may be reported in several events. Long `data` are a view of the received bytes, which stay in
     memory with it. `tag` and `dest_name` are valid in the last fragment, `tag` also in each fragment of a
     stream. `number` is a server's message number. `bits` are those of NOTIFY, also for SEND. `first` and
     `last` mark the first and the last fragment.
@@ -198,7 +208,10 @@ class Prepared:
 
 @dataclass
 class Ready:
-    """Peer's response to our PREPARE: it holds `message_size` bytes of the body; continue from there."""
+    """Peer's response to a PREPARE of this end.
+
+    The peer has the first `message_size` bytes of the body; the transfer continues behind them.
+    """
 
     handle: int
     message_size: int

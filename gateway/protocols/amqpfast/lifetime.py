@@ -52,7 +52,7 @@ SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSE
 
 
 class Lifetime:
-    """Part of a connection that handles closing, faults and heartbeats."""
+    """Base of the connections for closing, faults and heartbeats."""
 
     _pauses: ClassVar[bool]  # True if a failed negotiation ends only after a pause: a server's duty
 
@@ -84,7 +84,10 @@ class Lifetime:
 
     @abstractmethod
     def _forget_lead(self) -> None:
-        """Forget how the last message of a run began, because the next may no longer be accepted so."""
+        """Forget the beginning of the last message, with which the next ones are compared on the fast path.
+
+        A message that begins like it may no longer be accepted.
+        """
 
     def _send(self, command: m.Command, out: list[bytes] | None = None) -> None:
         (self.out if out is None else out).append(encode_command(command))
@@ -93,7 +96,10 @@ class Lifetime:
     # --- faults
 
     def refuse(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Queue the close that the scope of a peer's fault requires, and append its event."""
+        """Close what a fault of the peer concerns: a handle, a channel or the connection.
+
+        Queue CLOSE and append its event.
+        """
         code, text = fault.reason, str(fault)
         if not isinstance(fault, ScopedFault) or fault.scope is Scope.CONNECTION:
             self._fail(fault, events)
@@ -106,7 +112,7 @@ class Lifetime:
             events.append(HandleClosed(fault.number, channel, code, text, by_peer=False))
 
     def _fail(self, fault: RemoteProtocolError, events: list[Event]) -> None:
-        """Close the connection for a fault: at once, or after a pause during negotiation."""
+        """Close the connection for a fault of the peer: at once, or after a pause during negotiation."""
         code, text = fault.reason, str(fault)
         if self._pauses and self._state in NEGOTIATING:
             unparsable = code == ReplyCode.FRAMING_ERROR and self._state is not State.TUNING
@@ -118,6 +124,7 @@ class Lifetime:
             events.append(Closed(code, text, by_peer=False))
 
     def _pause(self, code: int, text: str, *, speak: bool) -> None:
+        """End a failed negotiation after a pause, with CONNECTION CLOSE if `speak` is True."""
         self._state = State.FAILED
         self._last_words = m.ConnectionClose(code, reply_text(text)) if speak else None
         self.pause_until = self._now + self._negotiation_pause
@@ -125,7 +132,7 @@ class Lifetime:
     # --- closed by the application
 
     def close(self, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue CONNECTION CLOSE; input is discarded until the peer confirms (`closed`)."""
+        """Queue CONNECTION CLOSE. Input is discarded until the peer responds (`closed`)."""
         if self._state in (State.CLOSING, State.LEFT) or self._state in SILENT:
             return
         self._forget_all()
@@ -137,7 +144,10 @@ class Lifetime:
         self._closing_since = self._said_at = self._now
 
     def close_channel(self, channel: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue CHANNEL CLOSE, which ends its handles; their input is discarded until the peer confirms."""
+        """Queue CHANNEL CLOSE, which also closes the channel's handles.
+
+        Their input is discarded until the peer responds.
+        """
         found = self._channels.get(channel)
         if found is None or found.state not in (ChannelState.OPEN, ChannelState.LEFT):
             return
@@ -154,9 +164,9 @@ class Lifetime:
         self._leaving.pop(found, None)
 
     def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue HANDLE CLOSE and drop the replies that are due to the handle.
+        """Queue HANDLE CLOSE, and drop the replies that are due to the handle's commands.
 
-        With a code of success, commands that still arrive are reported until the peer confirms; with any
+        With a code of success, commands that still arrive are reported until the peer responds; with any
         other code they are discarded.
         """
         found = self._handles.get(handle)
@@ -179,7 +189,10 @@ class Lifetime:
                 self._drop_incoming(found)
 
     def _send_close(self, handle: Handle, command: m.HandleClose) -> None:
-        """Queue HANDLE CLOSE; between the fragments of a message only its own handle may be closed."""
+        """Queue HANDLE CLOSE.
+
+        Between the fragments of a message it must wait, unless it closes the handle of that message.
+        """
         channel = handle.channel
         if channel.sending is handle:
             self._send(command)
@@ -216,6 +229,7 @@ class Lifetime:
         events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
 
     def _take_handle_close(self, command: m.HandleClose, events: list[Event]) -> None:
+        """Process HANDLE CLOSE: the response to a CLOSE of this end, or the peer's own."""
         handle = self._handles[command.handle_id]
         channel = handle.channel
         if handle.state is not HandleState.OPEN:
@@ -231,13 +245,17 @@ class Lifetime:
         )
 
     def _leave(self, channel: Channel, key: int) -> None:
+        """Note that a response to the peer's CLOSE is due behind the earlier replies of a channel."""
         if channel not in self._leaving:
             self._leaving[channel] = None
             channel.answer_by = self._now + CLOSE_WAIT_SECS
         channel.reply_keys.append(key)
 
     def _answer_closes(self, *, now: float | None = None) -> None:
-        """Queue the responses to closes before which no reply is due; with `now` also late ones (5 s)."""
+        """Queue the responses to those CLOSE commands of the peer before which no reply is due.
+
+        If `now` is given, respond also to those that have waited for 5 s.
+        """
         for channel in list(self._leaving):
             if now is not None and now >= channel.answer_by:
                 self._answer_late(channel)
@@ -272,7 +290,7 @@ class Lifetime:
             self._forget_handle(handle)
 
     def _answer_early(self, handle: Handle) -> None:
-        """Queue the response to a close early: the peer reuses the handle's number without waiting for it."""
+        """Queue the response to HANDLE CLOSE early: the peer already uses the handle's number again."""
         handle.channel.forget_owed(handle.number)
         self._answer_close(handle.channel, handle_left(handle.number))
 
@@ -284,7 +302,7 @@ class Lifetime:
     # --- clean-up
 
     def _disarm(self, channel: Channel, state: HandleState) -> None:
-        """Put all handles of a channel into `state`, so that they neither send nor receive."""
+        """Set the state of all handles of a channel, so that they neither send nor receive."""
         channel.incoming = None
         for handle in channel.handles.values():
             handle.state = state
@@ -298,7 +316,7 @@ class Lifetime:
         self._forget_lead()
 
     def _drop_sending(self, channel: Channel) -> None:
-        """End the fragmented message that we were sending on the channel."""
+        """End the message that this end is sending in fragments on the channel."""
         channel.sending = None
         channel.streaming = False
         channel.out = self.out
@@ -332,7 +350,10 @@ class Lifetime:
     # --- time
 
     def _agree(self, tune: m.ConnectionTune, peer_heartbeat: int) -> None:
-        """Apply the negotiated limits; `peer_heartbeat` is in seconds."""
+        """Apply the negotiated limits.
+
+        `peer_heartbeat` is the interval in seconds at which this end must send.
+        """
         self.frame_max = tune.frame_max
         self.channel_max = tune.channel_max
         self.handle_max = tune.handle_max
@@ -341,7 +362,7 @@ class Lifetime:
 
     @property
     def _silence_max(self) -> float:
-        """Maximum silence of the peer, in seconds: until we send PING, and afterwards until we give up."""
+        """Silence of the peer, in seconds, after which this end sends PING, or if it has, gives up."""
         return self.heartbeat * (SILENT_INTERVALS + self._ping_sent)
 
     @property
@@ -363,11 +384,11 @@ class Lifetime:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: end a failed negotiation, respond to closes that have waited, send a PING.
+        """Do what is due: end a failed negotiation, respond to closes that have waited, send PING.
 
-        A PING is sent if nothing was written for half of the peer's interval. It requests a response if the
-        peer was silent for two of our intervals. A peer that does not accept PING gets none until it has sent
-        one itself.
+        A PING is sent if nothing was written for half of the interval that the peer requests. It requests a
+        response if the peer was silent for two intervals of this end. A peer that may not accept PING gets
+        none until it has sent one itself.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -385,7 +406,10 @@ class Lifetime:
             self._ping(PING_RESPOND)
 
     def _ping(self, data: bytes) -> None:
-        """Queue a PING before everything else, which consists of whole commands with their fragments."""
+        """Queue a PING before everything else that is queued.
+
+        That consists of whole commands with their fragments, so a PING may precede it.
+        """
         self.out.insert(0, data)
         self.sent[m.ConnectionPing.type] += 1
 
@@ -395,17 +419,17 @@ class Lifetime:
             self._ping(PING)
 
     def excuse(self, now: float) -> None:
-        """Ignore the peer's silence up to `now`, because it was not read."""
+        """Count the peer's silence from `now` on, because until then nothing was read from it."""
         self._last_received = now
         self._ping_sent = False
 
     @property
     def unanswered(self) -> bool:
-        """True if we have sent CLOSE, and the peer has not."""
+        """True if this end has sent CONNECTION CLOSE, and the peer has not responded yet."""
         return self._state in (State.CLOSING, State.BROKEN)
 
     def timed_out(self, now: float) -> bool:
-        """Return True if the peer did not respond to PING or to our close, or does not end the stream."""
+        """Return True if the peer did not respond to PING or CLOSE, or did not close the socket, in time."""
         if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._ping_sent and self._tuned):
@@ -414,7 +438,7 @@ class Lifetime:
 
 
 def without_handle(data: bytes, handle: int) -> list[bytes]:
-    """Return encoded commands without those of a handle that was closed before they were sent."""
+    """Return the encoded commands in `data` without those of one handle, which was closed meanwhile."""
     remaining = []
     at = 0
     while at < len(data):

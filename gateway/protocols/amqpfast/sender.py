@@ -53,12 +53,12 @@ SendRow = tuple[bytes, bytes, Body]
 
 
 def _entry_bytes(name: bytes, head: bytes) -> int:
-    """Return the bytes of memory of a cached beginning, which has two copies of the head."""
+    """Return the memory in bytes of a cache entry of MessageWriter, which has two copies of the head."""
     return PREPARED_ENTRY_BYTES + len(name) + 2 * len(head)
 
 
 class MessageWriter:
-    """Cache of the bytes around tag or number that notifying and sending share."""
+    """Common part of Notifier and Producer: a cache of the bytes around a message's tag or number."""
 
     _kind: int
     _fields: int
@@ -85,20 +85,21 @@ class MessageWriter:
     def usable(self) -> bool:
         """True if the handle is still open. Otherwise messages are dropped, as the peer would discard them.
 
-        Raises LocalProtocolError while a stream of ours is sent on the channel.
+        Raises LocalProtocolError while this end sends a stream on the channel.
         """
         if self._channel.streaming:
             raise LocalProtocolError("no message may be sent on the channel of a stream")
         return self._handle.state is HandleState.OPEN
 
     def fits(self, name: bytes, head: bytes) -> bool:
-        """Return True if the name fits a short string and the head fits a fragment of the negotiated size."""
+        """Return True if the name fits a short string, and the head a fragment of the negotiated size."""
         return len(head) + 4 <= self._frame_max and len(name) <= SHORT_STRING_MAX
 
     def _prepare(self, name: bytes, head: bytes, size: int, bits: int) -> bool:
-        """Encode what surrounds tag or number and body. Return False if the head does not fit a fragment.
+        """Encode the bytes around tag or number, for messages with this name, head and body size.
 
-        `_room` becomes the number of body bytes in the first fragment.
+        `_room` becomes the number of body bytes in the first fragment. Return False if the head does not fit
+        a fragment.
         """
         cached = self._prepared.get((name, size, bits))
         if cached is not None and cached[0] is head:
@@ -119,7 +120,7 @@ class MessageWriter:
         return True
 
     def _cache(self, name: bytes, head: bytes, size: int, bits: int) -> None:
-        """Cache what was prepared. The oldest beginnings are evicted if there are too many bytes."""
+        """Cache what `_prepare` has encoded. The oldest entries are evicted if there are too many bytes."""
         prepared = self._prepared
         key = (name, size, bits)
         before = prepared.pop(key, None)
@@ -132,14 +133,15 @@ class MessageWriter:
             self._prepared_bytes -= _entry_bytes(oldest[0], prepared.pop(oldest)[0])
 
     def forget(self) -> None:
-        """Drop cached beginnings, because memory is short."""
+        """Empty the cache, because memory is short."""
         self._prepared.clear()
         self._prepared_bytes = 0
 
     def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
         """Queue the part of a body that did not fit the first fragment, in further fragments.
 
-        `key` is the encoded tag or number of these fragments, `last_key` that of the last one.
+        `key` is the encoded tag or number in the commands of these fragments, `last_key` that of the last
+        one.
         """
         out = self._channel.out
         most = self._frame_max
@@ -160,9 +162,10 @@ class MessageWriter:
 
 
 class Notifier(MessageWriter):
-    """Delivery on one handle of a client. The constructor raises LocalProtocolError if it is not open.
+    """Encoder of the messages that a server delivers on one handle.
 
-    `delivered` is False for messages that BROWSE requested.
+    `delivered` is False for messages that BROWSE requested. The constructor raises LocalProtocolError if the
+    handle is not open.
     """
 
     _kind = HANDLE_NOTIFY
@@ -174,18 +177,18 @@ class Notifier(MessageWriter):
 
     @property
     def owes(self) -> bool:
-        """True if a reply is due on the channel: no message may be sent before it (3.2.11)."""
+        """True if a reply is due on the channel, before which no message may be sent (3.2.11)."""
         return self._channel.owes()
 
     def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
-        """Queue one message; see `notify_many`. Return True if it could be queued."""
+        """Queue one message, as `notify_many` does. Return False if it could not be queued."""
         return not self.notify_many(number, ((redelivered, name, head, body),))
 
     def notify_many(self, first_number: int, rows: Iterable[NotifyRow]) -> list[int]:
         """Queue messages with consecutive numbers from `first_number` on.
 
-        A row is (redelivered, full name, head, body). Returns the numbers of the messages that were not
-        queued because their head does not fit a fragment of the client.
+        A row is (redelivered, full name, head, body). Return the numbers of the messages that were not queued
+        because their head does not fit a fragment of the client.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -221,9 +224,10 @@ class Notifier(MessageWriter):
 
 
 class Producer(MessageWriter):
-    """Sending on one handle of a server. The constructor raises LocalProtocolError if it is not open.
+    """Encoder of the messages that a client sends on one handle.
 
-    With `confirm` each message has its own confirm-tag, for which the event Replies reports the reply.
+    If `confirm` is True, each message has its own confirm-tag, and the event Replies reports its reply. The
+    constructor raises LocalProtocolError if the handle is not open.
     """
 
     _kind = HANDLE_SEND
@@ -235,15 +239,15 @@ class Producer(MessageWriter):
 
     @property
     def room(self) -> int:
-        """Number of messages that may be sent until replies arrive."""
+        """Number of messages that may be sent before replies must arrive: that many tags are unused."""
         return ID_MAX - len(self._channel.awaited)
 
     def send_many(self, rows: Iterable[SendRow]) -> list[int]:
         """Queue messages as rows of (name behind that of the handle, head, body).
 
-        Returns the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its
-        head does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if
-        `room` is exceeded.
+        Return the tag of each message; 0 without `confirm`; -1 for a row that was not queued because its head
+        does not fit a fragment of the server or the handle was closed. Raises LocalProtocolError if `room` is
+        exceeded.
         """
         tags: list[int] = []
         channel = self._channel
@@ -281,12 +285,12 @@ class Producer(MessageWriter):
 
 
 class Transfer:
-    """Outgoing message on one handle, sent piece by piece.
+    """Outgoing message on one handle, which is sent piece by piece.
 
     The constructor raises LocalProtocolError if the handle is not open or another message is being sent on
-    its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. With `resumed` the peer has the
-    head and part of the body already (READY), and writing continues there. A `streaming` message ends with
-    its handle. Only `tell` may be used if `out_of_band`.
+    its channel. `number` and `bits` (DELIVERED, REDELIVERED) are for NOTIFY. `resumed` True means that the
+    peer has the head and part of the body already (READY), and writing continues there. A `streaming` message
+    ends with its handle. If `out_of_band` is True, only `tell` may be used.
     """
 
     def __init__(
@@ -327,7 +331,7 @@ class Transfer:
 
     @property
     def usable(self) -> bool:
-        """True if the message is incomplete and its handle open. Otherwise what is written is dropped."""
+        """True if the message is incomplete and its handle open. If False, what is written is dropped."""
         return self._handle.channel.sending is self._handle
 
     @property
@@ -353,7 +357,7 @@ class Transfer:
             self._finish(last)
 
     def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:
-        """Queue a fragment of `size` bytes, head included, whose bytes are sent out of band.
+        """Queue the command of a fragment of `size` bytes, head included, that is sent out of band.
 
         Raises LocalProtocolError if the transfer is not out of band.
         """
@@ -384,7 +388,7 @@ class Transfer:
         return True
 
     def _finish(self, last: bool) -> None:
-        """End the message after its last fragment, and queue the commands that waited for its end."""
+        """If `last`, end the message, and queue the commands of the channel that waited for its end."""
         if last:
             channel = self._handle.channel
             output = channel.out

@@ -82,12 +82,13 @@ NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, NOTHING_OWED.append, b"", b"")
 
 
 class ServerConnection(Connection):
-    """Connection of one client of a listener: bytes in, events out.
+    """Server end of an AMQP/Fast connection, for one client of a listener: bytes in, events out.
 
     `frame_max` (bytes), `channel_max` and `handle_max` (0: no limit) are offered; the client may request
-    less. `heartbeat` is the interval in seconds at which the client should send; with 0 we never send PING
-    first, because the Java client of 2005 cannot handle it. `mechanisms` are separated by blanks. With
-    `all_browse` every handle may QUERY and BROWSE, because the C client of 2005 has no bit to request it.
+    less. `heartbeat` is the interval in seconds at which the client should send; with 0 this end never sends
+    PING first, because the Java client of 2005 cannot handle it. `mechanisms` are separated by blanks. If
+    `all_browse` is True, every handle may QUERY and BROWSE, because the C client of 2005 has no bit to
+    request it.
     """
 
     _side: ClassVar[int] = m.TO_SERVER
@@ -130,24 +131,27 @@ class ServerConnection(Connection):
     # --- responses of the application
 
     def challenge(self, challenges: Headers) -> None:
-        """Challenge the client again after Authenticate."""
+        """Queue a further CHALLENGE, after Authenticate."""
         self._expect(State.AUTHENTICATING)
         self._send(m.ConnectionChallenge(self._version, self._mechanisms, challenges))
         self._state = State.AUTHENTICATION
 
     def tune(self) -> None:
-        """Accept the login after Authenticate, and propose the limits (3.2.5)."""
+        """Accept the login after Authenticate: queue TUNE with the offered limits (3.2.5)."""
         self._expect(State.AUTHENTICATING)
         self._send(self._offer)
         self._state = State.TUNING
 
     def fail(self, code: int, text: str) -> None:
-        """Refuse the login (403; 502 for a mechanism that is not offered), after a pause."""
+        """Refuse the login after Authenticate; the connection is closed after a pause.
+
+        `code` is 403, or 502 for a mechanism that is not offered.
+        """
         self._expect(State.AUTHENTICATING)
         self._pause(code, text, speak=True)
 
     def opened(self) -> None:
-        """Open the virtual host after Open."""
+        """Accept the virtual host after Open: queue CONNECTION REPLY if the client requested it."""
         self._expect(State.OPENING)
         if self._open_tag:
             self._send(m.ConnectionReply(self._open_tag))
@@ -158,7 +162,7 @@ class ServerConnection(Connection):
             raise LocalProtocolError(f"the connection is in {self._state.name}, not in {state.name}")
 
     def reply_channel(self, channel: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
-        """Queue CHANNEL REPLY to the command with this tag; see `reply`."""
+        """Queue CHANNEL REPLY to the command with this tag, in the order that `reply` describes."""
         found = self._channels.get(channel)
         if not tag or found is None or found.state is ChannelState.CLOSING:
             return
@@ -169,8 +173,8 @@ class ServerConnection(Connection):
         """Queue HANDLE REPLY to the command with this tag.
 
         Tag 0 needs no reply, except a failed BROWSE. Replies of a channel are sent in the order of its
-        commands: an early one waits for those before it. Dropped if handle or channel were closed meanwhile;
-        the caller must know that the number was not opened again since the command.
+        commands: a reply to a later command waits for the earlier ones. It is dropped if handle or channel
+        were closed meanwhile; the caller must know that the number was not opened again since the command.
         """
         found = self._usable(handle)
         key = handle << 16 | tag
@@ -182,7 +186,7 @@ class ServerConnection(Connection):
         found.channel.reply(key, encoded)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Queue HANDLE REPLY 200 for rows of (handle, tag), as `reply` does; rows with tag 0 get none."""
+        """Queue HANDLE REPLY 200 for rows of (handle, tag), as `reply` does; rows with tag 0 need none."""
         handle: Handle | None = None
         last = -1
         count = 0
@@ -205,9 +209,9 @@ class ServerConnection(Connection):
         self.sent[HANDLE_REPLY] += count
 
     def owes(self, channel: int, key: int = -1) -> bool:
-        """Return True if a reply is due on a channel; with `key`, if a reply before that one is due.
+        """Return True if a reply is due on a channel: nothing else may be sent there before it (3.2.11).
 
-        Nothing else may be sent there until then (3.2.11). The key of a command is `handle << 16 | tag`.
+        With `key`, which is `handle << 16 | tag` of a command, return True if a reply before that one is due.
         """
         found = self._channels.get(channel)
         return found is not None and found.owes(key)
@@ -219,16 +223,16 @@ class ServerConnection(Connection):
 
     @property
     def index_bytes_max(self) -> int:
-        """Size of the longest message list, in bytes, whose INDEX fits a frame of the client (3.2.5).
+        """Maximum size of a message list in bytes, with which INDEX fits a frame of the client (3.2.5).
 
         Numbers that do not fit are left to the client's next QUERY (3.5.12).
         """
         return min(INDEX_BYTES_MAX, self.frame_max - INDEX_FIELDS)
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
-        """Queue CREATED or INDEX behind the replies that are due to earlier commands.
+        """Queue CREATED or INDEX, behind the replies that are due to earlier commands.
 
-        Dropped if the handle was closed meanwhile.
+        It is dropped if the handle was closed meanwhile.
         """
         handle = self._usable(command.handle_id)
         if handle is not None:
@@ -258,6 +262,7 @@ class ServerConnection(Connection):
         events.append(Authenticate(command.mechanism, command.responses, offered))
 
     def _take_tune(self, command: m.ConnectionTune, events: list[Event]) -> None:
+        """Apply the limits that the client chose. Raises RemoteProtocolError if they exceed the offer."""
         offer = self._offer
         if not FRAME_MAX_MIN <= command.frame_max <= offer.frame_max:
             raise _bad_tune("frame-max", command.frame_max, offer.frame_max)
@@ -281,6 +286,7 @@ class ServerConnection(Connection):
     # --- channels
 
     def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
+        """Process a command of a channel, and note the reply that it requests."""
         if isinstance(command, m.ChannelOpen):
             self._open_channel(command, events)
             return
@@ -302,6 +308,7 @@ class ServerConnection(Connection):
         events.append(CommandReceived(command))
 
     def _open_channel(self, command: m.ChannelOpen, events: list[Event]) -> None:
+        """Process CHANNEL OPEN. Raises RemoteProtocolError for channel-id 0, and for too many channels."""
         number = command.channel_id
         if not number:
             raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
@@ -322,6 +329,10 @@ class ServerConnection(Connection):
     # --- handles
 
     def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
+        """Process a command of a handle, other than SEND and PREPARE, and note the reply that it requests.
+
+        Raises ScopedFault if the handle's service or rights do not allow it.
+        """
         if isinstance(command, m.HandleOpen):
             self._open_handle(command, events)
             return
@@ -349,6 +360,11 @@ class ServerConnection(Connection):
         events.append(CommandReceived(command))
 
     def _open_handle(self, command: m.HandleOpen, events: list[Event]) -> None:
+        """Process HANDLE OPEN, and note the replies that are due.
+
+        Raises RemoteProtocolError if the channel is not open, and ScopedFault for too many handles or an
+        invalid service type.
+        """
         number = command.handle_id
         if not command.channel_id:
             raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
@@ -420,7 +436,11 @@ class ServerConnection(Connection):
             events.append(Sends(rows))
 
     def _read_sends(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode the complete messages of one fragment from `at` on. Return their end."""
+        """Decode consecutive complete messages from position `at` on. Return the position behind the last.
+
+        Stop at a message of several fragments and at anything else. Bytes are compared with those of the last
+        message, so that equal parts are decoded once.
+        """
         rows: list[SendRow] = []
         add = rows.append
         lead, middle, middle_size, size, number, owe, head, name = self._lead
@@ -446,7 +466,11 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """Return the bytes around the tag of the message at `at`, or None if it is not plain and complete."""
+        """Return the bytes around the confirm-tag of the message at `at`, and what they mean.
+
+        The next messages are compared with them. Return None if the message is incomplete or cannot be
+        decoded on the fast path.
+        """
         if at + SEND_FIELDS + 2 > end:
             return None
         size, kind, number, _, fragment_size, bits, name_size = SEND(data, at)
@@ -481,7 +505,7 @@ class ServerConnection(Connection):
         )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
-        """Decode consecutive CHANNEL ACK commands from `at` on. Return the position behind the last one."""
+        """Decode consecutive CHANNEL ACK from position `at` on. Return the position behind the last one."""
         rows: list[tuple[int, int, int]] = []
         channels = self._channels
         last_whole = end - ACK.size

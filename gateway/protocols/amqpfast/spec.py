@@ -73,7 +73,7 @@ class Service(IntEnum):
 
 
 class Scope(Enum):
-    """Entity that a fault closes."""
+    """Entity that a fault of the peer closes: connection, channel or handle."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"

@@ -74,7 +74,7 @@ class HandleState(Enum):
 
 
 class ScopedFault(RemoteProtocolError):
-    """Fault of the peer that closes only a channel or a handle, whose number is `number`."""
+    """Fault of the peer that closes only the channel or handle with this `number`."""
 
     def __init__(self, text: str, reason: ReplyCode, scope: Scope, number: int) -> None:
         super().__init__(text, reason=reason)
@@ -86,7 +86,7 @@ class ScopedFault(RemoteProtocolError):
 
 
 class Answer(Enum):
-    """Treatment of a command."""
+    """Treatment of a command that arrives: process, discard or refuse it."""
 
     TAKE = auto()
     DISCARD = auto()
@@ -95,7 +95,10 @@ class Answer(Enum):
 
 
 class Rule(NamedTuple):
-    """Row of RULES: the treatment, the scope that a refusal closes, its code, and the clause."""
+    """Row of RULES: treatment of a command in a state.
+
+    `clause` is the clause of the specification. `scope` is what a refusal closes, with the reply code `code`.
+    """
 
     answer: Answer
     clause: str
@@ -113,7 +116,7 @@ Rules = dict[ChannelState | HandleState, dict[type[m.Command], Rule]]
 
 
 def _rules(direction: int) -> Rules:
-    """Return the rules of the end that `direction` names; later rows replace earlier ones."""
+    """Return the rules for the commands that arrive at the end that `direction` states, by state."""
     found: Rules = {}
     for states, commands, clause, rows in (
         (ChannelState, CHANNEL_COMMANDS, "3.3.9", _channel_rows()),
@@ -190,23 +193,24 @@ CHANNEL_LEFT: Final = -1
 
 
 def handle_left(number: int) -> int:
-    """Return the key of the response to the peer's close of a handle."""
+    """Return the key under which the response to the peer's HANDLE CLOSE is due."""
     return CHANNEL_LEFT - 1 - number
 
 
 def _is_of(handle: int, key: int) -> bool:
-    """Return True if the reply with this key belongs to the handle."""
+    """Return True if the reply with this key is due to a command of the handle."""
     return (key & ~ANSWER) >> 16 == handle or key == handle_left(handle)
 
 
 class Channel:
     """Channel with its handles, due replies and incomplete messages.
 
-    Commands of the channel are appended to `out`. That is the connection's own list or, while a message of
-    ours is sent in fragments (`sending`), a list that waits for its end (2.2.8.8), unless the message is a
-    stream (`streaming`), which has none. `reply_keys` has the keys of the replies due from us, with CREATED
-    and INDEX, in the order of their commands; `done` has the encoded replies that must wait for an earlier
-    one. `awaited` has the replies that a client expects. `incoming` is the incomplete message of the peer.
+    Commands of the channel are appended to `out`. That is the connection's own list. While this end sends a
+    message in fragments on the handle `sending`, `out` is a list of its own, which waits for the end of the
+    message (2.2.8.8), unless the message is a stream (`streaming`), which has none. `reply_keys` has the keys
+    of the replies due from this end, with CREATED and INDEX, in the order of their commands; `done` has the
+    encoded replies that must wait for an earlier one. `awaited` has the keys of the replies that a client
+    expects. `incoming` is the incomplete message of the peer.
     """
 
     __slots__ = (
@@ -247,7 +251,10 @@ class Channel:
         self.answer_by = 0.0
 
     def reply(self, key: int, data: bytes) -> None:
-        """Queue `data` as the reply with `key` once every earlier reply is queued."""
+        """Queue `data` as the reply with `key`, once every earlier reply is queued.
+
+        b"" means that nothing is sent as this reply.
+        """
         reply_keys = self.reply_keys
         if reply_keys and reply_keys[0] == key:
             reply_keys.popleft()
@@ -259,6 +266,7 @@ class Channel:
             self.done.setdefault(key, []).append(data)
 
     def _reply_done(self) -> None:
+        """Queue the replies in `done` before which no other reply is due any longer."""
         reply_keys, done = self.reply_keys, self.done
         while reply_keys:
             waiting = done.get(reply_keys[0])
@@ -273,20 +281,20 @@ class Channel:
         done.clear()
 
     def owes(self, key: int = -1) -> bool:
-        """Return True if a reply is due; with `key`, if a reply before that one is due."""
+        """Return True if a reply is due; with `key`, if a reply before the one with that key is due."""
         for one in self.reply_keys:
             if one >= 0 and not one & ANSWER:
                 return one != key
         return False
 
     def left(self) -> Iterator[int]:
-        """Yield and remove the keys of close responses before which no reply is due."""
+        """Remove and yield the keys of responses to CLOSE before which no reply is due."""
         while self.reply_keys and self.reply_keys[0] < 0:
             yield self.reply_keys.popleft()
             self._reply_done()
 
     def forget_owed(self, handle: int) -> None:
-        """Remove the replies that are due to `handle`, and queue those that waited for them."""
+        """Remove the replies that are due to the handle's commands, and queue those that waited for them."""
         reply_keys = self.reply_keys
         if any(_is_of(handle, key) for key in reply_keys):
             remaining = [key for key in reply_keys if not _is_of(handle, key)]
@@ -297,14 +305,14 @@ class Channel:
         self._reply_done()
 
     def forget_awaited(self, handle: int) -> None:
-        """Remove the replies that are expected for `handle`."""
+        """Remove the replies that this client expects to the handle's commands."""
         remaining = [key for key in self.awaited if key >> 16 != handle]
         if len(remaining) != len(self.awaited):
             self.awaited.clear()
             self.awaited.extend(remaining)
 
     def fault(self, text: str) -> ScopedFault:
-        """Return the error of a command that is not valid now, which closes the channel."""
+        """Return the error of a command that is not valid now; it closes the channel."""
         return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, self.number)
 
 
@@ -313,11 +321,12 @@ TakenFragment = tuple[bool, bytes, int, int, bytes]
 
 
 class Handle:
-    """Handle with its rights and announced messages. `granted` are the rights that it was opened with.
+    """Handle with its rights and announced messages.
 
-    `prepared` is (head, body size, bytes held) of the message that the peer has announced; bytes held are
-    None until our READY. `announced` is the body size in bytes of the message that we have announced, or
-    None. `expects_notify` is True if a client may receive NOTIFY; `queries` is the number of INDEX that it
+    `granted` are the rights with which it was opened. `prepared` is (head, body size, bytes held) of the
+    message that the peer has announced by PREPARE; bytes held are None until this end sends READY.
+    `announced` is the body size in bytes of the message that this end has announced, or None.
+    `expects_notify` is True if this client may receive NOTIFY; `queries` is the number of INDEX that it
     expects.
     """
 
@@ -349,14 +358,14 @@ class Handle:
         self.queries = 0
 
     def begin(self) -> None:
-        """Clear what the peer had prepared and we were ready for: the message that begins replaces it."""
+        """Forget the message that the peer prepared and this end was ready for: another message begins."""
         if self.prepared is not None and self.prepared[2] is not None:
             self.prepared = None
 
     # Messages in fragments, 2.2.8.8 and 3.5.3.
 
     def admit(self, command: Fragmented) -> None:
-        """Raise the error of a SEND, NOTIFY or PREPARE that is not allowed now, whatever its bytes are."""
+        """Raise an error if a SEND, NOTIFY or PREPARE is not allowed now, whatever its fragment contains."""
         incoming = self.channel.incoming
         if isinstance(command, m.HandlePrepare):
             if incoming is not None or not self.channel.restartable:
@@ -376,7 +385,10 @@ class Handle:
             raise self._fault("streaming without partial", ReplyCode.BAD_FIELD_VALUE)
 
     def _admit_mode(self, command: m.HandleSend | m.HandleNotify) -> None:
-        """Raise ScopedFault if the first fragment of a message has a mode that is not allowed."""
+        """Raise ScopedFault if the mode of a message's first fragment is not allowed.
+
+        The mode is streaming, out of band or recovery.
+        """
         if command.streaming:
             if self.service != Service.PEER:
                 raise self._fault("only peers stream", ReplyCode.COMMAND_NOT_VALID)
@@ -388,9 +400,10 @@ class Handle:
             raise self._fault("recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
 
     def begin_flow(self, command: Fragmented) -> Flowing | None:
-        """Return the state for passing on an admitted fragment in parts, or None if it must be complete.
+        """Return the state for reporting a fragment in parts as they arrive.
 
-        Raises ScopedFault if the sizes exceed the body size.
+        Return None if the fragment must be complete first. Raises ScopedFault if the sizes exceed the body
+        size.
         """
         incoming = self.channel.incoming
         if incoming is None or isinstance(command, m.HandlePrepare):
@@ -399,10 +412,10 @@ class Handle:
         return Flowing(self, command, incoming)
 
     def take_fragment(self, command: m.HandleSend | m.HandleNotify, data: bytes, limit: int) -> TakenFragment:
-        """Process an admitted fragment as (is the first, head, body size, offset, bytes of the body).
+        """Process a complete fragment that `admit` has accepted.
 
-        Raises ScopedFault for an invalid head, a body over `limit` bytes, and sizes that do not match the
-        body size.
+        Return: True if it is the first, head, body size, offset, bytes of the body. Raises ScopedFault for an
+        invalid head, a body over `limit` bytes, and sizes that do not match the body size.
         """
         mode, incoming = mode_of(command), self.channel.incoming
         head = b""
@@ -436,7 +449,7 @@ class Handle:
         return incoming is None, head, max(body_size, 0), offset, data
 
     def take_prepare(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Process an admitted PREPARE. Return head, body size and first bytes of the body.
+        """Process the fragment of a PREPARE. Return head, body size and first bytes of the body.
 
         Raises ScopedFault for an invalid head, a body over `limit` bytes, and more bytes than the body has.
         """
@@ -448,7 +461,10 @@ class Handle:
         return head, body_size, data
 
     def _take_head(self, data: bytes, limit: int) -> tuple[bytes, int, bytes]:
-        """Return head, body size and the bytes behind the head. Raises ScopedFault."""
+        """Split the first fragment of a message: return head, body size and the bytes behind the head.
+
+        Raises ScopedFault if the head is invalid or the body size exceeds `limit`.
+        """
         try:
             end = find_head_end(data, 0, len(data))
         except RemoteProtocolError as fault:
@@ -460,7 +476,7 @@ class Handle:
         return data[BODY_SIZE.size : end], body_size, data[end:]
 
     def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
-        """Raise ScopedFault if `got` bytes exceed the body, or are not all of it at its end."""
+        """Raise ScopedFault if `got` bytes exceed the body, or if the last fragment leaves it incomplete."""
         if body_size >= 0 and (got > body_size or (last and got != body_size)):
             text = f"{got} bytes of a body of {body_size}"
             raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
@@ -470,7 +486,7 @@ class Handle:
 
 
 class PartialMessage:
-    """Message of the peer of which some fragments have arrived; `got` is the size of these in bytes.
+    """Message of the peer of which only some fragments have arrived, with `got` bytes of the body.
 
     `body_size` is -1 if it cannot be known: a stream has no end, and out-of-band bytes are not seen.
     """
@@ -491,7 +507,7 @@ def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
 
 
 def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
-    """Return all bits of a fragment as an event has them: those of NOTIFY."""
+    """Return the bits of a fragment as events have them: those of NOTIFY, also for SEND."""
     bits = mode_of(command) | (not last) * PARTIAL
     if isinstance(command, m.HandleNotify):
         bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
@@ -499,7 +515,10 @@ def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
 
 
 class Flowing:
-    """Later fragment of a message that is passed on while it arrives; `missing_bytes` have not arrived."""
+    """A fragment that is reported in parts as it arrives; `missing_bytes` of it have not arrived.
+
+    It is not the first fragment of its message.
+    """
 
     __slots__ = ("command", "handle", "incoming", "missing_bytes")
 

@@ -57,9 +57,9 @@ def bad_field(text: str) -> RemoteProtocolError:
 
 
 def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
-    """Decode the table at `at`, which begins with its length. Return it and the position behind it.
+    """Decode the field table at `at`, which begins with its length. Return it and the position behind it.
 
-    A string that is not UTF-8 becomes bytes. The first of repeated names is kept. Raises RemoteProtocolError
+    A string that is not UTF-8 becomes bytes. The first of repeated names is used. Raises RemoteProtocolError
     (502) if it is not a table within `data`, or has more than `fields_max` fields.
     """
     try:
@@ -72,6 +72,7 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tupl
 
 
 def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
+    """Decode the names and values between the positions `at` and `end`."""
     pairs: dict[str, Value] = {}
     count = 0
     while at < end:
@@ -93,6 +94,7 @@ def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
 
 
 def _read_value(data: bytes, at: int) -> tuple[Value, int]:
+    """Decode the field value at `at`, which begins with its tag. Return it and the position behind it."""
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:
@@ -117,9 +119,9 @@ def _digits(number: int) -> tuple[int, ...]:
 
 
 def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
-    """Encode a table with its length. Raises LocalProtocolError for a name or value that does not fit.
+    """Encode a field table with its length. Raises LocalProtocolError for an invalid name or value.
 
-    Without `strict` any name that a peer has written is allowed.
+    If `strict` is False, any name that a peer has sent is allowed.
     """
     data = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
     if len(data) > LONG_STRING_MAX:
@@ -128,7 +130,7 @@ def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
 
 
 def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
-    """Encode one name with its value; see `encode_table`."""
+    """Encode one name with its value, as `encode_table` does."""
     data = name.encode()
     if strict and (not NAME.match(name) or len(data) > NAME_BYTES_MAX):
         raise LocalProtocolError(f"{name!r} is not the name of a field")
@@ -171,7 +173,7 @@ def _write_decimal(number: Decimal) -> bytes | None:
 
 
 def write_name(name: str) -> str:
-    """Return a valid table name for a header's name: the name itself, or its escaped form.
+    """Return a valid table name for the name of a header: the name itself, or its escaped form.
 
     The result may be longer than NAME_BYTES_MAX: the caller has to check that.
     """
@@ -181,13 +183,16 @@ def write_name(name: str) -> str:
 
 
 def escape_name(name: str) -> str:
-    """Return the escaped form of a name, which is different for each name."""
+    """Return the escaped form of a name; different names have different escaped forms."""
     data = name.encode(errors="surrogatepass")
     return ESCAPED + "".join(chr(one) if chr(one).isalnum() and one < 0x80 else f"_{one:02x}" for one in data)
 
 
 def read_name(name: str) -> str:
-    """Return the name that `write_name` wrote."""
+    """Return the header name for which `write_name` returned `name`: the inverse function.
+
+    A name that `write_name` cannot have returned is returned unchanged.
+    """
     if not name.startswith(ESCAPED):
         return name
     parts = name[len(ESCAPED) :].split("_")
@@ -206,10 +211,10 @@ def _none() -> bytes:
 
 
 def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
-    """Return pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
+    """Convert headers to entries that a table can hold. Names in `reserved` are escaped.
 
-    Adds to `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`,
-    `header_types_long`.
+    The types that a table lacks are stored in the last entry, GATEWAY_TYPES. Adds the names of losses to
+    `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`, `header_types_long`.
     """
     found: dict[str, list[Value]] = {}
     last = None
@@ -245,7 +250,10 @@ def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tupl
 
 
 def _say_value(values: list[Value]) -> tuple[Value, str]:
-    """Return a value that a table can hold, and the original type ("" if it is unchanged)."""
+    """Return a value for a table that represents the values of one header, and their original type.
+
+    The type is "" if the value is unchanged, and `repeated` if there are several values.
+    """
     if len(values) > 1:
         return string(json.dumps([_to_json(each, 0) for each in values], ensure_ascii=False)), REPEATED
     value = values[0]
@@ -268,7 +276,10 @@ FLOATS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def understand(pairs: Headers) -> Headers:
-    """Return the headers that `say` or another sender wrote."""
+    """Convert the entries of a table to headers: the inverse of `say`.
+
+    Entries of other senders are accepted, too.
+    """
     types: dict[str, Any] = {}
     for name, value in pairs:
         if name == TYPES and isinstance(value.value, str):
@@ -311,9 +322,9 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
 
 
 def _simple(kind: ValueType, content: Any) -> Value:
-    """Return a value without bytes or nested values; it may not fit its type.
+    """Convert `content` to a value of the type `kind`, which is not a string, bytes, array or table.
 
-    Raises ValueError, TypeError or ArithmeticError.
+    The value may still be out of the type's range. Raises ValueError, TypeError or ArithmeticError.
     """
     if kind is ValueType.VOID:
         return Value(kind, None)
@@ -325,7 +336,7 @@ def _simple(kind: ValueType, content: Any) -> Value:
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
-    """Return [type, content], with the content in a form that JSON can express."""
+    """Return a value as the list [type, content], with the content in a form that JSON can express."""
     kind, content = value
     encoded: Any = content
     if depth > NESTING_MAX:
@@ -342,7 +353,10 @@ def _to_json(value: Value, depth: int) -> list[Any]:
 
 
 def _from_json(pair: Any, depth: int) -> Value:
-    """Return the value of a [type, content]. Raises ValueError or TypeError if it is invalid."""
+    """Convert a list [type, content] to a value: the inverse of `_to_json`.
+
+    Raises ValueError or TypeError if it is invalid.
+    """
     if depth > NESTING_MAX + 1:
         raise ValueError
     word, content = pair

@@ -138,12 +138,12 @@ REASONS: Final[dict[int, Reason]] = {
 
 
 def refusal(code: int) -> Reason:
-    """Return why a server closed our handle or channel with `code`."""
+    """Return the Reason for which a server closed a handle or channel with the reply code `code`."""
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
 class Essentials(NamedTuple):
-    """Properties of a head that routing needs; `expires` is in POSIX seconds, or NEVER."""
+    """Fields of a message head that routing needs; `expires` is in POSIX seconds, or NEVER."""
 
     durable: bool
     priority: int
@@ -162,7 +162,7 @@ _sets: Final[Recurring[PropertySet]] = Recurring(SETS_MAX)
 
 
 def head_properties(raw: bytes) -> PropertySet:
-    """Return the property set of a head's bytes behind the body-size; equal bytes share one object.
+    """Return the property set for an encoded head without its body-size; equal bytes share one object.
 
     The set is decoded on first use, which raises RemoteProtocolError 542 for an invalid head.
     """
@@ -175,7 +175,7 @@ def head_properties(raw: bytes) -> PropertySet:
 
 
 def essentials(property_set: PropertySet) -> Essentials:
-    """Return what routing needs to know, cached in the set; NO_ESSENTIALS for a set of another protocol.
+    """Return the fields that routing needs, cached in the set; NO_ESSENTIALS for a set of another protocol.
 
     Validates every byte, so that heads that are forwarded undecoded cannot harm the receiver. Raises
     RemoteProtocolError 542 for an invalid head.
@@ -200,17 +200,17 @@ def essentials(property_set: PropertySet) -> Essentials:
 
 
 def retain(property_set: PropertySet) -> bool:
-    """Return True if the message was retained where it came from."""
+    """Return True if the head states MQTT's retain flag, by a header of the gateway."""
     return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
-    """Return how many routes the message had crossed when it was received."""
+    """Return the hop count in the head: the number of routes that the message has crossed."""
     return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
-    """Decode a head's bytes into properties of the model. Raises RemoteProtocolError 542."""
+    """Decode an encoded head to properties of the model. Raises RemoteProtocolError 542."""
     head = decode_head_properties(raw)
     own: dict[str, Any] = {}
     others: list[tuple[str, Value]] = []
@@ -245,10 +245,11 @@ def _data(value: Any) -> bytes | None:
 
 
 def encode_properties(message: Message, offset: int = 0) -> bytes:
-    """Encode the properties of a message of any protocol as a head's bytes behind the body-size.
+    """Encode the properties of a message of any protocol as a head without its body-size.
 
-    `offset` is the number of seconds from the scale of `message.expires` to POSIX time. Returns one shared
-    object as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head is malformed.
+    `offset` is the number of seconds to add to `message.expires` to get POSIX time. The same object is
+    returned again as long as nothing changes. Raises RemoteProtocolError 542 if the sender's head is
+    malformed.
     """
     expires = message.expires + offset if message.expires else NEVER
     property_set = message.property_set
@@ -266,9 +267,9 @@ def encode_properties(message: Message, offset: int = 0) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES that `message` suffers, except those that are encoded.
+    """Return the names of the LOSSES in translating `message` to AMQP/Fast, except encoded ones.
 
-    The encoding is stored, so that `encode_properties` need not repeat it.
+    The encoded head is stored, so that `encode_properties` need not encode it again.
     """
     if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
         return ()
@@ -291,6 +292,7 @@ def _form(message: Message, expires: float) -> Form:
 
 
 def _make_form(message: Message, expires: float) -> Form:
+    """Encode the head of a message. Return it with the names of the losses."""
     property_set = message.property_set
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
@@ -322,7 +324,7 @@ def _expiration(expires: float, lost: set[str]) -> int:
 
 
 def _fitting(pairs: Headers, lost: set[str]) -> Headers:
-    """Return as many of the pairs as a table holds; GATEWAY_TYPES, the last one, is moved to the front."""
+    """Return as many of the headers as a table holds. GATEWAY_TYPES, the last one, is moved to the front."""
     if pairs and pairs[-1][0] == TYPES:
         pairs = (pairs[-1], *pairs[:-1])
     size = 0
@@ -335,7 +337,10 @@ def _fitting(pairs: Headers, lost: set[str]) -> Headers:
 
 
 def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
-    """Translate the model's properties. Return a head without its headers, and the headers."""
+    """Translate the model's properties, and add the names of losses to `lost`.
+
+    Return a head without its headers, and the headers.
+    """
     head = Head()
     pairs = _texts(properties, head, lost)
     if properties.correlation is not None:
@@ -356,7 +361,7 @@ def _from_model(properties: Properties, lost: set[str]) -> tuple[Head, list[tupl
 
 
 def _texts(properties: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
-    """Set the texts for which the head has a field. Return the others as headers."""
+    """Set the texts for which `head` has a field. Return the others as headers."""
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
         text = getattr(properties, field)
@@ -397,14 +402,14 @@ def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost:
 
 
 def fit_priority(raw: bytes) -> bytes:
-    """Return a head's bytes behind the body-size, with the priority reduced to the allowed maximum."""
+    """Return an encoded head without its body-size, with the priority reduced to the allowed maximum."""
     return raw if raw[PRIORITY_AT] <= PRIORITY_MAX else raw[:PRIORITY_AT] + HIGHEST + raw[PRIORITY_AT + 1 :]
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
-    """Return the head of a SEND, with the handle's mime-type and encoding where it has none (3.5.2).
+    """Return the head of a SEND with the handle's mime-type and encoding where it has none (3.5.2).
 
-    Raises RemoteProtocolError 542 for an invalid head.
+    `raw` is the encoded head without its body-size. Raises RemoteProtocolError 542 if it is invalid.
     """
     at = FIXED.size
     if raw[at] and (raw[at + 1 + raw[at]] or not encoding):
