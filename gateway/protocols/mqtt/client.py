@@ -47,7 +47,7 @@ CLIENT: Final[Table] = {
 
 
 class ClientConnection(Connection):
-    """Connection to a remote broker, in the version of the CONNECT that it sends.
+    """Client end of an MQTT connection to a remote broker, in the version of the CONNECT that it sends.
 
     After the CONNACK, `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
     `retain_available`, `wildcards_available`, `shares_available`, `peer_receive_max` and
@@ -77,8 +77,9 @@ class ClientConnection(Connection):
     ) -> None:
         """Create a connection that has not sent CONNECT yet.
 
-        With `bounded`, each call does a limited number of steps and sets `unread` if bytes remain. The
-        properties of a PUBLISH that exceed `bounds` are passed on without being decoded.
+        `packet_bytes_max` limits the size of received packets. If `bounded` is True, each call of
+        `receive_data` does a limited amount of work and sets `unread` if bytes remain. The properties of a
+        PUBLISH that exceed `bounds` are passed on without being decoded.
         """
         super().__init__(
             version=Version.V311,
@@ -98,7 +99,7 @@ class ClientConnection(Connection):
         self._waits_pong = False
 
     def connect(self, packet: Connect, now: float) -> None:
-        """Queue CONNECT and apply the limits that its properties announce.
+        """Queue CONNECT, and apply the limits in its properties to this connection.
 
         `now` is in monotonic seconds; the keep-alive counts from it.
         """
@@ -117,6 +118,7 @@ class ClientConnection(Connection):
         self._open(State.CONNECTING)
 
     def _take(self, packet: Packet) -> None:
+        """Process a packet of the server other than PUBLISH and acknowledgements."""
         if isinstance(packet, Connack):
             self._take_connack(packet)
         elif packet.kind is PacketType.PINGRESP:
@@ -131,6 +133,7 @@ class ClientConnection(Connection):
                 raise violation("a server must not set the session's expiry in DISCONNECT")
 
     def _take_connack(self, packet: Connack) -> None:
+        """Apply the limits in CONNACK, or close the connection if the server refuses."""
         if packet.reason >= FAILURE:
             self.state = State.CLOSED
             return
@@ -146,13 +149,16 @@ class ClientConnection(Connection):
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 
     def ping_at(self) -> float:
-        """Return when the next PINGREQ is due; infinity while one is unanswered or keep-alive is off."""
+        """Return when the next PINGREQ is due, in monotonic seconds.
+
+        Return infinity while one is unanswered, if keep-alive is off, or if the connection is not open.
+        """
         if not self.keep_alive or self._waits_pong or self.state is not State.OPEN:
             return float("inf")
         return self._pinged_at + self.keep_alive / 2
 
     def send_pingreq(self, now: float) -> None:
-        """Queue PINGREQ and count the keep-alive from `now`, in monotonic seconds."""
+        """Queue PINGREQ. `now`, in monotonic seconds, is the time from which the next one is scheduled."""
         self._require(State.OPEN)
         self._pinged_at = now
         self._waits_pong = True
@@ -178,12 +184,15 @@ class ClientConnection(Connection):
         return self.send(Unsubscribe(packet_id, tuple(filters)))
 
     def send_auth(self, packet: Auth) -> None:
-        """Queue AUTH, which continues an enhanced authentication or starts a new one (5: 3.15)."""
+        """Queue AUTH, which continues an enhanced authentication or begins a re-authentication (5: 3.15)."""
         self._require(State.CONNECTING, State.OPEN)
         self.send(packet)
 
     def disconnect(self, reason: int = 0) -> None:
-        """Close the connection, and queue DISCONNECT if it is open. Before MQTT 5 it carries no reason."""
+        """Close the connection, and queue DISCONNECT if it is open.
+
+        Before MQTT 5 a DISCONNECT has no reason code.
+        """
         if self.state is State.OPEN:
             self.send(Disconnect(reason))
         self.state = State.CLOSED

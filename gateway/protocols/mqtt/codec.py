@@ -62,9 +62,10 @@ from gateway.protocols.mqtt.spec import (
 
 
 def read_version(reader: Reader) -> tuple[Version, bool]:
-    """Read protocol name and level of a CONNECT. Return the version and True if the bridge bit is set.
+    """Read the protocol name and level of a CONNECT.
 
-    Raises RemoteProtocolError (0x84) for an unknown name and level.
+    Return the version, and True if the bridge bit (0x80) of the level is set. Raises RemoteProtocolError
+    (0x84) if the combination is unknown.
     """
     name = reader.binary()
     level = reader.byte()
@@ -78,7 +79,7 @@ def read_version(reader: Reader) -> tuple[Version, bool]:
 
 
 def _connect_flags(flags: int, version: Version) -> int:
-    """Return the CONNECT flags with the ignored bits cleared (5: 3.1.2.3).
+    """Return the flags of a CONNECT with the bits cleared that its version ignores (5: 3.1.2.3).
 
     Raises RemoteProtocolError (0x81) for flags that the version forbids.
     """
@@ -100,7 +101,7 @@ def _connect_flags(flags: int, version: Version) -> int:
 
 
 def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
-    """Decode a CONNECT (5: 3.1), including the flags and the empty client id that only some versions allow.
+    """Decode the body of a CONNECT of any version (5: 3.1).
 
     Raises RemoteProtocolError with the reason code to respond with.
     """
@@ -137,7 +138,7 @@ def _read_will(reader: Reader, flags: int, version: Version) -> Will:
 
 
 def _checked(reason: int, kind: PacketType) -> int:
-    """Return `reason` unchanged if the packet type may carry it. Raises RemoteProtocolError otherwise."""
+    """Return the reason code unchanged. Raises RemoteProtocolError if the packet type must not carry it."""
     # Mosquitto refuses a PUBLISH that is too large with PUBACK 0x95, which the table does not allow. Any
     # failure code of PUBACK and PUBREC is accepted: closing the connection would cost more than one refused
     # message. So is any of DISCONNECT: a broker that is unavailable (0x88) does not blame a message.
@@ -149,6 +150,7 @@ def _checked(reason: int, kind: PacketType) -> int:
 
 
 def _read_connack(reader: Reader, version: Version) -> Connack:
+    """Decode the body of a CONNACK; a return code of MQTT 3.x becomes a reason code."""
     flags, code = reader.byte(), reader.byte()
     if version < Version.V311:
         flags = 0  # reserved, or the response to a compression that was not requested
@@ -168,6 +170,7 @@ def _read_connack(reader: Reader, version: Version) -> Connack:
 
 
 def _read_publish(reader: Reader, version: Version, flags: int) -> Publish:
+    """Decode the body of a PUBLISH; `flags` are the low four bits of its first byte."""
     qos = flags >> 1 & 3
     if qos == 3:
         raise malformed("QoS 3")
@@ -193,7 +196,7 @@ def _read_ack(reader: Reader, version: Version, kind: PacketType) -> Ack:
 
 
 def _read_options(options: int, filter: str, version: Version) -> Subscription:
-    """Decode the options byte of one topic filter (5: 3.8.3.1).
+    """Decode the options byte that follows the topic filter `filter` in a SUBSCRIBE (5: 3.8.3.1).
 
     Raises RemoteProtocolError if it is invalid.
     """
@@ -215,7 +218,7 @@ def _read_options(options: int, filter: str, version: Version) -> Subscription:
 
 
 def _read_filter(reader: Reader, before: int) -> str:
-    """Read one topic filter, of which `before` precede it in the packet.
+    """Read one topic filter; `before` is the number of filters before it in the packet.
 
     Raises RemoteProtocolError if the packet has too many filters (0x97) or the filter is empty (0x81).
     """
@@ -286,7 +289,7 @@ def _read_auth(reader: Reader, version: Version) -> Auth:
 
 
 def _read_ending(reader: Reader, version: Version, kind: PacketType) -> tuple[int, PropertyMap]:
-    """Read the reason code and properties at the end of DISCONNECT and AUTH; both may be absent."""
+    """Read the reason code and properties of DISCONNECT or AUTH; both may be absent."""
     if reader.at == reader.end or version < Version.V5:
         return 0, NO_PROPERTIES
     reason = _checked(reader.byte(), kind)
@@ -314,9 +317,10 @@ def decode_packet(
     byte_order: ByteOrder = "auto",
     bounds: Bounds = UNBOUNDED,
 ) -> Packet:
-    """Decode the packet with this first byte and this body (the bytes behind the remaining length).
+    """Decode a packet from its first byte and its body, the bytes behind the remaining length.
 
-    `version` is the connection's; a CONNECT has its own. Raises RemoteProtocolError if the packet is invalid.
+    `version` is the connection's; a CONNECT states its own. Raises RemoteProtocolError if the packet is
+    invalid.
     """
     kind = _TYPES.get(first >> 4)
     if kind is None:

@@ -57,7 +57,7 @@ from gateway.protocols.mqtt.writers import encode
 class State(IntEnum):
     """State of a connection.
 
-    CONNECTING: CONNECT was sent, CONNACK not yet. AUTHENTICATING: the same, while AUTH packets are exchanged.
+    CONNECTING: CONNECT was sent, CONNACK was not. AUTHENTICATING: the same, while AUTH packets are exchanged.
     """
 
     START = 0
@@ -97,11 +97,12 @@ def swapped(word: int) -> int:
 
 
 class Connection:
-    """One end of a connection. Subclasses add the state table and what is special about their end.
+    """One end of an MQTT connection; the base of ServerConnection and ClientConnection.
 
     `received` and `sent` count packets by type. `out` holds the pieces that `data_to_send` joins. `pending`
-    is True if `receive_data(b"", now)` would raise a stored error or decode bytes that waited for a CONNACK.
-    `unread` is True if a call stopped at its limit: the caller should call again in another turn.
+    is True if `receive_data(b"", now)` would raise a stored error or decode bytes that were held back until
+    the CONNACK. `unread` is True if a call has done its amount of work and bytes remain: the caller should
+    call again later.
     """
 
     __slots__ = (
@@ -153,7 +154,8 @@ class Connection:
     ) -> None:
         """Create a connection in state START.
 
-        With `bounded`, each call does a limited number of steps and sets `unread` if bytes remain.
+        If `bounded` is True, each call of `receive_data` does a limited amount of work and sets `unread` if
+        bytes remain.
         """
         self.bounded = bounded
         self.state = State.START
@@ -195,18 +197,19 @@ class Connection:
 
     @property
     def held(self) -> bool:
-        """True if received bytes wait to be decoded."""
+        """True if received bytes are buffered because they are not decoded yet."""
         return self._buffer is not None
 
     def _open(self, state: State) -> None:
-        """Enter a state in which packets are read, and set `pending` if bytes were held back."""
+        """Enter a state in which packets are decoded, and set `pending` if bytes were held back."""
         self.state = state
         self.pending = self._buffer is not None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Return the events that `data` completes, in order of arrival; `now` is in monotonic seconds.
+        """Decode the bytes `data` and return their events, in order; `now` is in monotonic seconds.
 
-        Raises RemoteProtocolError, after which the connection is CLOSED and ignores further data.
+        Raises RemoteProtocolError, after which the connection is CLOSED and ignores further data. If events
+        precede the fault, they are returned, and the next call raises the error (`pending`).
         """
         if self.pending:
             self._raise_late()
@@ -242,7 +245,7 @@ class Connection:
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
-        """Decode the complete packets, up to the limit of one call. Return the position behind the last."""
+        """Decode complete packets, up to the limit of one call. Return the position behind the last one."""
         at = 0
         # Compared by identity: a look-up in the set costs an enum's hash, as much as a small packet.
         while (state := self.state) is OPEN or state in self.reading:
@@ -266,7 +269,7 @@ class Connection:
         return at
 
     def _raise_late(self) -> None:
-        """Raise the error that followed the events of the last call, if any, and clear `pending`."""
+        """Clear `pending`, and raise the error that the last call has stored, if any."""
         self.pending = False
         if self._error is not None:
             error, self._error = self._error, None
@@ -284,7 +287,7 @@ class Connection:
         return buffer.joined()
 
     def _keep(self, rest: ByteBuffer) -> None:
-        """Store the bytes behind the decoded packets until more data arrives or for the next call."""
+        """Buffer the bytes behind the decoded packets, until more data arrives or for the next call."""
         self._buffer = rest
         if self.unread:
             self._needed = 0
@@ -293,9 +296,10 @@ class Connection:
             self._hold(rest)
 
     def _is_enough(self, events: list[Event], byte_count: int) -> bool:
-        """Return True, and set `unread`, if this call has decoded as much as one call should.
+        """Return True, and set `unread`, if this call has done its amount of work.
 
-        `byte_count` is the size of the last run in bytes. Only called while more bytes remain.
+        `byte_count` is the size in bytes of the packets that `_run` has just decoded. Only called while more
+        bytes remain.
         """
         if byte_count >= RUN_BYTES:
             rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
@@ -305,19 +309,19 @@ class Connection:
 
     @property
     def begun(self) -> int:
-        """Size in bytes of the buffered part of an incomplete packet; 0 if there is none."""
+        """Number of bytes received of an incomplete packet; 0 if there is none."""
         return 0 if self._buffer is None else self._buffer.byte_count
 
     @property
     def due(self) -> int:
-        """Size in bytes that the incomplete packet needs, as far as known; 0 if there is none."""
+        """Number of bytes that an incomplete packet must have in all, as far as known; 0 if there is none."""
         return 0 if self._buffer is None else self._needed
 
     def _hold(self, buffer: ByteBuffer) -> None:
         """Hold bytes back while no packet may be decoded, and limit how many a peer may pipeline.
 
-        Discards them if the connection is closed; closes it with reason 0x97 if they exceed
-        PIPELINED_BYTES_MAX.
+        If the connection is closed, they are discarded. If they exceed PIPELINED_BYTES_MAX, close the
+        connection and store an error (0x97).
         """
         self._needed = 0
         if self.state is State.CLOSED:
@@ -333,9 +337,10 @@ class Connection:
         self.pending = True
 
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode PUBLISH and plain acknowledgements from `at`.
+        """Decode consecutive PUBLISH and successful acknowledgements from position `at` on.
 
-        Return the position of the first other packet.
+        Return the position of the first other or incomplete packet. At most about RUN_BYTES bytes are
+        decoded.
         """
         most = len(data) - 3
         if most - at > RUN_BYTES:
@@ -356,9 +361,9 @@ class Connection:
         return at
 
     def _publish_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:  # noqa: C901, PLR0912 - every packet
-        """Decode PUBLISH packets that begin between `at` and `most`. Return the end of the last.
+        """Decode PUBLISH packets that begin between `at` and `most`. Return the position behind the last.
 
-        Stops early when their properties have used up the steps of one call.
+        Stop early when their properties have used up the amount of work of one call.
         """
         end = len(data)
         limit = self.packet_bytes_max
@@ -412,9 +417,9 @@ class Connection:
         return at
 
     def _ack_run(self, data: bytes, at: int, most: int, events: list[Event]) -> int:
-        """Decode the four-byte acknowledgements of one type that begin between `at` and `most`.
+        """Decode four-byte acknowledgements of one type that begin between `at` and `most`.
 
-        Returns the end of the last.
+        Return the position behind the last.
         """
         first = data[at]
         rows: list[tuple[int, int]] | None = None
@@ -429,7 +434,7 @@ class Connection:
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
-        """Return the event of the current run of PUBLISH, or append a new one to `events`."""
+        """Return the last of `events` if it is a Publishes; otherwise append a new one to them."""
         if events and isinstance(last := events[-1], Publishes):
             return last
         event = Publishes([])
@@ -437,7 +442,7 @@ class Connection:
         return event
 
     def _acks(self, events: list[Event], kind: PacketType) -> Acks:
-        """Return the event of the current run of acknowledgements of this type, or append a new one."""
+        """Return the last of `events` if it is an Acks of this type; otherwise append a new one to them."""
         if events and isinstance(last := events[-1], Acks) and last.kind is kind:
             return last
         event = Acks(kind, [])
@@ -447,7 +452,7 @@ class Connection:
     def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
         """Decode the property list at `at` of a PUBLISH that ends at `stop`, and resolve its topic alias.
 
-        Returns the topic, the properties without the alias, and the start of the body. Raises
+        Return the topic, the encoded properties without the alias, and the start of the body. Raises
         RemoteProtocolError.
         """
         size = data[at]
@@ -491,21 +496,24 @@ class Connection:
         return topic, properties, body_at
 
     def _alias(self, alias: int, topic: bytes) -> None:
-        """Store the topic of an alias. Raises RemoteProtocolError if the topics of all are too long."""
+        """Store the topic that an alias stands for.
+
+        Raises RemoteProtocolError if the topics of all aliases have too many bytes.
+        """
         self._alias_bytes += len(topic) - len(self._aliases.get(alias, b""))
         if self._alias_bytes > ALIAS_TOPICS_BYTES_MAX:
             raise too_much(f"topic aliases for more than {ALIAS_TOPICS_BYTES_MAX} bytes of topics")
         self._aliases[alias] = topic
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Return False if more of an oversized packet is needed before it can be responded to.
+        """Return True if an oversized packet can be refused now, False if more of it is needed for that.
 
         `start` is the position behind its fixed header.
         """
         return True
 
     def _one(self, data: bytes, at: int, events: list[Event]) -> int:
-        """Decode the packet at `at`, of any type. Return its end, or `at` if it is incomplete."""
+        """Decode the packet at `at`, of any type. Return the position behind it, or `at` if incomplete."""
         end = len(data)
         self._needed = end - at + 1
         if at == end:
@@ -568,7 +576,7 @@ class Connection:
     def _read_past(self, data: bytes, events: list[Event]) -> bytes:
         """Skip the rest of the oversized packet, and append its event once it is complete.
 
-        Return what follows.
+        Return the bytes behind the packet.
         """
         assert self._oversized is not None
         rest = data[self._body_remaining :]
@@ -583,14 +591,14 @@ class Connection:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
     def _limit(self, kind: int) -> int:
-        """Return the maximum size in bytes of a packet of this type in the current state."""
+        """Return the maximum size in bytes of a packet of this type in the present state."""
         return self.packet_bytes_max
 
     def _take(self, packet: Packet) -> None:
-        """Apply the changes of a packet at this end, besides the new state that the table gives."""
+        """Process a packet at this end, in addition to the change of state that the table states."""
 
     def _watch(self, events: list[Event]) -> None:
-        """Detect the peer's byte order from the packets that it sends."""
+        """Detect the peer's byte order from the packets in `events`."""
 
     def timed_out(self, now: float) -> bool:
         """Return True if the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
@@ -660,9 +668,9 @@ class Connection:
         return not self.publish_many(((dup << 3 | qos << 1 | retain, topic, packet_id, properties, body),))
 
     def publish_many(self, rows: Iterable[PublishRow]) -> Sequence[int]:
-        """Queue a run of PUBLISH; properties are omitted before MQTT 5.
+        """Queue PUBLISH packets. Their properties are omitted before MQTT 5.
 
-        Returns the positions of the rows that exceed the peer's maximum packet size (5: 3.1.2.11.4) and were
+        Return the positions of the rows that exceed the peer's maximum packet size (5: 3.1.2.11.4) and were
         not queued.
         """
         if self.state is not OPEN:
@@ -700,13 +708,17 @@ class Connection:
         return refused
 
     def _may_alias(self, properties: PropertyMap) -> None:
-        """Set `alias_max` to the smaller of the peer's limit, from its CONNECT or CONNACK, and our own."""
+        """Set `alias_max`, the number of aliases that this end may assign to topics.
+
+        It is the smaller of the peer's limit, in its CONNECT or CONNACK, and this end's own.
+        """
         self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
 
     def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
-        """Return the rows with aliases for the first `alias_max` topics that are published (5: 3.3.2.3.4).
+        """Replace topics by topic aliases in `rows`, and return the resulting rows (5: 3.3.2.3.4).
 
-        An alias is introduced only by a PUBLISH that is certain to fit the peer's maximum packet size.
+        The first `alias_max` topics that are published get an alias. An alias is introduced only by a PUBLISH
+        that is certain to fit the peer's maximum packet size.
         """
         aliases = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
@@ -724,7 +736,7 @@ class Connection:
         return aliased_rows
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
-        """Queue a run of successful acknowledgements of one type."""
+        """Queue successful acknowledgements of the type `kind`, one for each packet id."""
         if self.state is not OPEN:
             self._require(OPEN)
         count = len(ids)
@@ -735,10 +747,9 @@ class Connection:
         self.sent[kind] += count
 
     def puback(self, packet_id: int) -> bytes:
-        """Return a PUBACK at once, instead of `acknowledge` and `data_to_send`. Requires that `out` is None.
+        """Return an encoded PUBACK, instead of queueing it with `acknowledge`. Requires that `out` is None.
 
-        A shortcut for many devices that send one message each, which cost more than one device that sends
-        many.
+        This is faster for many devices that send one message each.
         """
         if self.state is not OPEN:
             self._require(OPEN)
@@ -746,9 +757,9 @@ class Connection:
         return PUBACK_HEAD + _WORDS[swapped(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
-        """Queue one acknowledgement, with a reason string if the peer wants it (MQTT 5).
+        """Queue one acknowledgement, with `text` as its reason string if the peer accepts that (MQTT 5).
 
-        Raises LocalProtocolError for a failure code before MQTT 5, whose acknowledgements can only accept.
+        Raises LocalProtocolError for a failure code before MQTT 5, where an acknowledgement can only accept.
         """
         self._require(State.OPEN)
         if not self._v5 and reason >= FAILURE:

@@ -16,7 +16,7 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class Bounds(NamedTuple):
-    """Limits of what may repeat in one packet. A packet that exceeds one is refused with 0x97."""
+    """Limits on properties and topic filters in one packet; a packet that exceeds one is refused (0x97)."""
 
     properties_max: int = VARINT_MAX
     properties_bytes_max: int = VARINT_MAX
@@ -27,11 +27,11 @@ UNBOUNDED: Final = Bounds()
 
 
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
-    """Return True if keep-alive and packet ids are little-endian.
+    """Return True if keep-alive and packet ids are little-endian on the wire.
 
-    Only levels 2 and 3 ever differed. `auto` means little-endian for level 2 and big-endian for level 3. A
-    ServerConnection corrects this when a client of level 3 shows otherwise; only the keep-alive is then read
-    again.
+    They can be so only in protocol levels 2 and 3. `auto` means little-endian for level 2 and big-endian for
+    level 3. A ServerConnection corrects this when a client of level 3 shows otherwise; only the keep-alive is
+    then read again.
     """
     if version > Version.V31:
         return False
@@ -56,8 +56,8 @@ def too_much(text: str) -> RemoteProtocolError:
 def decode_length(data: bytes, at: int) -> tuple[int, int] | None:
     """Return the remaining length at `at` and the position behind it, or None if it is incomplete (5: 2.1.4).
 
-    More than four bytes raise 0x81. A length in more bytes than necessary is accepted: small clients write a
-    fixed width, and nothing depends on it.
+    Raises RemoteProtocolError (0x81) for more than four bytes. A length in more bytes than necessary is
+    accepted: small clients write a fixed width, and nothing depends on it.
     """
     value = 0
     for index, byte in enumerate(data[at : at + LENGTH_BYTES_MAX]):
@@ -82,9 +82,9 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a UTF-8 string without its length (5: 1.5.4).
+    """Decode a UTF-8 string that comes without its length (5: 1.5.4).
 
-    Raises 0x81 for surrogates, NUL and invalid UTF-8.
+    Raises RemoteProtocolError (0x81) for surrogates, NUL and invalid UTF-8.
     """
     try:
         text = data.decode()
@@ -105,7 +105,10 @@ def is_utf8(data: bytes) -> bool:
 
 
 def decode_topic(wire: bytes) -> str:
-    """Decode a topic name (5: 4.7). Raises 0x81 if it is not text, 0x90 if it is empty or has a wildcard."""
+    """Decode a topic name (5: 4.7).
+
+    Raises RemoteProtocolError: 0x81 if it is not a UTF-8 string, 0x90 if it is empty or has a wildcard.
+    """
     text = decode_text(wire)
     if not text or "+" in text or "#" in text:
         raise RemoteProtocolError(
@@ -115,7 +118,7 @@ def decode_topic(wire: bytes) -> str:
 
 
 def is_filter(text: str) -> bool:
-    """Return True if `text` is a topic filter: wildcards fill a level, `#` the last one (5: 4.7.1, 4.8.2)."""
+    """Return True if `text` is a valid topic filter, with or without `$share` (5: 4.7.1, 4.8.2)."""
     levels = text.split("/")
     if levels[0] == "$share":
         if len(levels) < 3 or not levels[1] or "+" in levels[1] or "#" in levels[1]:
@@ -133,9 +136,9 @@ def is_filter(text: str) -> bool:
 
 
 class Reader:
-    """Cursor that reads values from bytes, in order.
+    """Cursor that reads values from bytes, one after the other.
 
-    `little` reads packet ids and keep-alive as little-endian (level 2). Each method raises
+    `little` True reads packet ids and keep-alive as little-endian (protocol level 2). Each method raises
     RemoteProtocolError (0x81) if the packet ends inside the value.
     """
 
@@ -149,7 +152,7 @@ class Reader:
         self.little = little
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
+        """Read the next `count` bytes."""
         start = self.at
         self.at = stop = start + count
         if stop > self.end:
@@ -157,7 +160,7 @@ class Reader:
         return self.data[start:stop]
 
     def rest(self) -> bytes:
-        """Return all remaining bytes."""
+        """Read all remaining bytes."""
         return self.take(self.end - self.at)
 
     def byte(self) -> int:
@@ -173,7 +176,7 @@ class Reader:
         return int.from_bytes(self.take(4), "big")
 
     def dialect_word(self) -> int:
-        """Read a 16-bit integer in the connection's byte order."""
+        """Read a 16-bit integer in the byte order that the connection has for packet ids and keep-alive."""
         return int.from_bytes(self.take(2), "little" if self.little else "big")
 
     def packet_id(self) -> int:
@@ -203,7 +206,10 @@ class Reader:
         return decode_text(self.binary())
 
     def pair(self) -> tuple[str, str]:
-        """Read two texts. Both are read in one step because a packet may have a thousand pairs."""
+        """Read two UTF-8 strings, each after its 16-bit length.
+
+        Both are read in one step, because a packet may have a thousand user properties.
+        """
         data = self.data
         name_at = self.at + 2
         name_end = name_at + int.from_bytes(data[self.at : name_at], "big")
@@ -221,14 +227,14 @@ class Reader:
 
 
 def encode_binary(data: bytes) -> bytes:
-    """Return the bytes behind their two-byte length. Raises LocalProtocolError beyond 65 535 bytes."""
+    """Return bytes with their 16-bit length before them. Raises LocalProtocolError beyond 65 535 bytes."""
     if len(data) > STRING_BYTES_MAX:
         raise LocalProtocolError("a string or binary field has at most 65 535 bytes")
     return len(data).to_bytes(2, "big") + data
 
 
 def encode_text(text: str) -> bytes:
-    """Return a UTF-8 string behind its two-byte length. Raises LocalProtocolError if MQTT cannot carry it."""
+    """Encode a UTF-8 string with its 16-bit length. Raises LocalProtocolError if MQTT cannot carry it."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:

@@ -94,7 +94,7 @@ class MqttDialect(Dialect):
         return message_id_in(data)
 
     def refusal(self, data: bytes, text: str) -> bytes:
-        """Return a CONNACK "server unavailable" if `data` hold a whole CONNECT, else b""."""
+        """Return a CONNACK "server unavailable" if `data` holds a complete CONNECT, otherwise b""."""
         return connack_unavailable(data, text)
 
     def losses(self, message: Message) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class MqttDialect(Dialect):
         return losses(message)
 
     def never(self, first: str) -> str:
-        """Return why no topic begins with the level `first`, which is so for $share only, or ""."""
+        """Return why no topic can begin with the level `first`, or "" if one can; `$share` is refused."""
         if first != "$share":
             return ""
         return "no topic begins with $share; the group of a link is links.NAME.share"

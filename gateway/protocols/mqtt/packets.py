@@ -34,7 +34,8 @@ class Will:
 class Connect:
     """CONNECT packet (5: 3.1).
 
-    `keep_alive` is in seconds. `bridge` is level bit 0x80. `tncomp` is the compression request of level 2.
+    `keep_alive` is in seconds. `bridge` is bit 0x80 of the protocol level. `tncomp` is the request for
+    compression in protocol level 2.
     """
 
     kind: ClassVar = PacketType.CONNECT
@@ -185,9 +186,9 @@ Packet = (
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """PUBLISH over our size limit, in a version that has no reason code for it.
+    """PUBLISH that exceeds this end's size limit, in a version that has no reason code to refuse it.
 
-    The connection skipped `byte_count` bytes of its body.
+    `publish` is without its body, of which `byte_count` bytes were skipped.
     """
 
     kind: ClassVar = PacketType.PUBLISH

@@ -72,10 +72,11 @@ _USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
 def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
-    """Yield the properties of a list (without its length) in order; `place` is a PacketType or WILL.
+    """Yield the properties of an encoded list (without its length), in order.
 
-    Raises 0x81 for a property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs
-    twice or has a forbidden value, 0x97 for more than `most` properties.
+    `place` is the PacketType that the list belongs to, or WILL. Raises RemoteProtocolError: 0x81 for a
+    property that cannot be parsed or is not allowed in `place`, 0x82 for one that occurs twice or has a
+    forbidden value, 0x97 for more than `most` properties.
     """
     reader = Reader(data)
     seen_mask = 0
@@ -110,7 +111,10 @@ def spans(data: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
 
 
 def decode_list(data: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
-    """Return the properties of a list without its length. Raises 0x97 for more than `most` properties."""
+    """Decode a property list without its length, that of a packet of type `place` or of a WILL.
+
+    Raises RemoteProtocolError, with 0x97 for more than `most` properties.
+    """
     if not data:
         return NO_PROPERTIES
     found: dict[Property, Any] = {}
@@ -126,9 +130,9 @@ def decode_list(data: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
 
 
 def read_list(reader: Reader, place: int) -> PropertyMap:
-    """Read the property length and the list behind it.
+    """Read a property list with its length, that of a packet of type `place` or of a WILL.
 
-    Raises 0x97 if the list exceeds the reader's bounds.
+    Raises RemoteProtocolError, with 0x97 if the list exceeds the bounds of the reader.
     """
     size = reader.varint()
     if size > reader.bounds.properties_bytes_max:
@@ -143,7 +147,7 @@ def _number(value: int, low: int, high: int, byte_count: int) -> bytes:
 
 
 def encode_property(id: Property, value: Any) -> bytes:
-    """Encode one property: identifier and value. Raises LocalProtocolError if the value does not fit."""
+    """Encode one property: its identifier and value. Raises LocalProtocolError if the value does not fit."""
     rule = PROPERTIES[id]
     head = bytes((id,))
     match rule.kind:
@@ -166,7 +170,10 @@ def encode_property(id: Property, value: Any) -> bytes:
 
 
 def encode_list(properties: PropertyMap, place: int) -> bytes:
-    """Encode a list without its length. Raises LocalProtocolError if a property is not allowed in `place`."""
+    """Encode a property list without its length.
+
+    Raises LocalProtocolError if a property is not allowed in `place`, a PacketType or WILL.
+    """
     pieces: list[bytes] = []
     for id, value in properties.items():
         rule = PROPERTIES[id]
@@ -180,7 +187,7 @@ def encode_list(properties: PropertyMap, place: int) -> bytes:
 
 
 def write_list(properties: PropertyMap, place: int) -> bytes:
-    """Encode the property length and the list."""
+    """Encode a property list with its length, for a packet of type `place` or a WILL."""
     if not properties:
         return b"\0"
     data = encode_list(properties, place)

@@ -34,12 +34,12 @@ Decode = Callable[[bytes], Properties]
 
 
 class Listed(PropertySet):
-    """Property set of a PUBLISH, as its property list.
+    """Property set of a PUBLISH, with what was found in its encoded property list.
 
-    `total` is the number of properties. `bare` is the list without the topic alias, and `alias` is 0 if there
-    is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds from
-    arrival. `hops` is the number of routes that the message has crossed. `parsed` is the list without the
-    properties that belong to one transmission.
+    `total` is the number of properties. `bare` is the encoded list without the topic alias `alias`, which is
+    0 if there is none. `identified` is True if the list has subscription identifiers. `expiry` is in seconds
+    from arrival, or None. `hops` is the number of routes that the message has crossed. `parsed` is the
+    encoded list without the properties that belong to one transmission.
     """
 
     __slots__ = ("alias", "bare", "expiry", "hops", "identified", "total")
@@ -56,9 +56,10 @@ class Listed(PropertySet):
 
 
 def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
-    """Scan a property list.
+    """Validate an encoded property list in one pass, and find what routing needs.
 
-    Return None if it is not of the common kind or has more than `most` properties.
+    Return None if the list is not of the common kind, which may mean that it is invalid, or if it has more
+    than `most` properties.
     """
     end = len(raw)
     at = total = nuls = highs = seen_mask = 0  # bytes of lengths and numbers: 0, and over 127
@@ -102,7 +103,10 @@ def scan(raw: bytes, most: int, decode: Decode) -> Listed | None:
 
 
 def _stop(raw: bytes, at: int, kind: int) -> int:
-    """Return where a property other than a user property ends, or 0 if it is not common or invalid."""
+    """Return where the property at `at`, which is no user property, ends.
+
+    Return 0 if it is invalid, or not of the common kind.
+    """
     stop = 0
     if kind in TEXTS:
         stop = at + 3 + (raw[at + 1] << 8 | raw[at + 2])
@@ -118,7 +122,10 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """Store in `found` what the properties other than user properties mean: (kind, start, stop) of each."""
+    """Store in `found` the reply address, expiry and topic alias that its list has.
+
+    `others` has (identifier, start, stop) of each property that is no user property.
+    """
     raw = forwarded = found.raw
     for kind, start, stop in reversed(others):
         if kind == RESPONSE_TOPIC:
@@ -134,9 +141,10 @@ def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
 
 
 def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> list[bytes]:
-    """Return the texts as ReadTexts does (model/properties.py), from a list that has only user properties.
+    """Return the names and values of a list that has only user properties, as a flat list of bytes.
 
-    `raw` must have passed `scan`. Returns an empty list if a name is longer than 255 bytes.
+    Arguments and result are those of ReadTexts (model/properties.py). `raw` must have passed `scan`. Return
+    an empty list if a name is longer than 255 bytes.
     """
     found: list[bytes] = []
     with_before, with_between = bool(before), bool(between)
@@ -157,9 +165,9 @@ def texts_of(raw: bytes, before: bytes, between: bytes, bare: bool = False) -> l
 
 
 def write_texts(texts: list[bytes]) -> bytes:
-    """Return the user properties of texts that were cut out with USER_HEAD before each.
+    """Join texts that a ReadTexts function returned, with USER_HEAD before each name, to user properties.
 
-    Returns b"" if they cannot be written unchanged: a reserved name, or a text with NUL.
+    Return b"" if they cannot be written unchanged: one has a reserved name, or a text with NUL.
     """
     for at in range(1, len(texts), 3):
         name, value = texts[at], texts[at + 1]

@@ -18,19 +18,19 @@ without its length and without a topic alias, already validated; b"" if the pack
 
 @dataclass
 class Publishes:
-    """Run of PUBLISH packets with no other packet between them."""
+    """Consecutive PUBLISH packets: an event for all that arrived without another packet between them."""
 
     rows: list[PublishRow]
 
     @property
     def kind(self) -> PacketType:
-        """Type of the packets."""
+        """Packet type of the rows."""
         return PacketType.PUBLISH
 
 
 @dataclass
 class Acks:
-    """Run of acknowledgements of one type, as rows of (packet id, reason code)."""
+    """Consecutive acknowledgements of one type, as rows of (packet id, reason code)."""
 
     kind: PacketType
     rows: list[tuple[int, int]]

@@ -69,11 +69,11 @@ PROTOCOL_NAME_END_MAX: Final = 8  # bytes of the longest protocol name, with its
 
 
 class ServerConnection(Connection):
-    """Connection of one client of a listener.
+    """Server end of an MQTT connection, for one client of a listener.
 
-    `connect` is the CONNECT once it has arrived. `wants_problems` allows reason strings in responses (5:
-    3.1.2.11.7). The constructor's limits are announced in the CONNACK of MQTT 5; the announced packet size is
-    `announced_bytes_max`, which may be smaller than the accepted size.
+    `connect` is the CONNECT once it has arrived. `wants_problems` is True if responses may have reason
+    strings (5: 3.1.2.11.7). The constructor's limits are announced in the CONNACK of MQTT 5; the announced
+    packet size is `announced_bytes_max`, which may be smaller than the accepted size.
     """
 
     __slots__ = (
@@ -123,9 +123,9 @@ class ServerConnection(Connection):
         return min(self._connect_bytes_max, self.packet_bytes_max)
 
     def _may_answer_oversized(self, data: bytes, start: int) -> bool:
-        """Find out the protocol version of an oversized CONNECT, in which it is responded to.
+        """Read the protocol version of an oversized CONNECT, in which it will be refused.
 
-        Returns False if the protocol name is still incomplete.
+        Return False if the protocol name has not arrived completely.
         """
         if self.state is not State.START:
             return True
@@ -152,6 +152,7 @@ class ServerConnection(Connection):
             self._check_disconnect(packet)
 
     def _take_connect(self, packet: Connect) -> None:
+        """Apply the version, limits and options of a CONNECT."""
         self._speak(packet.version)
         self.connect = packet
         self.keep_alive = packet.keep_alive
@@ -203,7 +204,7 @@ class ServerConnection(Connection):
             raise violation("re-authentication before the first one is over")
 
     def _check_disconnect(self, packet: Disconnect) -> None:
-        """Raise RemoteProtocolError if a DISCONNECT is not one that a client may send."""
+        """Raise RemoteProtocolError if a client must not send such a DISCONNECT."""
         if packet.reason not in REASONS[PacketType.DISCONNECT]:
             raise violation(f"DISCONNECT must not carry reason {packet.reason:#04x}")
         assert self.connect is not None
@@ -246,15 +247,18 @@ class ServerConnection(Connection):
         return found
 
     def send_suback(self, packet_id: int, reasons: Sequence[int], text: str = "") -> None:
-        """Queue SUBACK with a granted QoS or reason code for each filter; before MQTT 5 a failure is 0x80."""
+        """Queue SUBACK with a granted QoS or reason code for each filter.
+
+        Before MQTT 5 every failure is 0x80.
+        """
         self._require(State.OPEN)
         if not self.send(Suback(packet_id, tuple(reasons), self._problem(text))):
             self.send(Suback(packet_id, tuple(reasons)))
 
     def send_unsuback(self, packet_id: int, reasons: Sequence[int] = (), text: str = "") -> None:
-        """Queue UNSUBACK.
+        """Queue UNSUBACK with a reason code for each filter, of which there is none before MQTT 5.
 
-        MQTT 5 requires a reason code for each filter; otherwise raises LocalProtocolError.
+        Raises LocalProtocolError if there are no reason codes in MQTT 5.
         """
         self._require(State.OPEN)
         if self._v5 and not reasons:
@@ -265,8 +269,8 @@ class ServerConnection(Connection):
     def data_to_send(self) -> bytes:
         """Return and clear the queued bytes, with a PINGRESP for each PINGREQ at the end (5: 3.13).
 
-        MQTT does not define this order, but a PINGRESP behind the acknowledgements tells the client that what
-        it sent before was accepted.
+        MQTT does not define this order. But a PINGRESP behind the acknowledgements tells the client that
+        everything it sent before the PINGREQ was accepted.
         """
         if self.pings:
             self._answer_pings()
@@ -308,7 +312,7 @@ class ServerConnection(Connection):
             self.send(Disconnect(reason))
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """Queue the packet that reports what `receive_data` raised, and close the connection.
+        """Queue the packet that reports an error of `receive_data` to the client, and close the connection.
 
         Before the CONNACK the packet is a CONNACK (5: 4.13; 3: 3.1.4), afterwards the DISCONNECT of MQTT 5.
         """
@@ -329,7 +333,10 @@ class ServerConnection(Connection):
         self.state = State.CLOSED
 
     def _fail_connect(self, error: RemoteProtocolError) -> None:
-        """Queue the CONNACK for an invalid CONNECT. A client of 3.x gets it only if a return code exists."""
+        """Queue the CONNACK that refuses an invalid CONNECT.
+
+        A client of MQTT 3.x gets it only if a return code for the error exists.
+        """
         reason = error.reason
         if self._v5:
             is_valid = reason in REASONS[PacketType.CONNACK]
@@ -342,9 +349,9 @@ class ServerConnection(Connection):
 
 
 def connack_unavailable(data: bytes, text: str) -> bytes:
-    """Return the CONNACK that refuses a client that begins with `data`, or b"" without a whole CONNECT.
+    """Return the CONNACK "server unavailable" for a client whose first bytes are `data`.
 
-    Its code is "server unavailable", with `text` as the reason string in MQTT 5.
+    In MQTT 5 `text` is its reason string. Return b"" if `data` does not hold a complete, valid CONNECT.
     """
     machine = ServerConnection(packet_bytes_max=CONNECT_BYTES_MAX)
     try:
@@ -361,7 +368,7 @@ def connack_unavailable(data: bytes, text: str) -> bytes:
 
 
 def _ids_of(event: Event) -> list[int]:
-    """Return the packet identifiers that the client has chosen, in order."""
+    """Return the packet ids in `event` that the client has chosen, in order."""
     if isinstance(event, Publishes):
         return [row[2] for row in event.rows if row[2]]
     return [event.packet_id] if isinstance(event, Subscribe | Unsubscribe) else []

@@ -126,7 +126,7 @@ class ReasonCode(IntEnum):
 
 
 def reason_name(reason: int) -> str:
-    """Return the label of a reason code in metrics, "other" for an unknown code."""
+    """Return the label that a reason code has in metrics; "other" for an unknown code."""
     return ReasonCode(reason).name.lower() if reason in ReasonCode.__members__.values() else "other"
 
 
@@ -176,7 +176,7 @@ def return_code(reason: int, version: Version) -> int:
 
 
 class Kind(Enum):
-    """Encoding of a property's value (5: 1.5). BIT is a byte of 0 or 1."""
+    """Data type of a property's value (5: 1.5). BIT is a byte of 0 or 1."""
 
     BIT = "bit"
     WORD = "word"
@@ -224,9 +224,9 @@ WILL: Final = 0
 
 
 class PropertyRule(NamedTuple):
-    """Packets that may carry a property, and the values that it may have.
+    """Rule of a property: the packets that may carry it, and the values that it may have.
 
-    `low` is the least value of a number and `fault` the reason code for a smaller one. `repeats` names the
+    `low` is the least value of a number and `fault` the reason code for a smaller one. `repeats` has the
     packets in which the property may occur more than once.
     """
 
@@ -238,6 +238,7 @@ class PropertyRule(NamedTuple):
 
 
 def _rules() -> dict[Property, PropertyRule]:
+    """Return the rule of each property."""
     p, t, k = Property, PacketType, Kind
     message = frozenset((int(t.PUBLISH), WILL))
     publish = frozenset((int(t.PUBLISH),))

@@ -78,9 +78,10 @@ _lists: Final[Recurring[Listed]] = Recurring(_LISTS_MAX)
 
 
 def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
-    """Return the property list `raw` of a PUBLISH; messages with the same bytes share one object.
+    """Return the property set for the encoded property list `raw` of a PUBLISH.
 
-    Raises RemoteProtocolError if it is malformed or has more than `most` properties (0x97).
+    Lists with equal bytes share one object. Raises RemoteProtocolError if the list is malformed, or has more
+    than `most` properties (0x97).
     """
     if not raw:
         return NOTHING_SAID
@@ -95,17 +96,17 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Listed:
 
 
 def unread_list(raw: bytes) -> PropertySet:
-    """Return the property set of `raw` for a reader of stored records, without caching it.
+    """Return the property set for `raw`, a stored property list, without caching it.
 
-    A list that the scan does not know is parsed when it is decoded.
+    A list that `scan` does not support is parsed only when the set is decoded.
     """
     return scan(raw, VARINT_MAX, decode_properties) or PropertySet("mqtt", raw, decode_properties)
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """Return the message id in a property list, or None if it has none.
+    """Return the message id in an encoded property list, or None if it has none.
 
-    Raises RemoteProtocolError if the list is malformed where it must be decoded.
+    Raises RemoteProtocolError if the list is malformed and has to be decoded for that.
     """
     found = raw.find(MESSAGE_ID_HEAD)
     if found < 0:
@@ -134,7 +135,7 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def _look_closely(raw: bytes, most: int) -> Listed:
-    """Parse a property list that the scan does not know. Raises RemoteProtocolError if it is malformed."""
+    """Parse a property list that `scan` does not support. Raises RemoteProtocolError if it is malformed."""
     found = Listed(raw, 0, decode_properties)
     for span in spans(raw, PacketType.PUBLISH, most):
         found.total += 1
@@ -156,7 +157,7 @@ def _look_closely(raw: bytes, most: int) -> Listed:
 
 
 def _number(text: str, most: int) -> int | None:
-    """Return the number in a user property, or None if it is not between 0 and `most`."""
+    """Return the number in the value of a user property, or None if it is not between 0 and `most`."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         return None
     value = int(text)
@@ -171,7 +172,7 @@ _PLACES: Final = {
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """Decode the property list of a PUBLISH (without its length) into properties of the model."""
+    """Decode the property list of a PUBLISH, without its length, to properties of the model."""
     fields: dict[str, Any] = {}
     pairs: list[tuple[str, str]] = []
     types: Any = {}
@@ -207,7 +208,10 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
-    """Return the headers with their types; a list of types applies in the order in which the name repeats."""
+    """Convert user properties to typed headers. `types` has the types by name.
+
+    The types in a list apply in the order in which the name repeats.
+    """
     remaining_types = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
     found = []
     for name, text in pairs:
@@ -217,9 +221,10 @@ def _headers(pairs: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers
 
 
 def encode_properties(message: Message, utc: float, *, subscription_ids: Sequence[int] = ()) -> bytes:
-    """Return the property list (without its length) of a PUBLISH with `message`; `utc` is in POSIX seconds.
+    """Return the property list, without its length, of a PUBLISH with `message`.
 
-    An expired message should not be sent; its expiry interval would be the minimum, 1 s.
+    `utc` is in POSIX seconds. An expired message should not be sent: its expiry interval would be the
+    minimum, 1 s.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -238,9 +243,9 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """Return the names of the LOSSES that `message` suffers in MQTT 5, except those of the policy `encode`.
+    """Return the names of the LOSSES in translating `message` to MQTT 5, except those of the policy `encode`.
 
-    This encodes the properties, and stores the result for `encode_properties`.
+    The encoded properties are stored, so that `encode_properties` need not encode them again.
     """
     property_set = message.property_set
     if property_set.protocol == "mqtt":
@@ -256,7 +261,10 @@ _HOPS: Final = tuple([_hops(count) for count in range(16)])  # few messages cros
 
 
 class Form(NamedTuple):
-    """Encoded property list without what differs between messages, and the names of its lossy LOSSES."""
+    """Encoding of a property set: a property list, and the names of the LOSSES, except encoded ones.
+
+    The list has no properties that differ between messages with the same set.
+    """
 
     key: str
     data: bytes
@@ -264,7 +272,7 @@ class Form(NamedTuple):
 
 
 def _form(property_set: PropertySet) -> Form:
-    """Return the encoding of a set of another protocol, from its stored forms if possible."""
+    """Return the encoding of a property set of another protocol, cached in the set."""
     last = property_set.form
     if last is not None and last[0] == FORM:
         form: Form = last
@@ -295,7 +303,7 @@ _OF_THE_WAY: Final = frozenset(
 
 
 def _forwarded(property_set: PropertySet) -> bytes:
-    """Store in `parsed`, and return, the part of an MQTT client's list that is forwarded."""
+    """Return the part of an MQTT client's property list that is forwarded, and store it in `parsed`."""
     raw = property_set.raw
     data = property_set.parsed = b"".join(
         raw[span.start : span.stop]
@@ -306,7 +314,10 @@ def _forwarded(property_set: PropertySet) -> bytes:
 
 
 def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
-    """Encode a set of another protocol, without what differs between messages; add losses to `lost`."""
+    """Encode a property set of another protocol, and add the names of losses to `lost`.
+
+    Properties that differ between messages with the same set are not included.
+    """
     properties = property_set.properties
     found: list[bytes] = []
     pairs: list[tuple[str, str]] = []
@@ -335,7 +346,7 @@ def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
 
 
 def _is_said(text: str, lost: set[str]) -> bool:
-    """Return True if MQTT can carry the text; otherwise record the loss."""
+    """Return True if MQTT can carry the text. If not, add the loss "text" to `lost`."""
     fits = is_text(text)
     if not fits:
         lost.add("text")
@@ -343,7 +354,10 @@ def _is_said(text: str, lost: set[str]) -> bool:
 
 
 def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
-    """Return headers as user properties, in order, followed by their types unless all are plain strings."""
+    """Convert headers to user properties, in order, and add the names of losses to `lost`.
+
+    Their types follow in a further user property, unless all are plain strings.
+    """
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}
     for name, value in headers:

@@ -44,7 +44,7 @@ def is_text(data: str) -> bool:
 
 
 def _plain(value: Value) -> tuple[Any, Type]:
-    """Return the value in its JSON form, and its type."""
+    """Return a value in the form that JSON has for it, and its type for `gateway-types`."""
     kind, content = value
     if kind is ValueType.STRING:
         if isinstance(content, str) and is_text(content):
@@ -68,7 +68,7 @@ def _plain(value: Value) -> tuple[Any, Type]:
 
 
 def to_text(value: Value) -> tuple[str, Type]:
-    """Return the text of a value and its type; the type of a plain string is None."""
+    """Return a header value as text, and its type for `gateway-types`; that of a plain string is None."""
     plain, type = _plain(value)
     if isinstance(plain, str):
         return plain, type
@@ -78,7 +78,10 @@ def to_text(value: Value) -> tuple[str, Type]:
 
 
 def from_text(text: str, type: Type) -> Value:
-    """Return the value that `to_text` wrote, or the text as a string if it does not fit `type`."""
+    """Convert a text and its type to a header value: the inverse of `to_text`.
+
+    Return the text as a string if it does not fit the type.
+    """
     if type is None:
         return string(text)
     try:
@@ -89,7 +92,7 @@ def from_text(text: str, type: Type) -> Value:
 
 
 def _loaded(text: str, type: Type) -> Any:
-    """Return the JSON value of a text. Raises ValueError if the text is not JSON."""
+    """Return the JSON value that a text of this type contains. Raises ValueError if it is not JSON."""
     if isinstance(type, str) and type in _TEXTS:
         return text
     if type == ValueType.VOID.value and not text:
@@ -102,11 +105,10 @@ _REALS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def _typed(plain: Any, type: Type, depth: int) -> Value:
-    """Return the value of type `type` that has the JSON form `plain`.
+    """Convert `plain`, the JSON form of a value, to a value of type `type`.
 
-    The value may still be out of the type's range.
-
-    Raises ValueError, TypeError, KeyError, AttributeError or ArithmeticError if `plain` does not fit `type`.
+    The value may still be out of the type's range. Raises ValueError, TypeError, KeyError, AttributeError or
+    ArithmeticError if `plain` does not fit `type`.
     """
     if depth > NESTING_MAX:
         raise ValueError("nested too deep")
@@ -131,7 +133,7 @@ def _typed(plain: Any, type: Type, depth: int) -> Value:
 
 
 def _decimal(text: str) -> Decimal:
-    """Parse a decimal of at most 32 bits and 255 places, which every AMQP can carry.
+    """Parse a decimal of at most 32 bits and 255 decimal places, which both AMQP dialects can carry.
 
     Raises ValueError for any other text.
     """
@@ -147,7 +149,7 @@ def _decimal(text: str) -> Decimal:
 
 
 def _from_string(text: str, type: str | None) -> Value:
-    """Return the value of a string, decimal, bytes or base64 string.
+    """Convert the text of a string, decimal, byte string or base64-encoded string to a value.
 
     Raises ValueError if it does not parse.
     """

@@ -49,7 +49,7 @@ from gateway.protocols.mqtt.spec import (
 
 
 def frame(first: int, body: bytes) -> bytes:
-    """Return a packet with this first byte and this body, with the remaining length between them."""
+    """Return an encoded packet with this first byte and body, and the remaining length between them."""
     return bytes((first,)) + encode_varint(len(body)) + body
 
 
@@ -91,7 +91,7 @@ def encode_connect(packet: Connect, byte_order: ByteOrder = "auto") -> bytes:
 
 
 class _Writer:
-    """Encoding functions that the writers of one version share."""
+    """Encoding functions for the fields of packets, in one protocol version and byte order."""
 
     __slots__ = ("_order", "v5", "version")
 
@@ -109,7 +109,7 @@ class _Writer:
         return write_list(properties, place) if self.v5 else b""
 
     def reason(self, reason: int, properties: PropertyMap, kind: PacketType) -> bytes:
-        """Encode reason and properties in their shortest form (5: 3.4.2.1, 3.14.2.1)."""
+        """Encode the reason code and properties of a packet in their shortest form (5: 3.4.2.1, 3.14.2.1)."""
         if not self.v5 or (not reason and not properties):
             return b""
         data = self.checked(reason, kind)
@@ -194,8 +194,8 @@ _WRITERS: Final[dict[type[Any], Callable[[Any, _Writer], bytes]]] = {
 def encode(packet: Packet, version: Version, byte_order: ByteOrder = "auto") -> bytes:
     """Encode `packet`; a CONNECT is encoded in its own version.
 
-    Raises LocalProtocolError if the version cannot express the packet and must not omit what it cannot
-    express.
+    Raises LocalProtocolError if the version has no form for the packet, or for something in it that must not
+    be omitted.
     """
     if isinstance(packet, Connect):
         return encode_connect(packet, byte_order)
