@@ -52,7 +52,10 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All routes for one address, in the order of the files; `dataclasses.asdict` makes it JSON."""
+    """Explanation of one address: the routes that match it and those that do not.
+
+    Both are in the order of the files. `dataclasses.asdict` converts it for JSON.
+    """
 
     endpoint: str
     address: str

@@ -305,10 +305,10 @@ class Router:
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
-    """Return the patterns that no other one covers; of equal ones the first.
+    """Return the patterns that no other pattern covers; of equal ones only the first.
 
-    A pattern can cover another one only if the other one has all its leading literals at the same levels. So
-    each is compared only with those that share its literals.
+    Patterns are compared only with those that may cover them: the leading literals of a pattern that covers
+    another one are also in that other one, at the same levels.
     """
     widest: dict[Pattern, None] = {}
     by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by the first literal, or by None

@@ -57,7 +57,7 @@ class Target:
 
     @property
     def names(self) -> frozenset[str]:
-        """All names that the templates refer to."""
+        """Variables to which the templates refer, such as captures of the route's pattern."""
         return self.name.names | (self.scope.names if self.scope else frozenset())
 
 

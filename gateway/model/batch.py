@@ -99,9 +99,9 @@ class Recipient:
         """Handle that `count` messages have been passed to the sink; a subclass may count them."""
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Record the outcome of messages of `part`, and settle them in the batch, at once or later.
+        """Record the outcome of `messages`, which the sink has settled, and settle them in the batch.
 
-        Called when the sink has settled `messages`; `slots` are their positions in the batch.
+        `slots` are their positions in the batch of `part`. A subclass may settle them in the batch later.
         """
         if self._recorder is not None:
             self._recorder.record(part, messages, slots, outcome)
@@ -173,7 +173,7 @@ class Batch:
         return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
-        """Add a message that has a single recipient."""
+        """Add a message that has a single recipient. The source gets `receipt` back with its outcome."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -199,7 +199,7 @@ class Batch:
         return self.add(receipt, placed)
 
     def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
-        """Add several messages that all have the same single recipient."""
+        """Add several messages that all have the same single recipient, each with its own receipt."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -210,7 +210,7 @@ class Batch:
         self._open += [1] * len(messages)
 
     def send(self) -> None:
-        """Hand every sink its part, in the order in which the recipients were first added."""
+        """Pass each sink its part of the messages, in the order in which recipients were first added."""
         parts, self._parts = self._parts, {}
         for recipient, part in parts.items():
             recipient.sent(len(part.messages))

@@ -101,7 +101,7 @@ class Message:
         return self.property_set.properties
 
     def crossed(self, address: Address) -> Message:
-        """Return a copy with another address and one more hop."""
+        """Return a copy for another address, with the hop count increased by one."""
         return Message(
             address,
             self.body,
@@ -129,7 +129,10 @@ class Message:
         )
 
     def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
-        """Return `crossed` copies of `others`, which differ from this message only in their bodies."""
+        """Return copies of `others` for another address, with hop counts increased by one.
+
+        `others` differ from this message only in their bodies, so that all but these is taken from it.
+        """
         found, sender = self.property_set, self.sender
         assurance, durable, retain = self.assurance, self.durable, self.retain
         expires, hops = self.expires, self.hops + 1
@@ -151,7 +154,7 @@ def weight_of(messages: Iterable[Message]) -> int:
 
 
 def bodies_of(messages: Iterable[Message]) -> int:
-    """Return the total size of the bodies alone in bytes, for limits defined that way."""
+    """Return the total size of the bodies alone in bytes, for limits that do not count weights."""
     byte_count = 0
     for message in messages:
         byte_count += len(message.body)

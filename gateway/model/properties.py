@@ -230,7 +230,7 @@ class PropertySet:
 
     @property
     def forms(self) -> dict[object, Any]:
-        """Forms that translators derived from this set, by key."""
+        """Results that translators derived from this set, cached here under keys of the translators."""
         found = self._forms
         if found is None:
             found = self._forms = {}

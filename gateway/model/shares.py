@@ -240,7 +240,7 @@ class Holding:
 
 
 class UserEntries(Generic[K]):
-    """Entries by identifier, the oldest first, counted in `shares`."""
+    """Identifiers of entries that belong to users, the oldest first; `shares` counts them and their bytes."""
 
     def __init__(self, shares: UserShares) -> None:
         self.shares = shares
@@ -260,7 +260,7 @@ class UserEntries(Generic[K]):
         return reversed(self._entries)
 
     def add(self, key: K, user: str, byte_count: int) -> None:
-        """Add the newest entry."""
+        """Add the newest entry: `key` is its identifier, `user` its owner, `byte_count` its size in bytes."""
         self._entries[key] = (user, byte_count)
         self._of_users.setdefault(user, {})[key] = None
         self.shares.add(user, byte_count)

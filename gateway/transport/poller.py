@@ -192,7 +192,7 @@ class Poller:
         return bool(self._slow or self._unserved)
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Watch the sockets and serve their streams until cancelled; then close the poller."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)

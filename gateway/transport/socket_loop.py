@@ -138,7 +138,10 @@ class SocketLoop:
         self.epoll.close()
 
     def before_io_wait(self, timeout: float) -> None:
-        """Serve pollers for at most `timeout` seconds, until Trio has something to do."""
+        """Serve pollers for at most `timeout` seconds, until Trio has something to do.
+
+        Trio calls this when it is about to wait for I/O.
+        """
         try:
             self._serve(timeout)
         except Exception as error:  # Trio removes an instrument that raises

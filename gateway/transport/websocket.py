@@ -39,7 +39,7 @@ UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
 class _Frames:
-    """Common part of the server and client sides after the upgrade.
+    """Base of both sides of a WebSocket connection: frames after the HTTP upgrade.
 
     A violation of the rules ends the connection with the matching close code. A message of more than
     `message_bytes_max` bytes is refused (1009); None means no limit.

@@ -758,7 +758,10 @@ class Connection:
         return min(self._beats.at, self._last_received + SILENT_INTERVALS * self.heartbeat)
 
     def tick(self, now: float) -> None:
-        """Queue a heartbeat if nothing was written for half an interval; any byte counts as one (4.2.7)."""
+        """Queue a heartbeat if nothing was written for half an interval.
+
+        Any other output replaces a heartbeat (4.2.7). `now` is in monotonic seconds.
+        """
         self._now = now
         if self.heartbeat and self._state is not State.CLOSED and self._beats.due(now) and not self.out:
             self.out.append(HEARTBEAT_FRAME)

@@ -38,14 +38,14 @@ class Open:
 
 @dataclass
 class Challenged:
-    """Server's challenge to our login; the client responds with `secure_ok`."""
+    """Server's challenge to the login of this client, which responds with `secure_ok`."""
 
     challenge: bytes
 
 
 @dataclass
 class Opened:
-    """Completed opening of our connection, with the agreed limits."""
+    """Completed opening of the connection by this client: the server has accepted the virtual host."""
 
     server_properties: Headers
 

@@ -49,7 +49,7 @@ class Challenged:
 
 @dataclass
 class Opened:
-    """Completed opening of our connection, with the agreed limits."""
+    """Completed opening of the connection by this client: the server has accepted the virtual host."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ class Fragment:
 class Prepared:
     """Peer's announcement of a large message, with its head and the first bytes of its body (3.5.13).
 
-    The application responds with `ready`, or with a close.
+    The receiver responds with `ready`, or with a close.
     """
 
     handle: int

@@ -434,7 +434,10 @@ class Connection:
         return at
 
     def _publishes(self, events: list[Event]) -> Publishes:
-        """Return the last of `events` if it is a Publishes; otherwise append a new one to them."""
+        """Return the event for PUBLISH packets: the last of `events`, or a new one.
+
+        A new one is appended to `events`.
+        """
         if events and isinstance(last := events[-1], Publishes):
             return last
         event = Publishes([])
@@ -442,7 +445,10 @@ class Connection:
         return event
 
     def _acks(self, events: list[Event], kind: PacketType) -> Acks:
-        """Return the last of `events` if it is an Acks of this type; otherwise append a new one to them."""
+        """Return the event for acknowledgements of this type: the last of `events`, or a new one.
+
+        A new one is appended to `events`.
+        """
         if events and isinstance(last := events[-1], Acks) and last.kind is kind:
             return last
         event = Acks(kind, [])
