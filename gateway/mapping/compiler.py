@@ -22,7 +22,7 @@ Fits = Callable[[Levels], bool]
 Makes = Callable[[str, Levels], str]
 Code = Callable[..., object]
 TRANSLATE: Final = "translate"  # the parameter of the compiled code that holds the translation
-SHAPES_MAX: Final = 4_096  # of which the code is kept, for other routes
+SHAPES_MAX: Final = 4_096  # shapes of routes whose compiled code is cached
 
 
 def fits(pattern: Pattern) -> Fits | None:

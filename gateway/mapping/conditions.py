@@ -236,7 +236,7 @@ def _read_body(body: bytes) -> tuple[Any, int]:
     if len(body) > CONDITION_BODY_MAX:
         raise ValueError
     found = orjson.loads(body)
-    values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")  # at most: texts hold them, too
+    values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")  # at most: also counts those in texts
     if values > CONDITION_VALUES_MAX:
         values = _count_values(found)
     return found, values + len(body) // TEXT_PIECE

@@ -75,21 +75,21 @@ class Dialect:
 
     # Addresses
     name_word: ClassVar[str]
-    """Word for a complete name, to which messages are published."""
+    """Key in mapping files of a complete name, to which messages are published, such as `topic`."""
     pattern_word: ClassVar[str]
-    """Word by which a route states the names that it matches."""
+    """Key in mapping files of the pattern of names that a route matches, such as `binding_key`."""
     scope_word: ClassVar[str | None] = None
     scopes: ClassVar[tuple[str, ...]] = ()
-    """All scopes; () means that any text is a scope, and has levels like a name."""
+    """All scopes, such as service types; () means that any text is a scope, and has levels like a name."""
     scope_default: ClassVar[str] = ""
     queue_word: ClassVar[str | None] = None
-    """Word for a queue to consume from, which is named directly instead of by scope and name."""
+    """Key in mapping files of a queue to consume from, which is named instead of scope and name."""
     words: ClassVar[Mapping[str, Word]]
-    """Words of an address in a mapping file, in the order in which people write them."""
+    """Keys of an address in mapping files, in the order in which people write them."""
     assurance_max: ClassVar[int] = 1
     """Strongest assurance that the protocol supports: 0 at most once, 1 at least once, 2 exactly once."""
     message_id_field: ClassVar[str] = "properties.message_id"
-    """Name, for people, of the field that holds a message's id."""
+    """Name of the field that holds a message's id, for texts that people read."""
     target_options: ClassVar[frozenset[str]] = frozenset()
     """Options that `to` accepts besides the address: `qos`, `retain`, `mandatory`."""
     name_bytes_max: ClassVar[int]
@@ -114,7 +114,7 @@ class Dialect:
     guarded: ClassVar[str]
     """Characters that a level should not contain: consumers interpret them as wildcards."""
     wild: ClassVar[str]
-    """Characters that other text must not contain if it is to become one level."""
+    """Characters that a text, such as a client id, must not contain if it is to become one level."""
 
     # Replies
     return_prefix: ClassVar[str] = ""
@@ -141,13 +141,13 @@ class Dialect:
     none.
     """
     commands: ClassVar[str] = ""
-    """Class of the parts of `gateway publish` and `subscribe` that exceed a blocking connection, a
+    """Class with the parts of the commands `gateway publish` and `subscribe` that only this protocol needs, a
     gateway.cli.publish_subscribe.ProtocolCommands; "" means that there are none.
     """
 
     trials: ClassVar[str] = ""
-    """Function that tries routes at a link's broker before anything runs; "" means that there is none. Its
-    arguments are the link's section of the configuration, its subscriptions and its targets; it yields
+    """Function that tests routes at a link's broker without running the gateway; "" means that there is none.
+    Its arguments are the link's section of the configuration, its subscriptions and its targets; it yields
     gateway.cli.trials.Trial.
     """
 
@@ -216,7 +216,7 @@ class Dialect:
     def fault_of(self, address_words: Mapping[str, str]) -> str:
         """Return why the keys and values of a mapping file do not form an address, or "" if they do.
 
-        `address_words` has the values by key, such as `exchange` and `key`.
+        `address_words` has the values by key, such as `exchange` and `routing_key`.
         """
         return ""
 
@@ -258,7 +258,10 @@ class Dialect:
         return tuple(name.split(self.separator)) if name else ()
 
     def words_of(self, address: Address) -> dict[str, str]:
-        """Return an address by the keys that a mapping file uses for it, such as `exchange` and `key`."""
+        """Return an address as a dictionary with the keys of a mapping file.
+
+        Such keys are `exchange` and `routing_key`.
+        """
         words = {} if self.scope_word is None else {self.scope_word: address.scope}
         return words | {self.name_word: address.name}
 

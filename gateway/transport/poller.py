@@ -120,7 +120,7 @@ class Poller:
 
         Abort the stream if this poller is closed.
         """
-        if self._closed:  # its last output waited for the disk until the gateway stopped
+        if self._closed:  # its last output was held back for a write to disk until the gateway stopped
             stream.abort(STOPPED)
             return
         events = WRITE if stream.writing else 0

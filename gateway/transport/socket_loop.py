@@ -179,7 +179,7 @@ class SocketLoop:
             if timeout <= 0:
                 return  # Trio does not wait now
             wait = 0.0 if self._runnable else min(deadline, self._next_deadline()) - clock.now()
-            if wait <= 0:  # even if Trio's descriptor was ready: what has run may have cancelled who waited
+            if wait <= 0:  # even if Trio's descriptor was ready: the task that waited for it may be cancelled
                 self._return_at_once()
                 return
             if is_trio_ready:
