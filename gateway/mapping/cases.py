@@ -1,7 +1,7 @@
 """Tests of a mapping file: each publishes one message and compares what crosses with what the file expects.
 
 Nothing but the routes is involved: no connection, no clock. In `publish` and `expect` the guarantee is given
-in the endpoint's words: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
+by the protocol's own key: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
 """
 
 from __future__ import annotations

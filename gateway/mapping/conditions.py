@@ -82,7 +82,7 @@ class Condition:
     )
 
     def __init__(self, text: str, known_names: Iterable[str], steps_max: int = STEPS_MAX) -> None:
-        """Compile `text`. `steps_max` limits the steps of one evaluation, a unit of expressions.py."""
+        """Compile `text`. `steps_max` limits one evaluation, in steps of some 0.2 µs."""
         self.text = text
         self._program, self._cost = _compiled(text)
         used = self._program.references()

@@ -89,11 +89,11 @@ def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
 
 
 def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
-    """Find listeners whose clients no route serves.
+    """Find listeners at which no route starts, although their clients probably expect one.
 
-    No route starts or ends at such a listener, or only at another listener of its domain. For a listener that
-    has the name of its protocol, the finding is only a note: it may be the default one, which exists because
-    nothing else was configured.
+    Either no route ends in the listener's domain either, so that nothing crosses from it or to it. Or routes
+    start only at other listeners of its domain. For a listener that has the name of its protocol, the finding
+    is only a note: it may be the default one, which exists because nothing else was configured.
     """
     sources = {route.source for route in routes}
     source_domains = {worlds[source] for source in sources if source in worlds}

@@ -122,7 +122,7 @@ class Percent:
         return self.search.sub(self._rewrite, level)
 
     def _rewrite(self, found: re.Match[str]) -> str:
-        """Return the replacement of one match: a bare character, or its code nested any number of times."""
+        """Return the replacement of one match, which is a character or its code, nested or not."""
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"

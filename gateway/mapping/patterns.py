@@ -376,7 +376,7 @@ def _apart(one: Tokens, other: Tokens) -> bool:
 
 
 class _LevelPath(NamedTuple):
-    """Linked list of the levels on the way to a place in two patterns, the last one first.
+    """Linked list of the levels on a path through two patterns, the last one first.
 
     `level` is None for a step in which a multi-level wildcard ends.
     """

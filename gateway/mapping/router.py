@@ -137,12 +137,12 @@ def _number(entry: tuple[int, Route]) -> int:
 class Router:
     """The routes of all mapping files, for `endpoints` (name -> protocol).
 
-    `worlds` maps each listener among the endpoints to its domain: the namespace that its clients share with
-    those of other listeners; None: all endpoints are listeners, each with its own domain. `ids` yields the
-    message ids for routes with `message_id: add`; None: numbers, for tests. `return_key` is the key of return
-    addresses; None: there are no return addresses, and replies cross by routes. `reply_kept` is called when a
-    reply address that leads nowhere is left unchanged: with the route and the first message of each property
-    set.
+    `worlds` maps each listener among the endpoints to its domain, the namespace that its clients share with
+    those of other listeners. None means that all endpoints are listeners, each with its own domain. `ids`
+    yields the message ids for routes with `message_id: add`; None means consecutive numbers, for tests.
+    `return_key` is the key of return addresses; None means that there are none, so that replies need routes
+    of their own. `reply_kept` is called when a reply address that leads nowhere is left unchanged, with the
+    route and the first message of each property set.
 
     Raises MappingError for the first fault that the linter reports as an error.
     """
@@ -453,7 +453,7 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 
 def _name_word(words: Words) -> str:
-    """Return the key of the address whose line an error about the name states."""
+    """Return the key of the address that has the line to which an error about the name refers."""
     address_words, dialect = words.given(), words.dialect
     order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
     return next(word for word in order if word in address_words and word is not None)

@@ -1,6 +1,6 @@
-"""Schema of mapping files as their authors write them: names, types, defaults, and words that exclude others.
+"""Schema of mapping files as their authors write them: names, types, defaults, and keys that exclude others.
 
-The schema does not know the protocol of an endpoint; the router and the linter check that its words match it.
+The schema does not know the protocol of an endpoint; the router and the linter check that its keys match it.
 """
 
 from __future__ import annotations
