@@ -332,7 +332,7 @@ class PublishedMessage(Named):
 
 
 class Expected(Named):
-    """Expected result of an example. Only the fields and headers that are given are compared."""
+    """Message that a test expects. Only the fields and headers that are given are compared."""
 
     endpoint: str
     body: str | None = None

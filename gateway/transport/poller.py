@@ -360,9 +360,10 @@ class Poller:
     def _took_long(self, stream: Stream, began: float, ended: float) -> None:
         """Add strikes to `stream` and report it, if this thread was running during its long turn.
 
-        `began` and `ended` are times of `stopwatch`. CPU time is counted from its last reading, which may
-        precede this turn; the turns in between count as pure CPU time. To read it before each turn would cost
-        too much. Time in which this thread did not run does not count against the stream.
+        A stream with STRIKES_SLOW strikes or more is served after the others. `began` and `ended` are times
+        of `stopwatch`. CPU time is counted from its last reading, which may precede this turn; the turns in
+        between count as pure CPU time. To read it before each turn would cost too much. Time in which this
+        thread did not run does not count against the stream.
         """
         worked = self._worked()
         seconds = min(ended - began, worked - self._work_began - (began - self._work_at))

@@ -346,7 +346,7 @@ class ServerConnection(Connection):
     def _read_lead(self, lead: Lead, data: bytes, at: int, end: int) -> bool:
         """Decode into `lead` the message at `at`, whose method is that of the last message on its channel.
 
-        Return False if it is incomplete or cannot be decoded on the fast path.
+        Return False if it is incomplete or empty, or if it cannot be decoded on the fast path.
         """
         header_at = at + len(lead.head) - 3
         if header_at + 22 > end or data[header_at + 7 : header_at + 15] != SMALL_CONTENT:
