@@ -122,7 +122,7 @@ def _stop(raw: bytes, at: int, kind: int) -> int:
 
 
 def _note(found: Listed, others: list[tuple[int, int, int]]) -> None:
-    """Store in `found` the reply address, expiry and topic alias that its list has.
+    """Store in `found` the expiry and topic alias of its list, and if it has a reply address.
 
     `others` has (identifier, start, stop) of each property that is no user property.
     """
