@@ -47,7 +47,7 @@ def since_boot() -> float:
 
 
 class SteadyClock:
-    """UTC that advances with the time since boot."""
+    """Source of UTC that advances with the time since boot and does not jump when the wall clock is set."""
 
     __slots__ = ("_at", "_boot")
 
@@ -69,7 +69,7 @@ class SteadyClock:
 
 @cache
 def boot_id() -> str:
-    """Return the name of this run of the machine, or "" if it has none."""
+    """Return the system's identifier of the current boot, or "" if the system has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -77,7 +77,10 @@ def boot_id() -> str:
 
 
 class LoopTime:
-    """Offset of the clock of one thread's event loop from `SYSTEM_TIME`, while it is known."""
+    """Offset of an event loop's clock from `SYSTEM_TIME`, and the thread that runs this loop.
+
+    `thread` is 0, and `offset` has no meaning, while no event loop is known.
+    """
 
     __slots__ = ("offset", "thread")
 
@@ -90,9 +93,10 @@ _loop: Final = LoopTime()
 
 
 def begin_loop(loop_clock: trio.abc.Clock) -> None:
-    """Read the clock of this thread's event loop directly in `now`, which Trio does in three steps.
+    """Have `now` compute the time of this thread's event loop itself, which is faster than asking Trio.
 
-    Do nothing unless it is Trio's own clock, or while `now` reads that of another thread.
+    Call it at the start of the loop. It does nothing if `loop_clock` is not Trio's own clock, or while `now`
+    does so for the event loop of another thread.
     """
     offset = getattr(loop_clock, "offset", None)
     if type(loop_clock).__name__ == "SystemClock" and isinstance(offset, float) and not _loop.thread:
@@ -100,7 +104,7 @@ def begin_loop(loop_clock: trio.abc.Clock) -> None:
 
 
 def end_loop() -> None:
-    """Undo `begin_loop`: the event loop of this thread is about to end."""
+    """Undo `begin_loop`. Call it before the event loop of this thread ends."""
     if _loop.thread == get_ident():
         _loop.thread = 0
 
@@ -108,7 +112,7 @@ def end_loop() -> None:
 def now() -> Monotonic:
     """Return the time of the event loop's clock, in seconds.
 
-    A time is meaningless outside of this run of the loop.
+    Times of different runs of an event loop cannot be compared.
     """
     if _loop.thread == get_ident():
         return Monotonic(_loop.offset + SYSTEM_TIME())
@@ -116,7 +120,10 @@ def now() -> Monotonic:
 
 
 def wall() -> WallTime:
-    """Return the time of the wall clock, which may be set: only for display and for comparing clocks."""
+    """Return the wall clock's seconds since 1970.
+
+    The wall clock may be set at any time, so use it only for display and for comparing clocks.
+    """
     return WallTime(unix_time())
 
 
@@ -124,7 +131,7 @@ _steady: Final = SteadyClock()
 
 
 def utc() -> WallTime:
-    """Return UTC in seconds since 1970, by a clock that does not jump."""
+    """Return UTC in seconds since 1970, by a clock that does not jump when the wall clock is set."""
     return _steady.utc()
 
 
@@ -143,5 +150,8 @@ def wall_offset() -> int:
 
 
 def from_wall(seconds: float) -> float:
-    """Convert a time that another program has read from the wall clock to a time of `utc`; 0 stays 0."""
+    """Convert a time in seconds that another program read from the wall clock to the clock of `utc`.
+
+    0, which stands for no time, is returned unchanged.
+    """
     return seconds - wall_offset() if seconds else seconds

@@ -41,7 +41,8 @@ _tell: Callable[[str, BaseException, dict[str, Any]], None] | None = None
 def contained(where: Where, error: BaseException, **facts: Any) -> None:
     """Count an error that a guard has caught, and log it if its kind is new.
 
-    `facts` are fields for the log, such as the connection's or message's name.
+    A kind is the guard, the error's type and the line that raised it. `where` is the guard's name. `facts`
+    are fields for the log, such as the connection's or message's name.
     """
     counted[where] += 1
     kind = (where, type(error), _place(error))
@@ -54,18 +55,18 @@ def contained(where: Where, error: BaseException, **facts: Any) -> None:
 
 
 def tell_with(tell: Callable[[str, BaseException, dict[str, Any]], None]) -> None:
-    """Set the function that logs errors: `tell(where, error, facts)`."""
+    """Set the function that logs contained errors; it is called as `tell(where, error, facts)`."""
     global _tell
     _tell = tell
 
 
 def forget() -> None:
-    """Forget which kinds of errors were logged; for tests."""
+    """Forget which kinds of errors have been logged, so that they are logged again. Only tests call it."""
     _told.clear()
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost file and line of an error.
+    """Return the source file and line that raised an error.
 
     Return "" for a RecursionError, which is raised anywhere, so that its type alone identifies it.
     """

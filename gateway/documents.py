@@ -1,8 +1,9 @@
 """YAML documents with the line and column of each key, and error messages that refer to these positions.
 
-The configuration and the mapping files are both read here. Errors that a model finds in one are formatted
-here, too: with the place as people write it (`routes[0].to.topic`), in plain words, and with a suggestion for
-a misspelt key.
+The configuration and the mapping files are both read here. A place is the path of keys and list indexes to a
+part of a document: `("routes", 0, "to", "topic")`. Errors that a pydantic model finds in a document are
+formatted here, too: with the place as people write it (`routes[0].to.topic`), in plain words, and with a
+suggestion for a misspelt key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Position(NamedTuple):
 
 
 class Document:
-    """Parsed YAML file: its `content`, and in `positions` the position of each key and item."""
+    """Parsed YAML file: its `content`, and in `positions` the position of each key and list item.
+
+    Keys of `positions` are places: tuples of keys and list indexes.
+    """
 
     __slots__ = ("content", "file", "positions", "text")
 
@@ -55,15 +59,19 @@ class Document:
         self.positions = {} if positions is None else positions
 
     def position(self, place: Place) -> Position:
-        """Return the position of `place`, or of the nearest enclosing part that is in the file."""
+        """Return the line and column of `place`, a path of keys and list indexes.
+
+        If the file has no such part, return those of the nearest enclosing part.
+        """
         while place and place not in self.positions:
             place = place[:-1]
         return self.positions.get(place, Position())
 
     def inside(self, place: Place, line: int, column: int) -> Position | None:
-        """Return the position in the file of a line and column (from 1) within the text at `place`.
+        """Convert a position within the text value at `place` to a position in the file.
 
-        Return None if the text is written in a way that does not allow that.
+        `line` and `column` count from 1 within the value. Return None if the value is written in a YAML style
+        that has no simple relation between the two.
         """
         node: Any = _LOADER(self.text).get_single_node()
         for step in place:
@@ -86,7 +94,11 @@ class Document:
 
 
 class Complaint(NamedTuple):
-    """Error that a model finds at `place`. `value` is the value there, or None if it is irrelevant."""
+    """Error that a pydantic model has found in a document.
+
+    `place` is the path of keys and list indexes to the faulty part. `value` is the value there, or None if
+    the message needs no value. `hint` is the end of the message: what to write instead.
+    """
 
     place: Place
     reason: str
@@ -95,14 +107,17 @@ class Complaint(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Error as one line, without its position."""
+        """Error message in one line, without file, line and column."""
         suffix = "" if self.value is None else f", not {without_users(repr(self.value))}"
         place = f"{dotted(self.place)}: " if self.place else ""
         return f"{place}{self.reason}{suffix}{self.hint}"
 
 
 def read(file: str | Path) -> Document:
-    """Read and parse a file. Raises ConfigurationError with file, line, column and reason."""
+    """Read and parse a YAML file.
+
+    Raises ConfigurationError with file, line, column and reason.
+    """
     try:
         with open(file, "rb") as stream:
             data = stream.read(DOCUMENT_BYTES_MAX + 1)
@@ -122,7 +137,7 @@ def read(file: str | Path) -> Document:
 
 
 def parse(text: str, file: str) -> Document:
-    """Parse a text; `file` is its name in errors. Raises ConfigurationError."""
+    """Parse a YAML text; `file` is the file name to use in errors. Raises ConfigurationError."""
     positions: dict[Place, Position] = {}
     try:
         _refuse_deep(text, file)
@@ -148,11 +163,12 @@ def parse(text: str, file: str) -> Document:
 
 
 def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) -> None:
-    """Raise ConfigurationError if the text `now` looks like `before` with its end lost.
+    """Raise ConfigurationError if a YAML file seems to have lost its end when it was written.
 
-    That is: nothing, the beginning of a line, or part of an item. Whole items at the end (a role, a user, a
-    route) may be removed. With `sections` the items are one level down, and a whole section may not be
-    removed either.
+    `before` is the previous text of the file, `now` the present one. The end is lost if `now` is the
+    beginning of `before`, and is empty, ends within a line, or ends within an item. Whole items at the end (a
+    role, a user, a route) may be removed. With `sections` the items are those of the sections at the top
+    level, and no section may be removed.
     """
     if not before.startswith(now) or now == before:
         return
@@ -171,7 +187,10 @@ def refuse_lost_end(before: str, now: str, file: str, *, sections: bool = True) 
 
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of items that two tables or lists have in common; other values are the only pair."""
+    """Return the pairs of old and new items with the same key or index, of two tables or two lists.
+
+    For other values return one pair, the values themselves.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         return [(old[key], new[key]) for key in old if key in new]
     if isinstance(old, list) and isinstance(new, list):
@@ -189,7 +208,7 @@ def _refuse_deep(text: str, file: str) -> None:
 
 
 def _places(node: yaml.Node, place: Place, file: str) -> Iterator[tuple[Place, Position]]:
-    """Yield the position of every key and item below `place`.
+    """Yield the place and position of every key and list item below `node`, which is at `place`.
 
     Raises ConfigurationError for a text with a lone surrogate, which YAML can escape but no protocol can
     encode.
@@ -219,7 +238,7 @@ def _fault(file: str, position: Position, reason: str) -> ConfigurationError:
 
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Complaint]:
-    """Yield the errors that `model` has found, one by one."""
+    """Yield one Complaint for each error in a ValidationError of the pydantic model `model`."""
     details = error.errors(include_url=False)
     for detail in details:
         kind, value, steps = detail["type"], detail["input"], detail["loc"]
@@ -260,14 +279,20 @@ def _shown(value: Any) -> str | float | None:
 
 
 def _home(owner: Any, key: str) -> str:
-    """Return the end of an error message: the parts of `owner` to which a misplaced key belongs."""
+    """Return the end of an error message for a misplaced key: the parts of `owner` that accept this key.
+
+    Return "" if no part accepts it, or if `key` resembles a key of `owner` itself.
+    """
     near = get_close_matches(key.lower(), keys_of(owner), 1)
     parts = [] if near else [part for part in keys_of(owner) if key in keys_of(below(owner, part))]
     return f"; it belongs below {' or '.join(parts)}" if parts else ""
 
 
 def suggestion(word: str, known_words: list[str]) -> str:
-    """Return the end of an error message: the known word that `word` resembles, or all known words."""
+    """Return the end of an error message for an unknown word: the known word that it resembles.
+
+    If it resembles none, list all known words. Return "" if there are no known words.
+    """
     near = get_close_matches(word.lower(), known_words, 1) or [
         one for one in known_words if one.startswith(word)
     ]
@@ -277,7 +302,7 @@ def suggestion(word: str, known_words: list[str]) -> str:
 
 
 def dotted(place: Place) -> str:
-    """Return a place as people write it: `routes[0].to.topic`."""
+    """Return a path of keys and list indexes as people write it, as `routes[0].to.topic`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
     return text.lstrip(".") or "the file"
 
@@ -286,10 +311,10 @@ def dotted(place: Place) -> str:
 
 
 def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
-    """Follow `steps` through the keys of `model`, as far as they lead.
+    """Follow the path `steps` of a pydantic error through the types of `model`, as far as they exist.
 
-    Return the place and type reached, and tagged alternatives by tag. Pydantic puts names of types among the
-    steps; these are not part of the place.
+    Return the place without the names of types that pydantic adds to a path, the type at this place, and the
+    alternatives by tag if this type is one of a tagged union.
     """
     found: Any = model
     place: Place = ()
@@ -310,7 +335,7 @@ def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str
 
 
 def tagged(annotation: Any) -> dict[str, Any]:
-    """Return the alternatives of a tagged union by their tags; an empty table for other types."""
+    """Return the alternatives of a tagged union by their tags, or an empty table for another type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         tags = [one.tag for one in parts[1:] if isinstance(one, Tag)]
@@ -321,7 +346,10 @@ def tagged(annotation: Any) -> dict[str, Any]:
 
 
 def _told_apart(annotation: Any, step: str | int) -> Any:
-    """Return the alternative of a union that has a key whose only value is `step`, or None."""
+    """Return the alternative of a union in which some key can only have the value `step`.
+
+    Pydantic uses this value as the alternative's name in the path of an error. Return None if there is none.
+    """
     parts = options(annotation)
     for option in parts if len(parts) > 1 else ():
         if any(get_args(kind) == (step,) for _, kind in _fields(option)):
@@ -330,7 +358,7 @@ def _told_apart(annotation: Any, step: str | int) -> Any:
 
 
 def below(annotation: Any, step: str | int) -> Any:
-    """Return the type of the key or item `step` of a type, or None if there is none."""
+    """Return the type of the key or list item `step` within the type `annotation`, or None if it has none."""
     found: list[Any] = []
     for option in options(annotation):
         origin = get_origin(option)
@@ -343,12 +371,12 @@ def below(annotation: Any, step: str | int) -> Any:
 
 
 def keys_of(annotation: Any) -> list[str]:
-    """Return the keys that a part of a model accepts; none if they are free."""
+    """Return the keys that a model, or any model of a union, accepts; an empty list for other types."""
     return list(dict.fromkeys(name for option in options(annotation) for name, _ in _fields(option)))
 
 
 def options(annotation: Any) -> list[Any]:
-    """Return the types that an annotation allows, with unions and Annotated resolved."""
+    """Return the types of which a value may be, with unions and `Annotated` resolved."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return options(get_args(annotation)[0])

@@ -15,12 +15,15 @@ USER_PART: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")  # to the last @: a passw
 
 
 def without_users(text: str) -> str:
-    """Return the text with the user part of each URL masked."""
+    """Return the text with user name and password of each URL masked."""
     return USER_PART.sub(f"{MASK}@", text) if "://" in text else text
 
 
 class GatewayError(Exception):
-    """Base of all deliberate errors. Its text never contains the user part of a URL."""
+    """Base of all errors that the gateway raises on purpose.
+
+    The text never contains the user name and password of a URL.
+    """
 
     def __init__(self, text: str = "") -> None:
         super().__init__(without_users(text))

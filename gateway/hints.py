@@ -1,6 +1,6 @@
-"""Ends of error messages about YAML and values: what to write instead of a common mistake.
+"""Parts of error messages about YAML and values: what to write instead of a common mistake.
 
-Each function returns "" or a text that begins with "; ", for the end of an error message.
+Functions named `..._hint` return "" or a text that begins with "; ", for the end of an error message.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ LISTS: Final = frozenset(("list_type", "tuple_type", "set_type", "frozen_set_typ
 
 
 def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
-    """Return what to write instead of a text that is not YAML, or "" if the cause is not recognized."""
+    """Return the correction for a text that is not YAML, or "" if the cause is not recognized.
+
+    `error` is the parser's error for this text.
+    """
     problem, mark = error.problem or "", error.problem_mark
     lines = text.splitlines()
     near = [lines[one.line] for one in (error.context_mark, mark) if one and one.line < len(lines)]
@@ -71,9 +74,9 @@ def yaml_hint(text: str, error: yaml.MarkedYAMLError) -> str:
 
 
 def content_hint(content: Any) -> str:
-    """Return what to write instead of a document that is a text like `key=value`, not a table.
+    """Return the correction for a document that is one text like `key=value` instead of a table.
 
-    Return "" for other texts and for lists.
+    Return "" for any other document.
     """
     if isinstance(content, str) and (found := PAIR.match(content)):
         return f"; write {found[1]}: {found[2]}, with a colon and a space"
@@ -81,12 +84,18 @@ def content_hint(content: Any) -> str:
 
 
 def key_hint(key: str) -> str:
-    """Return what to write instead of a key in which a colon without a space was read as a part of it."""
+    """Return the correction for a key that contains a colon, or "" if it contains none.
+
+    YAML takes a colon without a space behind it as part of the key.
+    """
     return SPACED if ":" in key else ""
 
 
 def value_reason(kind: str, value: Any) -> str:
-    """Return the reason for a value of a wrong kind in YAML's words, or "" if the model's is clear."""
+    """Return why a value is invalid where a table or list is needed, or "" if something else is needed.
+
+    `kind` is the type of pydantic's error. The text replaces pydantic's own, which speaks of Python's types.
+    """
     if kind in TABLES:
         needed = "must be a table of keys, as `key: value`"
     elif kind in LISTS:
@@ -97,7 +106,10 @@ def value_reason(kind: str, value: Any) -> str:
 
 
 def value_hint(key: str, kind: str, value: Any) -> str:
-    """Return what to write instead of a value. `kind` is the type of pydantic's error."""
+    """Return the correction for the value of a key, or "" if the mistake is not recognized.
+
+    `kind` is the type of pydantic's error.
+    """
     if kind == "string_type" and isinstance(value, dict):
         return BRACES
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Base of models whose fields are described by string literals below each of them.
+"""Base of pydantic models whose fields are described by a string literal below each field.
 
 Pydantic can read these texts when a class is created (`use_attribute_docstrings`), which takes a fifth of the
 gateway's start time. Only a JSON Schema uses them, so they are read when one is created.
@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 
 
 class Documented(BaseModel):
-    """Model whose JSON Schema has the texts below its fields as descriptions."""
+    """Model whose JSON Schema has the string literals below its fields as their descriptions."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -35,7 +35,7 @@ class Documented(BaseModel):
 
 @cache
 def attribute_docs(model: type) -> dict[str, str]:
-    """Return the texts below the attributes of a class and its bases, by attribute name."""
+    """Return the string literals below the fields of a model and its bases, by field name."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, Documented) and kind is not Documented:

@@ -1,8 +1,9 @@
 """Table of the operations on a running gateway: one row for each, with its path below `/api/v1`.
 
-A row has no code. The HTTP server's routes and the OpenAPI document (gateway/admin/operations.py) and
-commands of the command line (gateway/cli/operations.py) are derived from it, so a path, a word or its meaning
-is changed here, and nowhere else. Since `--help` reads this file, it imports nothing before it must.
+A row has no code. The HTTP server's routes, the OpenAPI document (gateway/admin/operations.py) and the
+commands of the command line (gateway/cli/operations.py) are derived from the table. So paths, parameters and
+their descriptions are changed only here. Since `--help` reads this file, it imports nothing at its start that
+takes long.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ be, or a function that returns these.
 
 
 class OperationWord(NamedTuple):
-    """Word of an operation: a parameter of a query, a property of a body, or an option of a command.
+    """Parameter of an operation: of a query, a property of a body, or an option of a command.
 
-    `metavar` is the name of its value on the command line.
+    `kind` is the type of its value, `meaning` its description, and `metavar` the name of its value in the
+    help of the command line.
     """
 
     kind: Kind
@@ -32,7 +34,7 @@ class OperationWord(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...] | None:
-        """Texts of which the value must be one, or None if the value is a number, flag or free text."""
+        """Permitted values, or None if the value is a number, a flag or free text."""
         if isinstance(self.kind, tuple):
             return self.kind
         return None if isinstance(self.kind, type) else self.kind()
@@ -50,19 +52,20 @@ def protocols() -> tuple[str, ...]:
 
 
 def protocols_with_queues() -> tuple[str, ...]:
-    """Return the names of the protocols with queues, which are in virtual hosts."""
+    """Return the names of the protocols that have queues and virtual hosts."""
     from gateway.protocols import DIALECTS
 
     return tuple(name for name, one in DIALECTS.items() if one.has_virtual_hosts)
 
 
 class ApiOperation(NamedTuple):
-    """One operation. `path` is below the prefix and may contain parameters in braces.
+    """Operation of the HTTP API. `path` is below `/api/v1` and may contain parameters in braces.
 
-    `choice` has the words that select objects, `flags` those that select nothing by themselves. A GET reads
-    them from its query, a POST from its body. `paged`: the response is one page of many rows. `removes`: the
-    operation acts on the selected objects, or on all with the word `all`. `is_open`: the operation needs no
-    right here; otherwise reading needs the right `read`, everything else `write`.
+    `choice` has the parameters that select objects, `flags` those that select nothing by themselves. A GET
+    reads them from its query, a POST from its body. `paged`: the response is one page of a list. `removes`:
+    the operation acts on the selected objects, or on all objects with the parameter `all`. `is_open`: the
+    function that serves the operation decides who may call it. Otherwise a GET needs the right `read`,
+    everything else the right `write`.
     """
 
     method: str
@@ -80,12 +83,12 @@ class ApiOperation(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Path with the prefix."""
+        """Path of the operation, including `/api/v1`."""
         return PREFIX + self.path
 
     @property
     def words(self) -> Words:
-        """All words that the operation accepts, except those of pages."""
+        """All parameters that the operation accepts, except those that select a page of a list."""
         every = {"all": ALL} if self.removes else {}
         return {**self.choice, **self.flags, **every}
 
@@ -318,5 +321,5 @@ TAP: Final = _read(
 
 
 def every_operation() -> list[ApiOperation]:
-    """Return all rows of the table."""
+    """Return all operations of the HTTP API."""
     return [one for one in globals().values() if isinstance(one, ApiOperation)]

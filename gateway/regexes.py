@@ -32,8 +32,8 @@ class Regex:
     def __init__(self, pattern: str, *, dot_is_any: bool = False, memory_bytes_max: int = 0) -> None:
         """Compile an expression.
 
-        With `dot_is_any` a dot also matches line breaks. `memory_bytes_max` is the memory that the expression
-        may need, 0 for RE2's own limit: the time for a text grows with it. Raises RegexError.
+        With `dot_is_any` a dot also matches line breaks. `memory_bytes_max` limits the memory of the compiled
+        expression, on which the time for a match depends; 0 is RE2's own limit. Raises RegexError.
         """
         self.pattern = pattern
         self._found: dict[str, bool] = {}
@@ -77,7 +77,7 @@ def _limited(memory_bytes_max: int, dot_is_any: bool) -> re2.Options:
 
 
 def quote(text: str) -> str:
-    """Return an expression that matches the text itself. Raises RegexError if it is not valid Unicode."""
+    """Return an expression that matches `text` literally. Raises RegexError if it is not valid Unicode."""
     try:
         return str(re2.escape(text))
     except UnicodeEncodeError:
@@ -85,5 +85,9 @@ def quote(text: str) -> str:
 
 
 def wildcard_regex(pieces: list[str]) -> Regex:
-    """Return an expression that matches a whole text: the pieces in order, with any text between them."""
+    """Return an expression that matches a whole text.
+
+    The text must contain the literal `pieces` in order, the first at its start and the last at its end, with
+    any text between them.
+    """
     return Regex(rf"\A(?:{'.*'.join([quote(piece) for piece in pieces])})\z", dot_is_any=True)

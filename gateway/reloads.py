@@ -1,8 +1,9 @@
-"""Files that are read again when they change, by the same rule for all of them.
+"""Rules by which files are read again after they have changed.
 
-A change is detected by the file's stamp. Values built from a file are replaced only by a whole and usable
-file: `ReloadedValue` keeps the last value when building fails, counts the refusal in `counted`, and reports
-it. `gateway.documents.refuse_lost_end` defines what "whole" means for a YAML file.
+A change is detected by a file's stamp: its times, size and inode. `ReloadedValue` replaces a value that is
+built from files only if building succeeds; otherwise it keeps the last value, counts the failure in
+`counted`, and reports it. `gateway.documents.refuse_lost_end` detects a YAML file that was only partly
+written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ counted: Final = {"taken": 0, "refused": 0}
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a value that differs when a file was changed or replaced, or its permissions changed.
+    """Return a stamp of a file, which differs once the file or its permissions have changed.
 
     Raises OSError.
     """
@@ -39,14 +40,14 @@ def stamp_if_there(path: Path) -> Stamp | None:
 
 
 class ChangeDetector(Generic[Seen]):
-    """Detector of file changes, which reports a change once the files are the same in two checks in a row.
+    """Detector of changes to files, which reports a change once two checks in a row find the same state.
 
-    A program that writes a file in place may not be finished at the first check, and half of a file of users
-    is a valid file of users, too.
+    A program that writes a file in place may not have finished at the first check, and the first half of a
+    file of users is often a valid file of users, too.
     """
 
     def __init__(self, look: Callable[[], Seen]) -> None:
-        """Start with the present state. `look` returns a value that differs when the files have changed.
+        """Store the present state. `look` returns a value that differs when the files have changed.
 
         Create the object before the files are read: a change that happens meanwhile is detected by the next
         check.
@@ -55,7 +56,7 @@ class ChangeDetector(Generic[Seen]):
         self._accepted = self._before = look()
 
     def take(self) -> None:
-        """Use the present state as unchanged, because the files are about to be read."""
+        """Compare later states with the present one, because the caller is about to read the files."""
         self._accepted = self._look()
 
     def changed(self) -> bool:
@@ -68,7 +69,7 @@ class ChangeDetector(Generic[Seen]):
 
 
 class ReloadedValue(Generic[Value]):
-    """Value built from files. `value` is the last one that could be built."""
+    """Value built from files, and rebuilt when they change. `value` is the last one that could be built."""
 
     def __init__(
         self,
@@ -78,7 +79,11 @@ class ReloadedValue(Generic[Value]):
         report_loaded: Callable[[Value], None],
         refused: Callable[[Exception], None],
     ) -> None:
-        """Build the value. `report_loaded` and `refused` report later reloads. Raises what `build` raises."""
+        """Build the value from the files at `paths`. Raises what `build` raises.
+
+        `report_loaded` is called with each value that is rebuilt later, `refused` with the error of each
+        failure.
+        """
         self._paths = tuple(paths)
         self._build = build
         self._report_taken = report_loaded
@@ -88,7 +93,7 @@ class ReloadedValue(Generic[Value]):
         self.value = build()
 
     def look_settled(self) -> None:
-        """Rebuild the value if the files have changed and are not being written any more."""
+        """Rebuild the value if the files have changed and two checks in a row have found the same state."""
         if self._watched.changed():
             self.reload()
 
