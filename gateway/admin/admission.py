@@ -1,10 +1,10 @@
 """Admission control of the console and the API.
 
 It identifies the caller, and decides what the caller may see and change. No address is trusted, not even this
-machine's, because a proxy makes remote callers local. A caller presents one of these: a bearer token made
-here, the secret of `http.token_file`, a JSON Web Token, a name and password (HTTP Basic), or the cookie of a
-session. Every method but GET and HEAD needs the right `write`; with a cookie it also needs the session's CSRF
-token, which pages of other origins do not know.
+machine's, because a proxy makes remote callers local. A caller presents one of these: a bearer token that was
+created in the console, the secret of `http.token_file`, a JSON Web Token, a name and password (HTTP Basic),
+or the cookie of a session. Every method but GET and HEAD needs the right `write`; with a cookie it also needs
+the session's CSRF token, which pages of other origins do not know.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Caller(NamedTuple):
-    """Caller of a request.
+    """Authenticated caller of an HTTP request.
 
-    `principal` is the user, also of a token that the user has created. `credential` is the name of the
-    credential that was presented, for the audit log. `maker` is the user who is responsible for the request,
-    None for an administrator: a token that the request creates ends with that user.
+    `principal` is the identity that the credential proves. `credential` names the credential that was
+    presented, for the audit log. `maker` is the user who is responsible for the request, or None for an
+    administrator: a token that the request creates becomes invalid with that user.
     """
 
     principal: Principal
@@ -66,15 +66,16 @@ class Caller(NamedTuple):
 
     @property
     def right(self) -> Right:
-        """Right of the caller: none, read or write."""
+        """Right of the caller: `none`, `read` or `write`."""
         return self.rights.right
 
 
 class Admission:
-    """Admission control of requests.
+    """Admission control of HTTP requests to the console and the API.
 
-    `rights_of` returns the rights that a principal's roles give; `access` authenticates users and tokens of
-    others, None accepts none. `unsent` limits the responses that a user has not read.
+    `tokens` has the tokens that were created in the console, `sessions` the logins. `access` authenticates
+    users and JSON Web Tokens; None accepts neither. `rights_of` returns the rights that a principal's roles
+    give. `unsent` limits the bytes of responses that each user has requested and not yet read.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class Admission:
         self._token_file = token_file
 
     def admitted(self, serve: Serve, *, by_host: bool = False) -> Serve:
-        """Return `serve` with admission control before it.
+        """Return a function that checks the caller of a request, and then calls `serve`.
 
-        Callers without rights receive 401 or 403, and failed requests a problem document. `by_host` is True
-        for operations that show callers with rights in some virtual hosts only the content of those
-        (`hosts_of`); such callers cannot use any other operation.
+        Callers without rights receive 401 or 403. An error of `serve` becomes a problem document. `by_host`
+        is True for operations that a caller with rights in some virtual hosts may use, and that restrict
+        themselves to these virtual hosts (`hosts_of`); such a caller cannot use any other operation.
         """
 
         async def serve_or_refuse(request: Request) -> Response:
@@ -125,7 +126,7 @@ class Admission:
     async def is_still_admitted(self, request: Request) -> bool:
         """Return True if the caller of an admitted request still has the right to it, in all virtual hosts.
 
-        The caller's rights are updated in the request.
+        Store the caller with its present rights in `request.state.caller`.
         """
         caller = await self.caller(request, quiet=True)
         if isinstance(caller, Response) or caller.rights.hosts(reading=request.method in READING) is not None:
@@ -136,10 +137,10 @@ class Admission:
     async def caller(
         self, request: Request, *, leaving: bool = False, quiet: bool = False
     ) -> Caller | Response:
-        """Return the caller, or the response for a caller without rights.
+        """Return the caller of a request, or the response 401 or 403 that refuses it.
 
-        `leaving` permits every caller, for ending a session. `quiet` writes no audit line for a refusal,
-        because the caller is asked to log in.
+        With `leaving` a caller needs no right, because it only ends its own session. With `quiet` no refusal
+        for an invalid credential or a missing right is written to the audit log.
         """
         found = await self._identify(request)
         if found is None:
@@ -156,12 +157,19 @@ class Admission:
 
     @staticmethod
     def _refused(request: Request, why: str, code: int, *, quiet: bool = False) -> Response:
+        """Return the response that refuses a request with the reason `why`, and write it to the audit log.
+
+        With `quiet` nothing is written.
+        """
         if not quiet:
             audit("refused", endpoint="http", remote=remote_of(request), reason=why)
         return problem(code, why, LOGIN if code == 401 else None)
 
     async def _identify(self, request: Request) -> Caller | str | None:
-        """Return the caller, the reason why the credential is invalid, or None without a credential."""
+        """Return the caller by the request's Authorization header or session cookie.
+
+        Return the reason as text if the credential is invalid, and None if there is no credential or session.
+        """
         header = _header(request, "authorization")
         if header.lower().startswith(SCHEME):
             return await self._bearer(request, header[len(SCHEME) :].strip())
@@ -184,7 +192,7 @@ class Admission:
         return Caller(principal, rights, "session", session, maker)
 
     def _still(self, session: ConsoleSession) -> bool:
-        """Return True if the session's user, or the token that began the session, is still valid."""
+        """Return True if the user of a session, or the token with which it began, is still valid."""
         if session.token:
             token = self.tokens.by_digest(session.token)
             return token is not None and self._stands(token.maker)
@@ -193,28 +201,31 @@ class Admission:
         )
 
     def _stands(self, maker: Maker | None) -> bool:
-        """Return True if the user who made a token still exists with the same password."""
+        """Return True if the user who created a token still exists with the same password.
+
+        Always return True for None, which stands for an administrator.
+        """
         return maker is None or (self.access is not None and self.access.stands(maker.principal, maker.stamp))
 
     def find_token(self, text: str) -> StoredToken | None:
-        """Return the token with this text.
+        """Return the token, created in the console, whose secret text is `text`.
 
-        Return None if it does not exist, has expired, or its user is no longer valid.
+        Return None if it does not exist, has expired, or the user who created it is no longer valid.
         """
         token = self.tokens.find(text)
         return token if token is not None and self._stands(token.maker) else None
 
     def rights_of_token(self, token: StoredToken) -> ConsoleRights:
-        """Return the rights of a token, at most those that its user has now."""
+        """Return the rights of a token, which are at most the present rights of the user who created it."""
         own = EVERYTHING if token.console == "write" else ConsoleRights("read", token.bodies)
         return own if token.maker is None else own.within(self.rights_of(token.maker.principal))
 
     def stamp(self, principal: Principal) -> str:
-        """Return a value that changes when the user or its password does."""
+        """Return a value that changes when the user `principal` or its password is changed."""
         return "" if self.access is None else self.access.stamp(principal)
 
     def _user(self, principal: Principal, credential: str) -> Caller:
-        """Return the caller for an authenticated principal."""
+        """Return the caller for an authenticated user with the rights of its roles."""
         maker = Maker(principal.name, principal.backend, principal.roles, self.stamp(principal))
         return Caller(principal, self.rights_of(principal), credential, None, maker)
 
@@ -223,6 +234,10 @@ class Admission:
         return Caller(token.principal, rights, f"token {token.name}", None, token.maker)
 
     async def _bearer(self, request: Request, secret: str) -> Caller | str:
+        """Authenticate a bearer token: one created in the console, the secret of `http.token_file`, or a JWT.
+
+        Return the reason as text if it is refused.
+        """
         token = self.find_token(secret)
         if token is not None:
             return self._token(token)
@@ -240,10 +255,11 @@ class Admission:
         return "the token is invalid"
 
     async def _basic(self, request: Request, encoded: str) -> Caller | str:
-        """Authenticate a name and password, as programs for RabbitMQ send them.
+        """Authenticate a name and password in base64 (HTTP Basic), as programs for RabbitMQ send them.
 
-        The password may be a token of this name. Return the reason if the caller is refused. Browsers are
-        never challenged for a password, so pages of other origins cannot use a stored one.
+        The password may be the text of a token whose name is the user name. Return the reason as text if the
+        caller is refused. Browsers are never challenged for a password, so pages of other origins cannot use
+        a stored one.
         """
         try:
             name, colon, secret = base64.b64decode(encoded, validate=True).decode().partition(":")
@@ -264,7 +280,7 @@ class Admission:
 
     @staticmethod
     async def _note(request: Request, caller: Caller, response: Response) -> None:
-        """Write an audit line with the caller, the request's choice and the result."""
+        """Write the caller, path, parameters and result of a request to the audit log."""
         try:
             choice = orjson.loads(await request.body())
         except (orjson.JSONDecodeError, ClientDisconnect):
@@ -289,22 +305,22 @@ class Admission:
 
 
 def hosts_of(request: Request) -> Callable[[str], bool]:
-    """Return a function that returns True for the virtual hosts that an admitted request may concern."""
+    """Return a function that returns True for the virtual hosts to which the request's caller has rights."""
     caller: Caller = request.state.caller
     hosts = caller.rights.hosts(reading=request.method in READING)
     return (lambda _: True) if hosts is None else hosts.__contains__
 
 
 def shows_secret(request: Request, file: Path) -> bool:
-    """Return True if the request's bearer token is the secret in a file."""
+    """Return True if the bearer token of the request is the secret stored in `file`."""
     header = _header(request, "authorization")
     return header.lower().startswith(SCHEME) and is_secret(header[len(SCHEME) :].strip(), file)
 
 
 def is_secret(text: str, file: Path) -> bool:
-    """Return True if the text is the secret in a file.
+    """Return True if `text` is the secret stored in `file`.
 
-    The file is read each time, so that a changed secret takes effect.
+    The file is read at each call, so that a changed secret takes effect. Return False if it cannot be read.
     """
     try:
         secret = secret_from(file).strip()
@@ -314,7 +330,10 @@ def is_secret(text: str, file: Path) -> bool:
 
 
 def target_of(choice: Any) -> str:
-    """Return the choice of a request in one line: names, patterns and flags."""
+    """Return the JSON body of a request as one line for the audit log, or "" if it is no object.
+
+    Lists are replaced by their lengths, and bodies of messages by their numbers of characters.
+    """
     if not isinstance(choice, Mapping):
         return ""
     words = []
@@ -327,21 +346,24 @@ def target_of(choice: Any) -> str:
 
 
 def remote_of(request: Request) -> str:
-    """Return host:port of the caller."""
+    """Return the caller's address as `host:port`."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
 
 
 def address_owner(request: Request) -> str:
-    """Return the owner of what a caller without a login makes grow: its address, no valid user name."""
+    """Return the name under which resources of a caller without a login are counted.
+
+    It is derived from the caller's address, and cannot be the name of a user.
+    """
     host = "" if request.client is None else request.client.host
     return f"\0address {place_of_host(host)}"
 
 
 def strange(request: Request) -> str:
-    """Return the caller's address marked as remote.
+    """Return the caller's address in a form that login throttling always takes as a remote client's.
 
-    Failed logins thus count even from this machine, which may run a proxy. Of IPv6 the address is the network
-    of 64 bits (access/places.py).
+    So failed logins count even from this machine, which may run a proxy. An IPv6 address is reduced to its
+    network of 64 bits (access/places.py).
     """
     host, _, port = remote_of(request).rpartition(":")
     return f"http {place_of_host(host)}:{port}"

@@ -1,6 +1,6 @@
 """Responses and errors of everything below /api, and parsing of JSON bodies.
 
-Responses are JSON that is never cached; errors are problem documents by RFC 9457.
+Responses are JSON that must never be cached; errors are problem documents by RFC 9457.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ PROBLEM: Final = "application/problem+json"
 
 
 class BadChoiceError(Exception):
-    """Invalid choice or document in a request, with the fault as text. Response 400."""
+    """Error for an invalid parameter or JSON body of a request; the text states the fault. Response 400."""
 
 
 class AbsentError(Exception):
-    """Absence of the requested object, which the text names. Response 404."""
+    """Error for a requested object that does not exist, which the text names. Response 404."""
 
 
 class ConflictError(Exception):
-    """Conflict with existing state, which the text describes. Response 409."""
+    """Error for a request that conflicts with existing state, which the text describes. Response 409."""
 
 
 class ShareFullError(Exception):
-    """Limit of a user's share, which the text describes. Response 429."""
+    """Error for a user who has reached a limit per user, which the text describes. Response 429."""
 
 
 class UnavailableError(Exception):
-    """Temporary unavailability, with the reason as text. Response 503."""
+    """Error for an operation that cannot be performed at present, with the reason as text. Response 503."""
 
 
 PROBLEMS: Final[Mapping[type[Exception], int]] = {
@@ -54,12 +54,12 @@ def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = N
 
 
 def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a problem document by RFC 9457 as a response."""
+    """Return a response that is a problem document by RFC 9457, with the text `detail`."""
     return Response(problem_of(code, detail), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
 
 
 def problem_of(code: int, detail: str) -> bytes:
-    """Return a problem document by RFC 9457 as JSON bytes."""
+    """Return a problem document by RFC 9457 as JSON bytes, with the text `detail`."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
     return orjson.dumps(document)
 
@@ -70,9 +70,9 @@ def tag_of(data: bytes) -> str:
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """Return the response with its ETag, or 304 without a body if the request has that ETag.
+    """Return the response with an ETag, or 304 without a body if the client has this version already.
 
-    The request names the ETags that it has in `If-None-Match`.
+    The client names the ETags that it has in the header `If-None-Match`.
     """
     if response.status_code != 200 or not response.body:
         return response

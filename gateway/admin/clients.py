@@ -1,7 +1,7 @@
 """Operations on connected clients: listing and disconnecting them.
 
-A disconnection needs one of the words client, user and address. The protocol decides which packet a client
-receives, and what happens to its session and will.
+A disconnection needs at least one of the parameters client, user and address. The protocol decides which
+packet a client receives, and what happens to its session and will.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = structlog.get_logger()
 
 
 class Details(NamedTuple):
-    """Details of a connection for RabbitMQ's API.
+    """Details of a client's connection that only RabbitMQ's API and single rows show.
 
-    `host` and `port` are those of the listener. Client properties and negotiated limits are those of AMQP
-    0-9-1.
+    `host` and `port` are those of the listener. `client_properties` and the negotiated limits are those of
+    AMQP 0-9-1. `timeout` is the heartbeat interval in seconds.
     """
 
     host: str = ""
@@ -52,10 +52,10 @@ class Details(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """Record of a connection.
+    """Connection of a client, as the API sees it.
 
-    `client` and `user` are "" before the login; `dismiss` disconnects it. `virtual_host` is "" in protocols
-    without one. `opened_at` is the time of the login by the event loop's clock.
+    `client` and `user` are "" before the login. `dismiss` disconnects the client. `virtual_host` is "" in
+    protocols without one. `opened_at` is the time of the login by the event loop's clock.
     """
 
     endpoint: str
@@ -76,11 +76,11 @@ class Connected(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the connection in paged lists."""
         return f"{self.address}\n{self.endpoint}"
 
     def shown(self) -> dict[str, Any]:
-        """Return the row of this connection."""
+        """Return the connection as a JSON object of the API (ConnectionRow), without rates and history."""
         facts = self._asdict()
         del facts["dismiss"], facts["stream"], facts["details"]
         opened_at = facts.pop("opened_at")
@@ -110,7 +110,7 @@ KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
 
 
 class ClientsApi:
-    """Operations on connected clients.
+    """API operations on connected clients.
 
     `connected` returns the connections; `flush` writes pending packets to sockets. `history` records the
     numbers of clients while it runs.
@@ -134,7 +134,7 @@ class ClientsApi:
         )
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on clients, each with the function that serves it."""
         return [
             ServedOperation(CONNECTIONS, self._list, ConnectionRow),
             ServedOperation(DISCONNECT, self._disconnect, Disconnected),
@@ -164,7 +164,11 @@ class ClientsApi:
         return page.answer()
 
     def _numbers(self, one: Connected) -> tuple[int, int, int, int]:
-        """Return the numbers of a client for its history, and count its bytes from now on."""
+        """Return the numbers of a connection that its history records.
+
+        These are unsettled messages, unacknowledged messages, bytes read and bytes written. The bytes are
+        counted from the first call for this connection.
+        """
         read = written = 0
         if one.stream is not None:
             key = _history_key(one)
@@ -175,12 +179,15 @@ class ClientsApi:
         return one.unsettled, one.unacknowledged, read, written
 
     def _unwatch(self, key: str) -> None:
-        """Stop counting the bytes of a client that is no longer connected."""
+        """Stop counting the bytes of a connection that has closed; `key` is its key in the history."""
         if (watched := self._watched.pop(key, None)) is not None:
             watched[0].unwatch(watched[1])
 
     async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> ListPage:
-        """Return one page of the chosen connections with the highest rates, without a further page."""
+        """Return the `count` selected connections with the highest rates as the only page of a list.
+
+        `order` is `bytes_in` or `bytes_out`. The rates are measured for WATCHED_SECS.
+        """
         found: list[Connected] = []
         async for some in slices(self._connected()):
             found += [one for one in some if chosen(one)]
@@ -206,12 +213,16 @@ class ClientsApi:
 
 
 def _history_key(one: Connected) -> str:
-    """Return a key that a later connection from the same port does not have."""
+    """Return the key of a connection in the history, which no later connection from the same port has."""
     return f"{one.key}\n{one.opened_at}"
 
 
 async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
-    """Return bytes read and written per second of each stream, measured for WATCHED_SECS."""
+    """Measure for WATCHED_SECS how many bytes per second each stream reads and writes.
+
+    Return a pair for each stream: bytes read and bytes written per second, or two Nones if the stream is
+    None.
+    """
     began = clock.now()
     watched: list[StreamCounters | None] = []
     try:
@@ -235,7 +246,7 @@ async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float]
 
 
 def chooser(choice: Mapping[str, str]) -> Callable[[Connected], bool]:
-    """Return a function that returns True for the selected connections."""
+    """Return a predicate of connections: True if all fields named in `choice` have the values given there."""
     return lambda one: all(getattr(one, word) == value for word, value in choice.items())
 
 

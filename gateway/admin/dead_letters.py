@@ -1,7 +1,7 @@
-"""Operations on dead letters: listing, showing, publishing again and deleting them.
+"""Operations on dead letters: listing, showing, redriving (publishing again) and deleting them.
 
-The last two take a JSON object that selects: {"ids": [...]}, {"route": NAME} or {"all": true}. A dead letter
-that is being redriven is not deleted.
+Redriving and deleting take a JSON object that selects the dead letters: {"ids": [...]}, {"route": NAME} or
+{"all": true}. A dead letter that is being redriven is not deleted.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Result = TypeVar("Result")
 
 
 class LettersApi:
-    """Operations on dead letters.
+    """API operations on dead letters.
 
-    `flush` passes changes to the store and writes to sockets, as the end of a wake-up does.
+    `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop does.
     """
 
     def __init__(
@@ -53,7 +53,11 @@ class LettersApi:
         read_secs: float = READ_SECS,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """Build the operations; `hide` removes private fields from messages that are shown."""
+        """Build the operations.
+
+        `redrive_secs` and `read_secs` are the longest times that a request waits for redriven messages to
+        settle, and for the store. `hide` removes private fields from messages that are shown.
+        """
         self._letters = letters
         self._redriving = redriving
         self._flush = flush
@@ -62,7 +66,7 @@ class LettersApi:
         self._hide = hide
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on dead letters, each with the function that serves it."""
         return [
             ServedOperation(DEAD_LETTERS, self._list, LetterRow),
             ServedOperation(REDRIVE, self._redrive, Redriven),
@@ -81,7 +85,10 @@ class LettersApi:
         return self._page(request, len(ids), await self._found(behind[: count + 1]), count).answer()
 
     def _page(self, request: Request, total: int, found: list[Letter], count: int) -> ListPage:
-        """Return a page with the first `count` letters; one more letter means that there is a next page."""
+        """Return a page with the first `count` dead letters of `found`, out of `total` selected ones.
+
+        If `found` has more than `count`, there is a further page.
+        """
         page, visible = found[:count], seen_by(request, self._hide)
         rows = [shown(one, visible(one.route, one.message)) for one in page]
         return ListPage(total, rows, page[-1].id if len(found) > count > 0 else None)
@@ -147,9 +154,9 @@ class LettersApi:
         )
 
     async def _redrive_some(self, ids: list[str], outcomes: dict[str, Outcome]) -> list[str]:
-        """Redrive dead letters, and wait for their outcomes within the time limit.
+        """Redrive dead letters, and wait at most `redrive_secs` for their outcomes.
 
-        Return the ids that do not exist.
+        Add the outcomes that arrive in time to `outcomes`, by id. Return the ids that do not exist.
         """
         letters = await self._found(ids)
         there = {letter.id for letter in letters}
@@ -174,7 +181,10 @@ class LettersApi:
         return [id for id in ids if id not in there]
 
     async def _chosen(self, request: Request) -> list[str]:
-        """Return the selected ids without repetitions."""
+        """Return the ids of the dead letters that the body of a request selects, each once.
+
+        Raises BadChoiceError for an invalid body.
+        """
         choice = await choice_of(request)
         usage = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
         if not isinstance(choice, dict) or len(choice) != 1:
@@ -201,9 +211,9 @@ class LettersApi:
         return await self._read(ask)
 
     async def _read(self, ask: Callable[[Callable[[Result], None]], None]) -> Result:
-        """Return the result that `ask` passes to its callback.
+        """Call `ask` with a callback, wait for the result that is passed to the callback, and return it.
 
-        Raises UnavailableError if it does not arrive in time.
+        Raises UnavailableError if the callback is not called within `read_secs`.
         """
         found: list[Result] = []
         there = trio.Event()
@@ -221,9 +231,10 @@ class LettersApi:
 
 
 def shown(letter: Letter, message: Message, *, whole: bool = False) -> dict[str, Any]:
-    """Return the row of a dead letter with the visible part of its message.
+    """Return a dead letter as a JSON object of the API (LetterRow, or with `whole` LetterDetail).
 
-    `whole` includes properties and the whole body.
+    `message` is the part of its message that the caller may see. With `whole` the object has the properties
+    and the whole body.
     """
     document: dict[str, Any] = {
         "id": letter.id,

@@ -1,8 +1,8 @@
-"""Server-sent events: the state of the gateway, and messages that pass.
+"""Server-sent events: the state of the gateway, and messages that pass through it.
 
-Each stream occupies one of a limited number of places while it is open, and each user has a share of them.
-The caller's rights are checked before each event: the stream ends with the right to it, and shows no bodies
-after the right to bodies has ended.
+The number of streams that may be open at a time is limited, in all and for each user. The caller's rights are
+checked before each event: a stream ends when the caller loses the right to it, and shows no bodies once the
+caller has lost the right to bodies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Told = Callable[[], Awaitable[Callable[[], bytes]]]
 
 
 class WatchableNames(NamedTuple):
-    """Names of the routes and endpoints that can be watched."""
+    """Functions that return the names of the routes and endpoints whose messages can be watched."""
 
     routes: Callable[[], Iterable[str]]
     endpoints: Callable[[], Iterable[str]]
@@ -48,9 +48,10 @@ NOBODY: Final = WatchableNames(tuple, tuple)
 
 
 class EventsApi:
-    """Operations with event streams.
+    """API operations whose responses are streams of server-sent events.
 
-    `state` returns the state to send. Without `taps` no messages can be watched; `names` may be watched.
+    `state` returns the state to send. `taps` are the sources of passing messages; None: no messages can be
+    watched. `names` has the routes and endpoints that may be selected.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class EventsApi:
         watched: UserShares | None = None,
         hide: Hide = nothing_hidden,
     ) -> None:
-        """Set the limits of event streams.
+        """Set the sources and limits of event streams.
 
-        `streams` and `watched` limit all streams, and streams of messages, by user. `hide` removes private
-        fields from messages. `each_secs` is the interval in seconds at which the state is sent.
+        `each_secs` is the interval in seconds at which the state is sent. `streams` counts and limits the
+        open streams of each user and of all, `watched` those of them that show messages. `hide` removes
+        private fields from messages.
         """
         self._admission = admission
         self._state = state
@@ -80,7 +82,7 @@ class EventsApi:
         self._watched = watched or UserShares("message streams", count_max=TAPS_MAX)
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations with event streams, each with the function that serves it."""
         return [ServedOperation(EVENTS, self._listen, Status), ServedOperation(TAP, self._tap, PassedRow)]
 
     async def _listen(self, request: Request) -> Response:
@@ -96,6 +98,10 @@ class EventsApi:
         return self._events(request, told)
 
     async def _tap(self, request: Request) -> Response:
+        """Return a stream of the messages that pass the selected route or endpoint.
+
+        Raises AbsentError for an unknown route or endpoint, UnavailableError or ShareFullError at a limit.
+        """
         choice, _, _ = await query_of(request, TAP.words)
         for word, names in (("route", self._names.routes()), ("endpoint", self._names.endpoints())):
             if choice.get(word, "") not in ("", *names):
@@ -142,14 +148,18 @@ class EventsApi:
         return Events(self, request, next_chunk, begins, over)
 
     async def may(self, request: Request) -> bool:
-        """Return True if the caller still has the right to the stream; update its rights in the request."""
+        """Return True if the caller still has the right to the stream.
+
+        Store the caller with its present rights in `request.state.caller`.
+        """
         return await self._admission.is_still_admitted(request)
 
 
 class Events(Response):
-    """Endless response.
+    """Endless response that is a stream of server-sent events.
 
-    `next_chunk` returns the next event; `begins` and `over` are called at its start and end.
+    `next_chunk` waits for the next event and returns a function that encodes it. `begins` and `over` are
+    called at the start and the end of the stream.
     """
 
     def __init__(
@@ -169,7 +179,10 @@ class Events(Response):
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events while the caller has the right to them. `send` raises when the client is gone."""
+        """Send events until the caller loses the right to them.
+
+        Raises what `send` raises when the client has disconnected.
+        """
         api, owner = self._api, owner_of(self._request)
         api.streams.add(owner, 0)
         self._begins()
@@ -189,7 +202,11 @@ class Events(Response):
 
 
 def _check_place(places: UserShares, owner: str) -> None:
-    """Raise UnavailableError if all places are occupied, ShareFullError if the user's share of them is."""
+    """Raise UnavailableError or ShareFullError unless `owner` may open one more stream.
+
+    UnavailableError means that as many streams are open as are allowed in all, ShareFullError that the user
+    has reached the limit of one user.
+    """
     limit = places.full_with(owner, 0)
     if limit and places.count >= places.count_max:
         raise UnavailableError(f"all {places.count_max} {places.resource} are open already")
@@ -198,7 +215,7 @@ def _check_place(places: UserShares, owner: str) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Return the user whose share a request counts against."""
+    """Return the name of the user for whom the resources of a request are counted."""
     caller: Caller = request.state.caller
     return caller.principal.name
 

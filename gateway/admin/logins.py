@@ -1,6 +1,6 @@
 """Login and logout at the console, and tokens for programs.
 
-A login must be JSON, which forms of pages of other origins cannot send.
+The body of a login must be JSON, which an HTML form of another origin cannot send.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
 
 def _told(principal: Principal, rights: ConsoleRights, csrf: str | None) -> dict[str, object]:
-    """Return the description of a caller's own session."""
+    """Return the response of a login or `GET /session`: user, right, CSRF token and virtual hosts."""
     hosts = None if rights.read_hosts is None else sorted(rights.read_hosts)
     return {"user": principal.name, "right": rights.right, "csrf": csrf, "virtual_hosts": hosts}
 
 
 class LoginsApi:
-    """Operations on logins and tokens."""
+    """API operations on console logins and on tokens for programs."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on logins and tokens, each with the function that serves it."""
         leave = admitted_to_leave(self._admission, self._log_out)
         return [
             ServedOperation(LOG_IN, self._log_in, SessionOfCaller, LoginAsked),
@@ -73,6 +73,7 @@ class LoginsApi:
         ]
 
     async def _log_in(self, request: Request) -> Response:
+        """Begin a session and return its cookie, or refuse the login with 400, 401, 403 or 415."""
         if not request.headers.get("content-type", "").startswith("application/json"):
             return problem(415, "a login must be JSON")
         try:
@@ -130,9 +131,10 @@ class LoginsApi:
         return "" if access is None else access.loggable(user)
 
     async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
-        """Return the principal of a login, or the reason of its refusal.
+        """Authenticate a login; `choice` is its JSON body. Return the reason as text if it is refused.
 
-        With the principal come True if it has all rights regardless of roles, and the kind of login.
+        Otherwise return the principal, True if it has all rights regardless of its roles, and the kind of
+        login (`link`, `token`, or the name of an authentication backend).
         """
         admission = self._admission
         if "code" in choice:
@@ -176,6 +178,11 @@ class LoginsApi:
         return answer({"tokens": [token.shown() for token in self._admission.tokens.all()]})
 
     async def _make(self, request: Request) -> Response:
+        """Create a token and return its text.
+
+        The token expires after the requested days, and not later than the credential with which it was
+        requested.
+        """
         choice = await choice_of(request)
         name, console, days, bodies = _wanted(choice)
         caller: Caller = request.state.caller
@@ -223,7 +230,10 @@ DENIED: Final = {
 
 
 def admitted_to_leave(admission: Admission, serve: Any) -> Any:
-    """Return `serve` with admission for logging out, for which the right to read suffices."""
+    """Return a function that checks the caller of a logout, and then calls `serve`.
+
+    The caller needs a valid credential and, with a session, its CSRF token, but no right.
+    """
 
     async def serve_or_refuse(request: Request) -> Response:
         caller = await admission.caller(request, leaving=True)
@@ -237,9 +247,9 @@ def admitted_to_leave(admission: Admission, serve: Any) -> Any:
 
 
 def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
-    """Return name, right and days of a requested token, and whether it shows bodies.
+    """Return the fields of a request for a token: name, right, days of validity, and if it shows bodies.
 
-    Raises BadChoiceError for an invalid request.
+    The days are None for unlimited validity. Raises BadChoiceError for an invalid request.
     """
     form = 'give {"name": NAME, "console": "read" or "write", "days": 90, "bodies": false}'
     if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days", "bodies"}:
@@ -256,5 +266,9 @@ def _wanted(choice: Any) -> tuple[str, Any, float | None, bool]:
 
 
 def _is_secure(request: Request) -> bool:
-    """Return True if the browser uses TLS, directly or to a proxy. A wrong header does no harm."""
+    """Return True if the browser uses TLS, to the gateway or to a proxy before it.
+
+    The result only decides about the attribute `Secure` of the session's cookie, so a forged header does no
+    harm.
+    """
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))

@@ -1,6 +1,7 @@
-"""Operations on mapping files: showing them, explaining the route of a message, and the changes of a reload.
+"""Operations on mapping files: showing them, explaining the route of a message, and reloading.
 
-Drafts can be tried in place of files. No operation writes a file: they belong to the operator or a ConfigMap.
+Drafts, texts that are in no file, can be tried in place of files. No operation writes a file: files belong to
+the operator or a ConfigMap.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ log = structlog.get_logger()
 
 
 class MappingsApi:
-    """Operations on the mapping files of a `Process`."""
+    """API operations on the mapping files of a running gateway."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on mapping files, each with the function that serves it."""
         return [
             ServedOperation(MAPPINGS, self._list, MappingRow),
             ServedOperation(EXPLAIN, self._explain, Explained, ExplainAsked),
@@ -56,6 +57,7 @@ class MappingsApi:
         return page.answer()
 
     async def _explain(self, request: Request) -> Response:
+        """Return which routes a message would take and which not, by the mapping in force or by a draft."""
         choice = asked_of(await choice_of(request), ExplainAsked)
         process = self._process
         message = message_of(choice, process.protocols, choice.client, choice.user)
@@ -82,7 +84,10 @@ class MappingsApi:
         return answer({"taken": not why, "why": why, "routes": routes})
 
     async def dry_run(self, _: Request | None) -> Response:
-        """Return faults of the mapping files, or the routes that they would add, remove and change."""
+        """Return the routes that a reload of the mapping files would add, remove and change.
+
+        If the files are faulty, return their faults instead.
+        """
         try:
             candidate = await computed(partial(self._process.candidate, {}))
         except ConfigurationError as error:
@@ -110,7 +115,10 @@ def _faults(error: ConfigurationError) -> list[dict[str, Any]]:
 
 
 def _file(name: str) -> dict[str, Any]:
-    """Return a file with its text. Reads the disk, so call it in a thread."""
+    """Return the name and text of a mapping file, or the reason why it cannot be shown.
+
+    It reads the disk, so call it in a thread.
+    """
     try:
         with Path(name).open("rb") as file:
             data = file.read(TEXT_BYTES_MAX + 1)

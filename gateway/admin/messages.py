@@ -1,4 +1,4 @@
-"""Messages in JSON for people, and parsing of requests with more than a choice."""
+"""Messages as JSON for people, and parsing of JSON bodies that describe a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Asked = TypeVar("Asked", bound=Model)
 
 
 def asked_of(document: Any, model: type[Asked]) -> Asked:
-    """Return the parsed request. Raises BadChoiceError with the fault."""
+    """Return the JSON document of a request as `model`. Raises BadChoiceError with the fault."""
     try:
         return model.model_validate(document, strict=True)
     except ValidationError as error:
@@ -45,7 +45,11 @@ def asked_of(document: Any, model: type[Asked]) -> Asked:
 
 
 def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
-    """Return the message that a request describes. Raises BadChoiceError if it cannot be published."""
+    """Return the message that a request to publish describes, with `client` and `user` as its sender.
+
+    `protocols` are the protocols of the endpoints, by name of the endpoint. Raises BadChoiceError if the
+    message is not valid for the endpoint's protocol.
+    """
     protocol = protocols.get(choice.endpoint)
     if protocol is None:
         names = ", ".join(protocols)
@@ -80,15 +84,15 @@ def message_of(choice: PublishAsked, protocols: Mapping[str, str], client: str, 
 
 
 def nothing_hidden(_: str, message: Message) -> Message:
-    """Return the message unchanged: no fields are private."""
+    """Return the message unchanged. This is the `Hide` function of a gateway without private fields."""
     return message
 
 
 def seen_by(request: Request, hide: Hide, host: str | None = None) -> Hide:
-    """Return a function that returns the visible part of a message for this caller.
+    """Return a function that reduces a message to what the caller of the request may see.
 
-    That part is without private fields, and without the body unless the caller may see bodies in the virtual
-    host `host`, or everywhere if it is None.
+    It takes the name of a route and a message, and removes private fields. It also removes the body, unless
+    the caller may see bodies in the virtual host `host`, or in all virtual hosts if `host` is None.
     """
     caller: Caller = request.state.caller
     if caller.rights.shows_bodies(host):
@@ -101,7 +105,10 @@ def seen_by(request: Request, hide: Hide, host: str | None = None) -> Hide:
 
 
 def message_shown(message: Message) -> dict[str, Any]:
-    """Return a message as JSON values, its body cut."""
+    """Return a message as a JSON object of the API (MessageRow).
+
+    Its body is cut to BODY_SHOWN bytes.
+    """
     try:
         content_type, headers = message.properties.content_type, message.properties.headers
         header_values = plain_headers(headers)
@@ -128,7 +135,10 @@ def message_shown(message: Message) -> dict[str, Any]:
 
 
 def properties_shown(message: Message) -> dict[str, Any]:
-    """Return the properties of a message that are set, as JSON values by name."""
+    """Return the properties of a message that are set, as JSON values by name.
+
+    If the sender's properties are malformed, return the error under the name `unreadable`.
+    """
     try:
         properties: dict[str, Any] = orjson.loads(encode_properties(message.properties) or b"{}")
     except RemoteProtocolError as error:
@@ -137,9 +147,9 @@ def properties_shown(message: Message) -> dict[str, Any]:
 
 
 def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """Return a body as text, or else in base64, and which of the two.
+    """Return a body as text, and its encoding: `utf-8`, or `base64` if it is not UTF-8.
 
-    With `cut` the body may end within a character.
+    With `cut` an incomplete character at the end of the body is left out.
     """
     for end in range(len(body), max(len(body) - (4 if cut else 1), -1), -1):
         try:
@@ -150,12 +160,12 @@ def text_of(body: bytes, *, cut: bool = False) -> tuple[str, str]:
 
 
 def moment(utc: float) -> str:
-    """Return a time in ISO 8601."""
+    """Return a time in seconds since 1970 in ISO 8601."""
     return datetime.fromtimestamp(utc, UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can express."""
+    """Convert a value of a message's headers to one that JSON can express."""
     if isinstance(value, bytes):
         return text_of(value)[0]
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
 """Responses that their clients have not read yet: how much memory each user may occupy with them.
 
-A response is complete in memory before its first byte is sent. A client that requests large ones on many
-connections and reads none would fill the memory, and then all publishers wait. A user who has more than a
-share of unsent bytes receives 429 until they are read or time out. Large responses of one user are built one
-at a time, so that each counts before the next one is begun.
+A response is complete in memory before its first byte is sent. A client that requests large responses on many
+connections and reads none of them would fill the memory, and then publishers of all protocols are held. A
+user with more unsent bytes than a limit receives 429 until they are read or time out. Large responses for one
+user are built one at a time, so that each is counted before the next one is begun.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from gateway.model.shares import UserShares
 
 
 class UnsentResponses:
-    """Unsent responses by user, counted in `shares`."""
+    """Counter of the bytes of each user's unsent responses, with a limit per user."""
 
     def __init__(self, shares: UserShares | None = None) -> None:
-        """Count in `shares`, whose limit in bytes is that of one user; None counts without a limit."""
+        """Count in `shares`, which also defines the limit of one user; None counts without a limit."""
         self.shares = shares or UserShares("unsent responses")
         self._builders: dict[str, trio.Lock] = {}
 
     def check(self, owner: str) -> None:
-        """Raise ShareFullError if a user has too many bytes of unsent responses."""
+        """Raise ShareFullError if the unsent responses of the user `owner` exceed the limit of one user."""
         if limit := self.shares.limit_of_user(owner, 0):
             self.shares.refuse(owner, limit, 1)
             raise ShareFullError(f"read your other responses first: {self.shares.of(owner)} bytes are unsent")
 
     @asynccontextmanager
     async def building(self, owner: str) -> AsyncIterator[None]:
-        """Wait until no other large response of a user is being built. Raises ShareFullError."""
+        """Context in which one large response for the user `owner` is built.
+
+        Wait at its start until no other one is being built. Raises ShareFullError if too many bytes are
+        unsent.
+        """
         lock = self._builders.setdefault(owner, trio.Lock())
         try:
             async with lock:
@@ -46,9 +50,10 @@ class UnsentResponses:
                 self._builders.pop(owner, None)
 
     async def served(self, owner: str, serve: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what `serve` returns, counted for `owner`, or the problem document of its error.
+        """Return the response that `serve` builds, counted for the user `owner` until it is sent.
 
-        Those of one owner are built one at a time.
+        Return a problem document if `serve` raises an error of the API. Large responses for one user are
+        built one at a time.
         """
         try:
             async with self.building(owner):
@@ -58,7 +63,7 @@ class UnsentResponses:
         return self.counted(owner, response)
 
     def counted(self, owner: str, response: Response) -> Response:
-        """Return a response that counts for a user until it is sent."""
+        """Return a response whose body is counted for the user `owner` while it is being sent."""
         return Unsent(self.shares, owner, response) if response.body else response
 
 

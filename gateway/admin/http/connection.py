@@ -41,9 +41,10 @@ log = structlog.get_logger(limited=True)
 
 
 class ServerRefusal(Exception):
-    """Error response from the server itself, after which the connection closes.
+    """Refusal of a request by the HTTP server itself: an error response, after which the connection closes.
 
-    `reason` is a label of the metric.
+    `status` is the HTTP status, `reason` the label under which the metric counts it, `text` the error
+    message.
     """
 
     def __init__(self, status: int, reason: str, text: str) -> None:
@@ -57,9 +58,10 @@ class Gone(Exception):
 
 
 class HttpConnection:
-    """Connection of one HTTP client.
+    """Connection of one HTTP client to the ASGI application `app`.
 
-    `turns` admits one request of all connections per turn of the event loop; `refused` counts by reason.
+    `turns` is a lock of all connections: in each turn of the event loop only one of them begins to serve a
+    request. `refused` counts refused requests by reason.
     """
 
     def __init__(
@@ -94,7 +96,10 @@ class HttpConnection:
         self._body_deadline = 0.0
 
     async def run(self) -> None:
-        """Serve requests until one side closes the connection. Errors end here."""
+        """Serve requests until one side closes the connection.
+
+        Raises nothing: unexpected errors are counted and logged.
+        """
         try:
             with self.scope:
                 await self._serve()
@@ -122,9 +127,10 @@ class HttpConnection:
     # Requests.
 
     async def _request(self) -> h11.Request | None:
-        """Return the next request, or None if the client has closed or is idle for too long.
+        """Return the next request, or None if the client is idle for `keep_alive_secs`.
 
-        Raises ServerRefusal for an invalid request, or if its head is incomplete for too long.
+        Raises ServerRefusal for an invalid request, or if its head is incomplete for too long, and Gone if
+        the client has disconnected.
         """
         http = self._http
         if self._served and not self._h11.trailing_data[0]:
@@ -143,7 +149,10 @@ class HttpConnection:
         raise ServerRefusal(408, "head_timeout", f"incomplete head after {http.head_timeout_secs:g} s")
 
     def _check(self, request: h11.Request) -> None:
-        """Raise ServerRefusal for another version of HTTP, CONNECT, and a head or body that is too large."""
+        """Raise ServerRefusal for a request that is not supported or too large.
+
+        Refuse HTTP other than version 1, CONNECT, and a head or body above the limit of its size.
+        """
         self._is_head = request.method == b"HEAD"
         if not request.http_version.startswith(b"1."):
             raise ServerRefusal(505, "unsupported", "this server supports only HTTP/1.1")
@@ -160,7 +169,10 @@ class HttpConnection:
         return ServerRefusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} bytes")
 
     async def _event(self) -> object:
-        """Return the next h11 event; read until there is one. Raises ServerRefusal or Gone."""
+        """Return the next h11 event, reading from the socket until there is one.
+
+        Raises ServerRefusal or Gone.
+        """
         while True:
             try:
                 event = self._h11.next_event()
@@ -172,6 +184,7 @@ class HttpConnection:
             await self._read()
 
     async def _read(self) -> None:
+        """Pass the next received bytes to h11. Raises Gone if the client has disconnected."""
         self.waits_since = clock.now()
         try:
             if not self._begun:
@@ -186,7 +199,10 @@ class HttpConnection:
         self._h11.receive_data(bytes(data))
 
     async def _check_first_bytes(self) -> None:
-        """Raise ServerRefusal, with a plain response, if only one of the client and the port uses TLS."""
+        """Raise ServerRefusal if a client without TLS uses a port with TLS, or the reverse.
+
+        The error response is then sent without TLS.
+        """
         data = await self._socket.recv(FIRST_BYTES, socket.MSG_PEEK)
         self._begun = True
         found = misfit(data, secure=self._secured) if data else None
@@ -195,9 +211,10 @@ class HttpConnection:
             raise ServerRefusal(400, found.reason, found.text)
 
     async def _receive(self) -> Message:
-        """Return the next piece of the body for the application.
+        """Return the next part of the request's body as an ASGI message.
 
-        After its end, or a refusal, return a disconnect message.
+        Return a disconnect message after the end of the body, if the body is refused, or if the client has
+        disconnected.
         """
         if self._closed or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
             return DISCONNECT
@@ -227,9 +244,9 @@ class HttpConnection:
     # Responses.
 
     async def _answer(self, request: h11.Request) -> None:
-        """Have the application serve a request.
+        """Have the ASGI application serve a request. An error of the application is counted and logged.
 
-        Raises ServerRefusal if the body was invalid, Gone if the client has disconnected.
+        Raises ServerRefusal if the body is refused, Gone if the client has disconnected.
         """
         scope = self._asgi(request)
         if scope["raw_path"] not in PROBES:
@@ -246,6 +263,7 @@ class HttpConnection:
             raise Gone
 
     def _asgi(self, request: h11.Request) -> Scope:
+        """Return the ASGI scope of a request."""
         target = request.target
         if not target.startswith(b"/") and b"://" in target:  # Absolute form, which servers must accept.
             target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
@@ -266,9 +284,10 @@ class HttpConnection:
         }
 
     async def _send(self, message: Message) -> None:
-        """Write a message of the application, unless an error response replaces it.
+        """Write an ASGI message of the application to the client.
 
-        Raises BrokenPipeError when the client has disconnected, so that endless responses end.
+        Do nothing if an error response of the server will replace it. Raises BrokenPipeError once the client
+        has disconnected, so that endless responses end.
         """
         if self._closed:
             raise BrokenPipeError("the client has disconnected")
@@ -295,7 +314,7 @@ class HttpConnection:
             self._closed = True
 
     def _body_is_over(self) -> bool:
-        """Return True if the request's body has been read to its end; unused parts are skipped."""
+        """Skip parts of the request's body that have arrived. Return True if its end was among them."""
         for _ in range(UNREAD_PIECES_MAX):
             if self._h11.their_state is not h11.SEND_BODY:
                 break
@@ -320,7 +339,7 @@ class HttpConnection:
             self.waits_since = None
 
     def _begin_again(self) -> bool:
-        """Return True if another request may follow."""
+        """Prepare h11 for another request. Return False if the connection has to close instead."""
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()
@@ -334,9 +353,9 @@ class HttpConnection:
             await self._write(response(refusal.status, text, with_body=not self._is_head, kind=PROBLEM))
 
     async def _linger(self) -> None:
-        """Close the sending side and skip received data.
+        """Close the sending side, and discard received bytes for a short time.
 
-        A close with unread bytes would discard the response.
+        If the socket were closed with unread bytes, the client's system would discard the response.
         """
         with trio.move_on_after(LINGER_SECS):
             try:

@@ -1,8 +1,9 @@
-"""HTTP listener: accepts connections up to a limit, and replaces idle ones.
+"""HTTP listener: accepts connections up to a limit, and closes waiting ones in favour of new ones.
 
-At `http.connections_max` a new connection replaces one that waits for its client: of the address with most
-connections, the one that has waited longest. A probe, which sends its request at once, is therefore served
-even while another client holds all places. If all connections are being served, the new one receives 503.
+At `http.connections_max` a new connection replaces one that waits for its client: among those of the address
+with most connections, the one that has waited longest. So a health probe, which sends its request at once, is
+served even while another client holds as many connections as are allowed. If the gateway is serving a request
+on every connection, the new one receives 503.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ log = structlog.get_logger(limited=True)
 
 
 class HttpServer:
-    """HTTP server on one socket for `app`. `refused` counts refused connections and requests by reason."""
+    """HTTP server on one listening socket for the ASGI application `app`.
+
+    `refused` counts refused connections and requests by reason.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class HttpServer:
         refused: Counter[str],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Create the server; `tls` returns the context for the next connection, None serves plain HTTP."""
+        """Create the server. `tls` returns the TLS context for a new connection; None serves plain HTTP."""
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._http = http
@@ -52,7 +56,7 @@ class HttpServer:
     async def run(
         self, listening: socket.socket, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve connections of `listening` until cancelled."""
+        """Serve connections to the socket `listening` until cancelled."""
         door = trio.socket.from_stdlib_socket(listening)
         with door:
             async with trio.open_nursery() as nursery:
@@ -78,7 +82,10 @@ class HttpServer:
         await trio.sleep(PAUSE_SECS)
 
     def _take(self, accepted: trio.socket.SocketType, nursery: trio.Nursery) -> None:
-        """Serve a connection, or refuse it. Raises OSError when it has already closed."""
+        """Start a task that serves an accepted connection, or refuse it at the limit of connections.
+
+        Raises OSError if the client has already disconnected.
+        """
         if len(self.connections) >= self._http.connections_max and not self._evict():
             self._refused["connections"] += 1
             log.warning("HTTP connection refused, limit reached", connections_max=self._http.connections_max)
@@ -104,7 +111,10 @@ class HttpServer:
             self.connections.discard(connection)
 
     def _evict(self) -> bool:
-        """Close a connection that waits for its client. Return False if there is none."""
+        """Close the connection that has waited longest for its client, of the address with most connections.
+
+        Return False if no connection waits for its client.
+        """
         counts = Counter(connection.address for connection in self.connections)
         waiting = [
             (-counts[connection.address], since, id(connection), connection)
