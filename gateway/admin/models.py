@@ -13,13 +13,13 @@ from gateway.model_docs import Documented
 
 
 class Model(Documented):
-    """Base class of models. Unknown fields are not permitted."""
+    """Base class of the API's models of requests and responses. Unknown fields are not permitted."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class RateRow(Model):
-    """Rates of one counter during the last hour, per second."""
+    """Rates of one counter, per second, during the last hour."""
 
     kind: Literal["process", "protocol", "listener", "link", "route"]
     name: str
@@ -48,13 +48,13 @@ class HistoryRow(Model):
 
 
 class Whatever(Model):
-    """Object that is described elsewhere."""
+    """JSON object with any fields, which is described elsewhere."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ConnectionRow(Model):
-    """Connected client."""
+    """Connection of a client."""
 
     endpoint: str
     protocol: str
@@ -123,7 +123,7 @@ class SessionDetail(SessionRow):
 
 
 class RetainedRow(Model):
-    """Topic with a retained message."""
+    """Retained message of an MQTT topic, without its body."""
 
     topic: str
     body_bytes: int
@@ -217,7 +217,7 @@ class DestinationRow(Model):
 
 
 class MessageSender(Model):
-    """Sender of a message."""
+    """Client that published a message: listener, client identifier, user and address."""
 
     endpoint: str
     client: str
@@ -226,7 +226,7 @@ class MessageSender(Model):
 
 
 class LetterRow(Model):
-    """Dead letter, its body cut."""
+    """Dead letter with the beginning of its body."""
 
     id: str
     time: str
@@ -242,7 +242,7 @@ class LetterRow(Model):
 
 
 class LetterDetail(LetterRow):
-    """Dead letter with properties and whole body."""
+    """Dead letter with its properties and its whole body."""
 
     assurance: int
     durable: bool
@@ -254,7 +254,7 @@ class LetterDetail(LetterRow):
 
 
 class EndpointRow(Model):
-    """Listener or link."""
+    """Listener or link with its state and counters."""
 
     name: str
     kind: Literal["listener", "link"]
@@ -286,7 +286,7 @@ class EndpointRow(Model):
 
 
 class RouteRow(Model):
-    """Route of the mapping files."""
+    """Route of the mapping files with its counters."""
 
     name: str
     file: str
@@ -319,20 +319,20 @@ class RouteRow(Model):
 
 
 class NamedObject(Model):
-    """Object by its name."""
+    """Name of the route or link that a request concerns."""
 
     name: str
 
 
 class Paused(Model):
-    """Pause state of a route or link."""
+    """Route or link, and whether it is paused now."""
 
     name: str
     paused: bool
 
 
 class OutboxRow(Model):
-    """Outbox: messages that wait for a link."""
+    """Outbox of a route: the durable queue of messages that wait for a link."""
 
     link: str
     route: str
@@ -365,7 +365,7 @@ class UserRow(Model):
 
 
 class RoleRow(Model):
-    """Role, as in the configuration."""
+    """Role as the configuration defines it."""
 
     name: str
     console: Literal["none", "read", "write"]
@@ -373,7 +373,7 @@ class RoleRow(Model):
 
 
 class LimitRow(Model):
-    """Use of a limit."""
+    """Limit, and how much of it is used."""
 
     name: str
     of: str
@@ -396,7 +396,7 @@ class JournalRows(Model):
 
 
 class TransferRow(Model):
-    """AMQP/Fast transfer: a message that arrives in parts and can be resumed."""
+    """AMQP/Fast transfer: a large message sent in parts, which can be continued after a disconnection."""
 
     virtual_host: str
     client: str
@@ -410,7 +410,7 @@ class TransferRow(Model):
 
 
 class AlarmRow(Model):
-    """Something that is wrong now."""
+    """Problem that exists now and that an operator should solve."""
 
     name: str
     """Name of the alert, and of the runbook's section."""
@@ -431,7 +431,7 @@ class Status(Whatever):
 
 
 class SessionOfCaller(Model):
-    """Session of the caller."""
+    """Caller of the API: user, right, CSRF token of its session, and virtual hosts."""
 
     user: str
     right: Literal["read", "write"]
@@ -441,7 +441,7 @@ class SessionOfCaller(Model):
 
 
 class TokenRow(Model):
-    """Token for programs, without its text, which is not stored."""
+    """Token for programs, without its secret text, which is not stored."""
 
     name: str
     console: Literal["read", "write"]
@@ -456,7 +456,7 @@ class TokenRow(Model):
 
 
 class TokenList(Model):
-    """Existing tokens."""
+    """All existing tokens for programs."""
 
     tokens: list[TokenRow]
 
@@ -471,14 +471,14 @@ class TokenAsked(Model):
 
 
 class TokenMade(Model):
-    """New token with its text, which is shown only once."""
+    """New token with its secret text, which is shown only once."""
 
     token: str
     name: str
 
 
 class TokenNamed(Model):
-    """Token by its name."""
+    """Name of the token to revoke."""
 
     name: str
 
@@ -505,13 +505,17 @@ class LoggedOut(Model):
 
 
 class Disconnected(Model):
-    """Number of disconnected clients."""
+    """Number of clients that were disconnected."""
 
     disconnected: int
 
 
 class SessionsRemoved(Model):
-    """Result of removing sessions. `leaving` counts those that end when their clients have disconnected."""
+    """Result of ending MQTT sessions.
+
+    `removed` sessions have ended. `in_use` sessions were not ended, because their clients are connected.
+    `leaving` sessions will end when their clients have disconnected.
+    """
 
     removed: int
     in_use: int
@@ -519,7 +523,10 @@ class SessionsRemoved(Model):
 
 
 class QueuesRemoved(Model):
-    """Result of removing queues. Those `in_use` were not removed."""
+    """Result of deleting queues: numbers of deleted queues, and of the messages in them.
+
+    `in_use` counts the selected queues that were not deleted, because they are in use.
+    """
 
     removed: int
     messages: int
@@ -527,7 +534,7 @@ class QueuesRemoved(Model):
 
 
 class QueuesPurged(Model):
-    """Result of purging queues: number of queues and of messages."""
+    """Result of purging queues: number of queues, and of messages removed from them."""
 
     purged: int
     messages: int
@@ -540,7 +547,7 @@ class Removed(Model):
 
 
 class RefusedLetter(Model):
-    """Dead letter that was refused again."""
+    """Redriven dead letter that was refused again, with the reason."""
 
     id: str
     reason: str
@@ -550,7 +557,9 @@ class RefusedLetter(Model):
 class Redriven(Model):
     """Result of redriving dead letters.
 
-    `redriven` counts those that the target accepted, which are deleted.
+    `redriven` counts those that the target accepted, which are deleted. `left` has those that were refused
+    again, `waiting` the ids of those that have not been settled in time, `unknown` the ids that do not exist.
+    `untried` counts those that were not redriven, because others wait.
     """
 
     redriven: int
@@ -563,7 +572,8 @@ class Redriven(Model):
 class LettersPurged(Model):
     """Result of deleting dead letters.
 
-    `waiting` has those that are being redriven, and are therefore not deleted yet.
+    `purged` counts the deleted ones. `waiting` has the ids of those that are being redriven, which were not
+    deleted, `unknown` the ids that do not exist.
     """
 
     purged: int
@@ -572,7 +582,7 @@ class LettersPurged(Model):
 
 
 class PeekAsked(Model):
-    """Request for the first messages of a queue."""
+    """Request to show the first messages of a queue without consuming them."""
 
     protocol: str
     virtual_host: str = "/"
@@ -581,7 +591,7 @@ class PeekAsked(Model):
 
 
 class MessageRow(Model):
-    """Message, its body cut."""
+    """Message with the beginning of its body."""
 
     address: str
     assurance: int
@@ -598,7 +608,7 @@ class MessageRow(Model):
 
 
 class PassedRow(Model):
-    """Message that has passed, as it was delivered."""
+    """Message that has passed through the gateway, with the outcome of its delivery."""
 
     route: str
     """Name of the route; empty if the message stayed in the namespace where it was published."""
@@ -611,7 +621,7 @@ class PassedRow(Model):
 
 
 class Peeked(Model):
-    """First messages of a queue, which stay in it."""
+    """First messages of a queue, which were not consumed."""
 
     messages: int
     """Number of all messages in the queue."""
@@ -619,7 +629,11 @@ class Peeked(Model):
 
 
 class PublishAsked(Model):
-    """Message to publish as a client of an endpoint would, with its address in the words of the protocol."""
+    """Message to publish as a client of an endpoint would.
+
+    Its address is in the fields of the endpoint's protocol: `topic` for MQTT, `exchange`, `routing_key` or
+    `queue` for AMQP 0-9-1, `service` and `destination` for AMQP/Fast.
+    """
 
     endpoint: str
     topic: str | None = None
@@ -638,7 +652,7 @@ class PublishAsked(Model):
 
 
 class Published(Model):
-    """Outcome of a published message."""
+    """Outcome of publishing a message."""
 
     outcome: str
     """`accepted`, `released` or `rejected`; `waiting` if it is not settled yet."""
@@ -647,7 +661,7 @@ class Published(Model):
 
 
 class Reloaded(Model):
-    """Result of a reload of the mapping files."""
+    """Result of reloading the mapping files."""
 
     taken: bool
     why: str
@@ -656,7 +670,7 @@ class Reloaded(Model):
 
 
 class Fault(Model):
-    """Fault in a file."""
+    """Error in a mapping file, with its position."""
 
     file: str
     line: int
@@ -665,7 +679,7 @@ class Fault(Model):
 
 
 class MappingRow(Model):
-    """Mapping file, as it is on disk now."""
+    """Mapping file with its text, as it is on disk now."""
 
     file: str
     text: str | None
@@ -675,7 +689,7 @@ class MappingRow(Model):
 
 
 class ExplainAsked(PublishAsked):
-    """Message whose routing is explained without publishing it."""
+    """Message whose routing is to be explained, without publishing it."""
 
     client: str = ""
     """Client identifier of the sender, for templates that use it."""
@@ -685,7 +699,10 @@ class ExplainAsked(PublishAsked):
 
 
 class Explained(Model):
-    """Routing of a message. With `faults` the other fields are empty."""
+    """Routes that match a message and those that do not.
+
+    If the mapping files of the request have `faults`, the other fields are empty.
+    """
 
     faults: list[Fault]
     address: str
@@ -696,7 +713,7 @@ class Explained(Model):
 
 
 class DryRun(Model):
-    """Changes that a reload would make."""
+    """Routes that a reload of the mapping files would add, remove or change, or the faults of the files."""
 
     good: bool
     faults: list[Fault]
@@ -706,9 +723,9 @@ class DryRun(Model):
 
 
 class Draining(Model):
-    """Confirmation of draining: the process ends when messages in flight have settled.
+    """Confirmation that the gateway drains: it ends when messages in flight have settled.
 
-    It waits `drain_timeout_secs` for them at most.
+    It waits at most `drain_timeout_secs` for them.
     """
 
     draining: bool

@@ -1,7 +1,4 @@
-"""Operations on exchanges, bindings, destinations and transfers of the embedded broker.
-
-All of them only read.
-"""
+"""Operations that list exchanges, bindings, destinations and transfers of the embedded broker."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from gateway.operations import BINDINGS, DESTINATIONS, EXCHANGES, TRANSFERS
 
 
 class ListedExchange(NamedTuple):
-    """Exchange with its virtual host."""
+    """AMQP 0-9-1 exchange with the name of its virtual host."""
 
     virtual_host: str
     exchange: Exchange
@@ -41,12 +38,12 @@ class ListedExchange(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the exchange in paged lists."""
         return f"{self.virtual_host}\n{self.name}"
 
 
 class ListedBinding(NamedTuple):
-    """Binding of an exchange."""
+    """AMQP 0-9-1 binding of a queue or exchange to the exchange `source`."""
 
     virtual_host: str
     source: str
@@ -56,18 +53,18 @@ class ListedBinding(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Kind of the binding's destination: `exchange` or `queue`."""
+        """Kind of the bound object: `exchange` or `queue`."""
         return "exchange" if isinstance(self.destination, Exchange) else "queue"
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the binding in paged lists."""
         words = (self.virtual_host, self.source, self.kind, self.destination.name, self.routing_key)
         return "\n".join((*words, repr(self.arguments)))
 
 
 class ListedDestination(NamedTuple):
-    """AMQP/Fast destination."""
+    """AMQP/Fast destination: a queue or topic. `service` is `queue` or `topic`."""
 
     virtual_host: str
     service: str
@@ -76,33 +73,36 @@ class ListedDestination(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the destination in paged lists."""
         return "\n".join(self[:3])
 
 
 def exchanges_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedExchange]:
-    """Yield every exchange."""
+    """Yield every declared exchange of the virtual hosts."""
     for host in list(hosts.values()):
         for exchange in list(host.exchanges.values()):
             yield ListedExchange(host.name, exchange)
 
 
 def bindings_of(hosts: Mapping[str, VirtualHost]) -> Iterator[ListedBinding]:
-    """Yield every explicit binding, without those of queues to the default exchange."""
+    """Yield every declared binding of the virtual hosts.
+
+    Bindings of queues to the default exchange, which exist without a declaration, are not among them.
+    """
     for host, exchange in exchanges_of(hosts):
         for destination, key, arguments in exchange.bindings():
             yield ListedBinding(host, exchange.name, destination, key, arguments)
 
 
 class NamespacesApi:
-    """Operations on exchanges, bindings, destinations and transfers."""
+    """API operations that list exchanges, bindings, destinations and transfers of the embedded broker."""
 
     def __init__(self, hosts: AmqpHosts, fast_hosts: FastHosts) -> None:
         self._hosts = hosts
         self._fast_hosts = fast_hosts
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on exchanges, bindings and so on, each with the function that serves it."""
         return [
             ServedOperation(EXCHANGES, self._exchanges, ExchangeRow),
             ServedOperation(BINDINGS, self._bindings, BindingRow),
@@ -167,6 +167,10 @@ class NamespacesApi:
 def _named(
     choice: Mapping[str, Any], mine: Callable[[str], bool]
 ) -> Callable[[ListedExchange | ListedDestination], bool]:
+    """Return a predicate: True for objects of the name and virtual host in `choice` that the caller may see.
+
+    `mine` returns True for the virtual hosts that the caller may see.
+    """
     name, host = named(choice, "name"), choice.get("virtual_host")
     return lambda one: name(one.name) and host in (None, one.virtual_host) and mine(one.virtual_host)
 

@@ -1,7 +1,8 @@
-"""Numbers of each queue or client during the last hour, for the pages of single objects.
+"""Numbers of each queue or client during the last hour, which the console shows on the object's own page.
 
-Other than in `gateway/telemetry/history.py`, clients choose how many such objects there are. So they are read
-every STEP_SECS only, in slices, and only the first OBJECTS_MAX that are found have a history.
+Clients choose how many queues and clients there are, other than the counters in
+`gateway/telemetry/history.py`. So the numbers are read only every STEP_SECS seconds, in slices with turns of
+the event loop in between, and only the first OBJECTS_MAX objects that are found have a history.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ T = TypeVar("T")
 
 
 class ObjectSteps:
-    """Numbers of one object at the end of each step, the oldest first.
+    """Numbers of one object at the end of each step of the last hour, the oldest first.
 
-    `numbers` are the latest ones, which counts are compared with.
+    `numbers` are the levels and counts that were read last; the next count is compared with them.
     """
 
     __slots__ = ("numbers", "round", "values")
@@ -38,11 +39,12 @@ class ObjectSteps:
 
 
 class ObjectHistory(Generic[T]):
-    """Recorder of the numbers of `every` object, identified by `key`.
+    """Recorder of the numbers of many objects, such as all queues.
 
-    `read` returns the present levels of an object, named by `levels`, and behind them its counts, named by
-    `counts`. A count is stored as its increase per second. `dropped` is called with the key of each object
-    that no longer exists.
+    `every` returns the objects, `key` the identifier of one. `read` returns the present numbers of an object:
+    first its levels (such as messages in a queue), named by `levels`, then its counts (such as messages
+    received), named by `counts`. A level is stored as it is, a count as its increase per second. `dropped` is
+    called with the key of each object that no longer exists.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class ObjectHistory(Generic[T]):
             await trio.sleep(STEP_SECS)
 
     async def step(self) -> None:
-        """Read the objects once, and forget those that no longer exist."""
+        """Read the numbers of all objects once, and delete the history of objects that no longer exist."""
         self._round += 1
         self._at = clock.wall()
         async for some in slices(self._every()):
@@ -99,7 +101,7 @@ class ObjectHistory(Generic[T]):
         steps.numbers, steps.round = numbers, self._round
 
     def shown(self, one: T) -> Mapping[str, Any] | None:
-        """Return the history of an object as a part of its row, None if it has none yet."""
+        """Return the history of an object as JSON (HistoryRow), or None if it has none yet."""
         steps = self._steps.get(self._key(one))
         if steps is None or self._at is None or not steps.values[0]:
             return None

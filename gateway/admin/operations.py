@@ -1,4 +1,4 @@
-"""HTTP routes and OpenAPI document of the operations.
+"""HTTP routes and OpenAPI document of the API.
 
 Both are derived from the table of operations (gateway/operations.py) and the functions that serve them.
 """
@@ -30,10 +30,11 @@ HOLDERS: Final = protocols_with_queues()
 
 
 class ServedOperation(NamedTuple):
-    """Operation with the function that serves it, and the models of its response and its body.
+    """API operation with the function that serves it.
 
-    The response of a paged operation is a page of `answers`, that of a stream events with such data. `takes`
-    is None if the body consists of the operation's words, or there is none.
+    `answers` is the model of its response: of one row if the operation is paged, and of the data of one event
+    if the response is a stream. `takes` is the model of the request's body, or None if the body consists of
+    the operation's parameters, or there is none.
     """
 
     operation: ApiOperation
@@ -43,19 +44,19 @@ class ServedOperation(NamedTuple):
 
     @property
     def has_body(self) -> bool:
-        """Return True if the request has a body."""
+        """True if requests of the operation have a body."""
         return self.takes is not None or (self.operation.method == "POST" and bool(self.operation.words))
 
 
 class Api(Protocol):
-    """Part of the API."""
+    """Part of the HTTP API: a group of operations."""
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations of this part, each with the function that serves it."""
 
 
 def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> list[BaseRoute]:
-    """Return the routes of the server."""
+    """Return the HTTP routes of the operations, with admission control before those that are not open."""
     return [
         Route(
             one.operation.url,
@@ -69,9 +70,9 @@ def routes_of(operations: Iterable[ServedOperation], admission: Admission) -> li
 
 
 def _taking_nothing(one: ServedOperation) -> Serve:
-    """Return the function that serves an operation.
+    """Return a function that serves an operation, and raises BadChoiceError for an unexpected body.
 
-    Without a body in the operation's definition, requests with one are refused, because it would be ignored.
+    A body is unexpected if the operation is a POST without parameters: it would be ignored.
     """
     if one.operation.method != "POST" or one.has_body:
         return one.serve
@@ -85,7 +86,7 @@ def _taking_nothing(one: ServedOperation) -> Serve:
 
 
 def description_of(operations: Iterable[ServedOperation], version: str) -> dict[str, Any]:
-    """Return the OpenAPI document (3.1)."""
+    """Return the OpenAPI 3.1 document of the operations."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for one in operations:
@@ -146,6 +147,7 @@ FAILURES: Final = {
 
 
 def _described(served: ServedOperation, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of one operation. Add the models that it refers to to `schemas`."""
     one = served.operation
     answers = _schema(served.answers, schemas)
     if one.paged:
@@ -212,13 +214,13 @@ def _body(words: Words) -> dict[str, Any]:
 
 
 def _shape(word: OperationWord) -> dict[str, Any]:
-    """Return the JSON Schema of a word's values."""
+    """Return the JSON Schema of the values of a parameter."""
     texts = word.texts
     return TYPES[word.kind] if texts is None else {"type": "string", "enum": list(texts)}
 
 
 def _schema(model: type[Model], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Add the schema of a model to `schemas`. Return a reference to it."""
+    """Add the JSON Schema of a model to `schemas`, and return a reference to it."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schema.pop("$defs", {}))
     schemas[model.__name__] = schema

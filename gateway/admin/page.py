@@ -1,7 +1,7 @@
-"""Static files of the console, read once, and the same for all browsers, logged in or not.
+"""Static files of the console, which are the same for all browsers, logged in or not.
 
-They contain nothing confidential; the data that they show is requested below /api/v1. The permitted values of
-list filters come from the table of operations.
+They are read once, at the start, and contain nothing confidential: the data that they show is requested below
+/api/v1. The permitted values of list filters come from the table of operations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TYPES: Final = {
 
 
 class ConsoleFiles:
-    """Server of the console's files."""
+    """Static files of the console, in memory, and their HTTP routes."""
 
     def __init__(self) -> None:
         root = files("gateway.admin") / "console"
@@ -51,7 +51,7 @@ class ConsoleFiles:
         self._files["words.js"] = _words()
 
     def file(self, request: Request, name: str) -> Response:
-        """Return one file. Raises HTTPException if it does not exist."""
+        """Return the response with one file, or 304 if the browser has it. Raises HTTPException 404."""
         data = self._files.get(name)
         if data is None:
             raise HTTPException(404, "Not Found")
@@ -59,7 +59,7 @@ class ConsoleFiles:
         return unless_known(request, Response(data, headers={**HEADERS, "Content-Type": kind}))
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of the login page and of all files; the server adds the console page itself."""
+        """Return the routes of the login page and of all files, but not of the console page at `/`."""
         return [Route("/login", self._login), Route("/console/{name:path}", self._one)]
 
     async def _login(self, request: Request) -> Response:
@@ -70,7 +70,10 @@ class ConsoleFiles:
 
 
 def _words() -> bytes:
-    """Return a script with the permitted values of each list's filters, by the list's path."""
+    """Return the JavaScript module with the permitted values of the filters of each list.
+
+    It exports a table by the path of the list.
+    """
     texts = {
         one.path[1:]: {
             name: ("true", "false") if word.kind is bool else word.texts

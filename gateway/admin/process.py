@@ -1,7 +1,7 @@
 """Operations on the process: endpoints, routes, users, limits and journal, publishing, pausing and draining.
 
-The functions read and change a running gateway through the callbacks of `Process`; they import no part of the
-application.
+The functions read and change a running gateway only through the callbacks in `Process`; this module imports
+nothing from `gateway/app`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ log = structlog.get_logger()
 
 
 class Limit(NamedTuple):
-    """Use of a limit.
+    """Limit, and how much of it is used.
 
-    `of` is the listener or virtual host, "" for the whole gateway. A limit of 0 is no limit.
+    `of` is the listener or virtual host, "" for the whole gateway. `limit` is 0 if there is no limit.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Limit(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the limit in paged lists."""
         return f"{self.name}\n{self.of}"
 
 
 class EndpointState(NamedTuple):
-    """State of an endpoint: its address, whether it is up, and the reason if not."""
+    """State of a listener or link: its address, and whether it is up, with the reason if not."""
 
     place: str
     up: bool
@@ -93,10 +93,11 @@ class EndpointState(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """Running process, as the API sees and operates it.
+    """Running gateway process, as the API sees and changes it.
 
-    `candidate` compiles the mapping files, or texts in place of some, without putting them in force; `pause`
-    and `resume` take a kind, `route` or `link`, and a name.
+    `candidate` compiles the mapping files without putting them in force; it takes texts that replace those of
+    some files. `reload` puts the files in force, and returns "" or the reason why it failed. `pause` and
+    `resume` take a kind, `route` or `link`, and a name. `protocols` has the protocol of each endpoint.
     """
 
     stats: Callable[[], Iterable[EndpointStats]]
@@ -123,13 +124,13 @@ class Process:
 
 
 class ProcessApi:
-    """Operations on a `Process`."""
+    """API operations on the running gateway process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on the process, each with the function that serves it."""
         return [
             ServedOperation(table.ENDPOINTS, self._endpoints, EndpointRow),
             ServedOperation(table.ROUTES, self._routes, RouteRow),
@@ -153,6 +154,10 @@ class ProcessApi:
         return await self._set_paused(kind, request, self._process.resume)
 
     async def _set_paused(self, kind: str, request: Request, act: Callable[[str, str], None]) -> Response:
+        """Pause or resume a route or link by calling `act`, and wait until this is stored.
+
+        The body of the request names the route or link. Raises AbsentError if it does not exist.
+        """
         name = asked_of(await choice_of(request), NamedObject).name
         process = self._process
         if kind == "route":
@@ -170,7 +175,10 @@ class ProcessApi:
     async def _rows(
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Words = NO_WORDS
     ) -> Response:
-        """Return a page of a short list."""
+        """Return one page of a list that is short enough to be built whole.
+
+        The query selects rows by `name` and `kind`; `key` is the field by which rows are sorted.
+        """
         choice, count, after = await query_of(request, words)
         matches_name = matcher(choice.get("name", "*"))
         page = await page_of(
@@ -267,6 +275,7 @@ class ProcessApi:
     # Operations that change something.
 
     async def _publish(self, request: Request) -> Response:
+        """Publish the message in the body, and return its outcome, or `waiting` after PUBLISH_SECS."""
         choice = asked_of(await choice_of(request), PublishAsked)
         caller = request.state.caller
         message = message_of(choice, self._process.protocols, "", caller.principal.name)
@@ -299,9 +308,9 @@ class ProcessApi:
 
 
 def _places(after: str) -> dict[str, int]:
-    """Return the row of each shard before which a page continues.
+    """Parse `after` of a page of the journal: by shard, the sequence number before which the page continues.
 
-    `after` is `next` of another page. Raises ValueError if it is malformed.
+    It is `next` of the previous page. Raises ValueError if it is malformed.
     """
     pairs = [one.rpartition(":") for one in after.split(",") if one]
     return {shard: int(number) for shard, _, number in pairs}
@@ -310,10 +319,10 @@ def _places(after: str) -> dict[str, int]:
 def _newest(
     folder: Path, count: int, route: str | None, before: Mapping[str, int]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the newest rows of all shards, newest first, and `next` for the following page.
+    """Return the newest `count` rows of the journal in `folder`, and `next` for the following page.
 
-    `route` selects one route, None all; `before` limits the rows of each shard. Reads files, so call it in a
-    thread.
+    The rows of all shards are merged, newest first. `route` selects one route, None all. `before` has the
+    sequence number in each shard before which the page begins. It reads files, so call it in a thread.
     """
     reader = JournalReader(folder, skip=True)
     only = None if route is None else {"route": [route]}
@@ -347,7 +356,7 @@ def _newest(
 
 
 def outbox_shown(outbox: OutboxState) -> dict[str, Any]:
-    """Return the row of an outbox."""
+    """Return an outbox as a JSON object of the API (OutboxRow)."""
     limits: dict[str, Any] = outbox.limits._asdict()
     return {word: value for word, value in outbox._asdict().items() if word != "limits"} | limits
 

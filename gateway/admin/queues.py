@@ -57,7 +57,11 @@ log = structlog.get_logger()
 
 
 class ListedQueue(NamedTuple):
-    """Queue with its virtual host. `remove` deletes it; `locked` is True if it belongs to a connection."""
+    """Queue or durable subscription, with the name of its virtual host.
+
+    `kind` is `queue` or `subscription`. `locked` is True for a queue that belongs to an open connection, and
+    for a subscription to which a client is attached. `remove` deletes the object.
+    """
 
     protocol: str
     virtual_host: str
@@ -69,27 +73,28 @@ class ListedQueue(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the queue in paged lists."""
         return "\n".join(self[:4])
 
     @property
     def in_use(self) -> bool:
-        """True if the queue has a consumer or an owner."""
+        """True if the queue has a consumer, or belongs to an open connection."""
         return self.locked or bool(self.queue.consumers)
 
     @property
     def idle_secs(self) -> float | None:
-        """Seconds since the last use; None while it is in use, or if unknown."""
+        """Seconds since the last use of an AMQP 0-9-1 queue; None while it is in use, and for AMQP/Fast."""
         if self.in_use or not isinstance(self.queue, AmqpQueue):
             return None
         return clock.monotonic() - self.queue.used
 
 
 class Consuming(NamedTuple):
-    """Consumer of a queue that is a client, on a channel of its connection.
+    """Client's data of a consumer: its connection, channel, tag and prefetch.
 
-    `tag` identifies it on the connection; it is the number of its handle in AMQP/Fast. `prefetch` is the
-    largest number of its unacknowledged messages, of which it has `outstanding`.
+    `tag` identifies the consumer on the connection; in AMQP/Fast it is the number of the consumer's handle.
+    `prefetch` is the largest permitted number of unacknowledged messages, `outstanding` the present one.
+    `acknowledges` is False if messages count as consumed when they are sent.
     """
 
     tag: str
@@ -101,24 +106,24 @@ class Consuming(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Address of the client."""
+        """Address of the consuming client, as `host:port`."""
         return self.sender.address
 
 
 class ListedConsumer(NamedTuple):
-    """Consumer with its queue."""
+    """Consumer that is a client, with the queue that it consumes from."""
 
     listed: ListedQueue
     consuming: Consuming
 
     @property
     def key(self) -> str:
-        """Key that pages are ordered by."""
+        """Sort key of the consumer in paged lists."""
         one = self.consuming
         return f"{self.listed.key}\n{one.address}\n{one.channel:05}\n{one.tag}"
 
     def shown(self) -> dict[str, Any]:
-        """Return the row of this consumer."""
+        """Return the consumer as a JSON object of the API (ConsumerRow)."""
         one = self.consuming
         return {
             "protocol": self.listed.protocol,
@@ -135,7 +140,10 @@ class ListedConsumer(NamedTuple):
 
 
 class QueuesApi:
-    """Operations on queues. `flush` ends a wake-up, `history` records the numbers of queues while it runs."""
+    """API operations on queues and durable subscriptions of the embedded broker.
+
+    `history` records the numbers of queues while its `run` is running.
+    """
 
     def __init__(
         self,
@@ -149,8 +157,9 @@ class QueuesApi:
     ) -> None:
         """Build the operations.
 
-        `hide` removes private fields from messages that are shown. `consuming` returns the client's data of a
-        consumer, or None if it is not a client.
+        `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop
+        does. `hide` removes private fields from messages that are shown. `consuming` returns the client's
+        data of a consumer, or None if the consumer is not a client.
         """
         self._hosts = hosts
         self._fast_hosts = fast_hosts
@@ -164,7 +173,7 @@ class QueuesApi:
         )
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on queues and consumers, each with the function that serves it."""
         return [
             ServedOperation(QUEUES, self._list, QueueRow),
             ServedOperation(REMOVE_QUEUES, self._remove, QueuesRemoved),
@@ -190,7 +199,7 @@ class QueuesApi:
         return answer({"messages": len(queue), "shown": rows})
 
     def all(self) -> Iterator[ListedQueue]:
-        """Yield every queue and durable subscription."""
+        """Yield every queue and durable subscription of all virtual hosts."""
         for host in list(self._hosts.values()):
             for queue in list(host.queues.values()):
                 locked = queue.owner is not None
@@ -242,7 +251,7 @@ class QueuesApi:
         return page.answer()
 
     def _shown(self, with_history: bool, one: ListedQueue) -> dict[str, Any]:
-        """Return the row of a queue."""
+        """Return a queue as a JSON object of the API (QueueRow)."""
         queue, idle = one.queue, one.idle_secs
         own = queue.options if isinstance(queue, AmqpQueue) else NO_ARGUMENTS
         return {
@@ -312,20 +321,27 @@ def _key(one: ListedQueue) -> str:
 
 
 def _numbers(one: ListedQueue) -> tuple[int, int, int, int]:
-    """Return the numbers of a queue for its history: ready, unacknowledged, received and removed messages."""
+    """Return the numbers of a queue that its history records.
+
+    These are ready, unacknowledged, received and removed messages.
+    """
     queue = one.queue
     return len(queue), queue.unacknowledged, queue.next, gone_from(queue)
 
 
 def _length_key(one: ListedQueue) -> str:
-    """Return a key that puts the longest queue first.
+    """Return a sort key that puts the longest queue first.
 
-    Lengths change between pages, so a queue may be on both, or on neither.
+    Lengths change between requests, so a queue may be on two pages of a list, or on none.
     """
     return f"{MOST - len(one.queue):016}\n{one.key}"
 
 
 def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable[[ListedQueue], bool]:
+    """Return a predicate: True for queues that `choice` selects and that the caller may see.
+
+    `mine` returns True for the virtual hosts that the caller may see.
+    """
     queue = named(choice, "queue")
     exact = [(word, choice[word]) for word in ("protocol", "virtual_host", "kind") if word in choice]
     empty, in_use, idle = (choice.get(word) for word in ("empty", "in_use", "idle_longer_than"))
@@ -344,7 +360,10 @@ def _chooser(choice: Mapping[str, Any], mine: Callable[[str], bool]) -> Callable
 
 
 async def _load(queue: Queue) -> None:
-    """Load the first messages into memory, if all are on disk, as before a queue has consumers."""
+    """Load the first messages of a queue from the disk, if none is in memory.
+
+    They are all on the disk after a start, until the queue has a consumer. Wait at most LOAD_SECS.
+    """
     queue.dispatch()
     if queue.loading and queue.storage is not None:
         there = trio.Event()
@@ -354,10 +373,13 @@ async def _load(queue: Queue) -> None:
 
 
 def gone_from(queue: Queue) -> int:
-    """Return how many messages have left the queue since its creation or the start, in whichever way."""
+    """Return how many messages have been removed from a queue in any way.
+
+    Count from the creation of the queue or the start of the process, whichever was later.
+    """
     return queue.next - len(queue) - queue.unacknowledged
 
 
 def _least(limit: int, own: int | None) -> int:
-    """Return the limit of a queue, which its arguments or a policy can only lower."""
+    """Return the smaller of a queue's general limit and its own; `own` is None if it has none."""
     return limit if own is None else min(limit, own)

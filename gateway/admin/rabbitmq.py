@@ -2,9 +2,9 @@
 
 The paths and fields are those that monitoring, `rabbitmqadmin` and the test suites of clients use most; PATHS
 lists all paths that are served, CHANGES those that change something. Responses use RabbitMQ's terms
-(https://www.rabbitmq.com/docs/http-api-reference). Fields that the gateway does not know are left out, as
-RabbitMQ does: a test compares the fields with those of a RabbitMQ, and the reference explains the missing
-ones. Rates of queues are averages since the previous request for them.
+(https://www.rabbitmq.com/docs/http-api-reference). Fields whose values the gateway does not know are left
+out: a test compares the fields with those of a RabbitMQ, and the reference explains the missing ones. Rates
+of queues are averages since the previous request for them.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ FREE: Final = "*"  # in PATHS: any word, which is passed on
 
 
 class NotThereError(Exception):
-    """Error of an object that does not exist: the response is 404, as RabbitMQ's would be."""
+    """Error for an object that does not exist. The response is 404, as RabbitMQ's."""
 
 
 class _RabbitPath(PathConvertor):
-    """Path below `/api` that is not below `/api/v1`."""
+    """Path parameter of Starlette's routes that matches everything below `/api` except `/api/v1`."""
 
     regex = r"(?!v1(?:/|$)).*"
 
 
 class RabbitListener(NamedTuple):
-    """Listener of the gateway."""
+    """Listener of the gateway, as RabbitMQ's API shows it: name, protocol, address and TLS."""
 
     name: str
     protocol: str
@@ -91,11 +91,12 @@ class RabbitListener(NamedTuple):
 
 
 class RabbitApi:
-    """Routes of the API, with the virtual hosts and connections that a caller may see.
+    """RabbitMQ's management API for one caller, limited to the virtual hosts that the caller may see.
 
-    `clients` returns the connections, `why_not` the reasons why the gateway is not ready; `flush` ends a
-    wake-up. `version` is RabbitMQ's, as clients see it. `doors` returns the listeners, `consuming` the
-    client's data of a consumer, or None if it is not a client.
+    `hosts` are the virtual hosts, `clients` returns the connections, `doors` the listeners, and `why_not` the
+    reasons why the gateway is not ready. `version` is the version of RabbitMQ that clients see. `consuming`
+    returns the client's data of a consumer, or None if the consumer is not a client. `flush` passes changes
+    to the store and writes to sockets.
     """
 
     def __init__(
@@ -134,7 +135,10 @@ class RabbitApi:
         self._is_part = False  # True for some virtual hosts only: data of all of them is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
-        """Return the routes for the application: all paths below `/api` except `/api/v1`."""
+        """Return the HTTP routes of this API, with admission control before them.
+
+        They match all paths below `/api` except those below `/api/v1`.
+        """
         register_url_convertor("rabbitmq", _RabbitPath())
         self._unsent = admission.unsent
         return [
@@ -145,6 +149,7 @@ class RabbitApi:
 
     async def _serve(self, request: Request) -> Response:
         # An escaped slash, such as that of the virtual host `/`, is no separator.
+        """Return the response to a request, by its path and method, or an error in RabbitMQ's form."""
         raw = bytes(request.scope["raw_path"]).decode("ascii")
         word, *rest = [unquote(one) for one in raw.removeprefix("/api/").rstrip("/").split("/")]
         caller: Caller = request.state.caller
@@ -172,7 +177,7 @@ class RabbitApi:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
     def within(self, hosts: frozenset[str]) -> RabbitApi:
-        """Return an API with these virtual hosts only, and the connections to them."""
+        """Return a copy of this API that is limited to these virtual hosts and the connections to them."""
         clients, found = self._clients, copy(self)
         found._hosts = {name: host for name, host in self._hosts.items() if name in hosts}
         found._clients = lambda: (one for one in clients() if one.virtual_host in hosts)
@@ -182,7 +187,7 @@ class RabbitApi:
     # Objects and their state.
 
     async def overview(self, _: Request) -> Fields:
-        """Return versions, listeners, and totals of objects and messages."""
+        """Return versions, listeners, and the numbers of all objects and messages."""
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         exchanges = sum(
@@ -225,6 +230,7 @@ class RabbitApi:
         }
 
     def _all_stats(self) -> Fields:
+        """Return counts and rates of the messages of all AMQP 0-9-1 listeners."""
         found: Fields = {}
         for word, direction in (("publish", "in"), ("deliver_get", "out")):
             count, rate = 0, 0.0
@@ -236,7 +242,7 @@ class RabbitApi:
         return found
 
     async def whoami(self, request: Request) -> Fields:
-        """Return the caller's name and tags."""
+        """Return the caller's user name and RabbitMQ tags."""
         caller: Caller = request.state.caller
         return {"name": caller.principal.name, "tags": _tags_of(caller.rights)}
 
@@ -245,7 +251,7 @@ class RabbitApi:
         return {"name": self._node}
 
     async def nodes(self, _: Request) -> list[Fields]:
-        """Return a list with the only node: its resources, alarms and uptime."""
+        """Return the only node of the cluster: its resources, alarms and uptime."""
         gauges = self._metrics.broker()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         node = {
@@ -304,7 +310,7 @@ class RabbitApi:
         }
 
     async def queues(self, _: Request, *of: str) -> list[Fields]:
-        """Return the queues of a virtual host, or of all."""
+        """Return the queues of the virtual host `of`, or of all virtual hosts."""
         rows: list[Fields] = []
         for host in self._hosts_of(of):
             async for some in slices(list(host.queues.values())):
@@ -312,20 +318,21 @@ class RabbitApi:
         return rows
 
     async def queue(self, _: Request, of: str, name: str) -> Fields:
-        """Return a queue with its consumers."""
+        """Return a queue of the virtual host `of`, with its consumers."""
         host = self._host(of)
         queue = _queue_of(host, name)
         consumers = [self._consumer(host, queue, one) for one in queue.consumers]
         return {**self._queue(host, queue), "consumer_details": consumers}
 
     async def queue_bindings(self, _: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings of a queue, that to the default exchange first."""
+        """Return the bindings of a queue, the first of which is the one to the default exchange."""
         host = self._host(of)
         queue = _queue_of(host, name)
         every = [one for one in bindings_of(self._hosts) if one.destination is queue]
         return [_default_binding(host.name, queue), *map(_binding, every)]
 
     def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Fields:
+        """Return a queue in the fields of RabbitMQ's API."""
         quorum, removed_count, key = (
             queue.deliveries is not None,
             gone_from(queue),
@@ -368,14 +375,17 @@ class RabbitApi:
         }
 
     async def exchanges(self, _: Request, *of: str) -> list[Fields]:
-        """Return the exchanges of a virtual host, or of all, default exchanges first."""
+        """Return the exchanges of the virtual host `of`, or of all virtual hosts, default exchanges first."""
         names = {host.name for host in self._hosts_of(of)}
         rows = [_default_exchange(name) for name in sorted(names)]
         every = [one for one in exchanges_of(self._hosts) if one.virtual_host in names]
         return rows + [_exchange(one) | self._governed(one) for one in every]
 
     def _governed(self, one: ListedExchange) -> Fields:
-        """Return the policy of an exchange as a field; no field if no policy applies."""
+        """Return the field `policy` with the name of the policy that applies to an exchange.
+
+        Return no field if no policy applies.
+        """
         policy = holding_exchange(self._hosts[one.virtual_host].policies, one.name)
         return {} if policy is None else {"policy": policy.document.get("name")}
 
@@ -396,7 +406,10 @@ class RabbitApi:
         return [one for one in every if (one["destination_type"], one["destination"]) == leads]
 
     async def bindings(self, _: Request, *of: str) -> list[Fields]:
-        """Return the bindings of a virtual host, or of all, those to default exchanges first."""
+        """Return the bindings in the virtual host `of`, or in all virtual hosts.
+
+        Bindings of queues to the default exchange are first.
+        """
         hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
         rows = [_default_binding(host.name, queue) for host in hosts for queue in host.queues.values()]
@@ -405,21 +418,21 @@ class RabbitApi:
         return rows
 
     async def bound_queue(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings between an exchange and a queue."""
+        """Return the bindings of the queue `name` to the exchange `source`."""
         _queue_of(self._host(of), name)
         return await self._between(request, of, source, ("queue", name))
 
     async def bound_exchange(self, request: Request, of: str, source: str, name: str) -> list[Fields]:
-        """Return the bindings between two exchanges."""
+        """Return the bindings of the exchange `name` to the exchange `source`."""
         await self.exchange(request, of, name)
         return await self._between(request, of, source, ("exchange", _exchange_name(name)))
 
     async def queue_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return the binding of an exchange to a queue with this properties key."""
+        """Return the binding of the queue `name` to the exchange `source` with the properties key `key`."""
         return _with_key(await self.bound_queue(request, of, source, name), key)
 
     async def exchange_binding(self, request: Request, of: str, source: str, name: str, key: str) -> Fields:
-        """Return the binding of an exchange to an exchange with this properties key."""
+        """Return the binding of the exchange `name` to the exchange `source` with this properties key."""
         return _with_key(await self.bound_exchange(request, of, source, name), key)
 
     async def _between(self, request: Request, of: str, source: str, leads: tuple[str, str]) -> list[Fields]:
@@ -438,11 +451,12 @@ class RabbitApi:
         return _only(await self.connections(request), name)
 
     async def vhost_connections(self, request: Request, of: str) -> list[Fields]:
-        """Return the connections to a virtual host."""
+        """Return the connections to the virtual host `of`."""
         host = self._host(of)
         return [one for one in await self.connections(request) if one["vhost"] == host.name]
 
     def _connection(self, one: Connected) -> Fields:
+        """Return a connection in the fields of RabbitMQ's API."""
         host, _, port = one.address.rpartition(":")
         details = one.details
         connected_at = None if one.opened_at is None else clock.unix_time() - (clock.now() - one.opened_at)
@@ -477,7 +491,7 @@ class RabbitApi:
         }
 
     async def consumers(self, _: Request, *of: str) -> list[Fields]:
-        """Return the consumers of the queues of a virtual host, or of all."""
+        """Return the consumers in the virtual host `of`, or in all virtual hosts."""
         return [
             self._consumer(host, queue, one)
             for host in self._hosts_of(of)
@@ -486,6 +500,7 @@ class RabbitApi:
         ]
 
     def _consumer(self, host: VirtualHost, queue: AmqpQueue, consumer: Consumer) -> Fields:
+        """Return a consumer of a queue in the fields of RabbitMQ's API."""
         active = not queue.options.single_active or consumer is queue.consumers[0]
         found: Fields = {
             "queue": {"name": queue.name, "vhost": host.name},
@@ -520,21 +535,24 @@ class RabbitApi:
         return None if details is None else details.tag
 
     async def nothing(self, _: Request) -> list[Fields]:
-        """Return an empty list: the gateway has no such objects, or does not report them."""
+        """Return an empty list, for objects that the gateway does not have or does not report."""
         return []
 
     async def nothing_of_host(self, _: Request, of: str) -> list[Fields]:
-        """Return an empty list for a virtual host, which must exist."""
+        """Return an empty list for a virtual host.
+
+        Raises NotThereError if the virtual host does not exist.
+        """
         self._host(of)
         return []
 
     async def nothing_of_user(self, request: Request, name: str) -> list[Fields]:
-        """Return an empty list for a user, which must exist."""
+        """Return an empty list for a user. Raises NotThereError if the user does not exist."""
         await self.user(request, name)
         return []
 
     async def users(self, _: Request) -> list[Fields]:
-        """Return the users of the configuration and of exports, with their tags."""
+        """Return the users of the configuration and of imported definitions, with their RabbitMQ tags."""
         roles = self._roles()
         return [
             {
@@ -550,7 +568,7 @@ class RabbitApi:
         return _only(await self.users(request), name)
 
     async def permissions(self, _: Request) -> list[Fields]:
-        """Return the AMQP 0-9-1 permissions: a row for each user, role and virtual host."""
+        """Return the AMQP 0-9-1 permissions of users: a row for each user, role and virtual host."""
         roles = self._roles()
         return [
             {
@@ -565,7 +583,7 @@ class RabbitApi:
         ]
 
     async def vhost_permissions(self, request: Request, of: str) -> list[Fields]:
-        """Return the permissions in a virtual host."""
+        """Return the permissions of all users in the virtual host `of`."""
         host = self._host(of)
         return [one for one in await self.permissions(request) if one["vhost"] == host.name]
 
@@ -575,9 +593,10 @@ class RabbitApi:
         return [one for one in await self.permissions(request) if one["user"] == name]
 
     async def permission(self, request: Request, of: str, user: str) -> Fields:
-        """Return the permissions of a user in a virtual host. Raises NotThereError if there are none.
+        """Return the permissions of a user in the virtual host `of`.
 
-        The expressions of several roles are combined, because a match of any of them is enough.
+        The regular expressions of several roles are combined into one that matches if any of them does.
+        Raises NotThereError if the user has no permissions there.
         """
         found = [one for one in await self.vhost_permissions(request, of) if one["user"] == user]
         if not found:
@@ -588,7 +607,7 @@ class RabbitApi:
         return found[0] | {word: "|".join(f"({one[word]})" for one in found if one[word]) for word in words}
 
     async def policies(self, _: Request, *of: str) -> list[Fields]:
-        """Return the policies of a virtual host, or of all."""
+        """Return the policies of the virtual host `of`, or of all virtual hosts."""
         return [
             {"vhost": host.name, "apply-to": "all", "priority": 0, **one.document}
             for host in self._hosts_of(of)
@@ -596,13 +615,14 @@ class RabbitApi:
         ]
 
     async def policy(self, request: Request, of: str, name: str) -> Fields:
-        """Return the policy of this name."""
+        """Return the policy `name` of the virtual host `of`."""
         return _only(await self.policies(request, of), name)
 
     async def definitions(self, request: Request, *of: str) -> Fields:
-        """Return durable objects and policies, as RabbitMQ exports its definitions.
+        """Return the durable objects and the policies in the form in which RabbitMQ exports definitions.
 
-        Users and permissions are included only for all virtual hosts.
+        Return those of the virtual host `of`, or of all virtual hosts; only in the latter case with users and
+        permissions.
         """
         hosts = list(self._hosts_of(of))
         names = {host.name for host in hosts}
@@ -652,9 +672,9 @@ class RabbitApi:
         }
 
     async def alive(self, _: Request, of: str) -> Fields:
-        """Return status `ok` for a virtual host, which must exist.
+        """Return status `ok` if the virtual host `of` exists and the gateway is ready.
 
-        Raises UnavailableError if the gateway is not ready.
+        Raises NotThereError if the virtual host does not exist, UnavailableError if the gateway is not ready.
         """
         self._host(of)
         if reasons := self._why_not():
@@ -664,7 +684,7 @@ class RabbitApi:
     async def healthy(self, _: Request, *of: str) -> Fields:
         """Return status `ok`, or `failed` with the reason if the gateway is not ready.
 
-        Raises NotThereError for another node than this one.
+        `of` may be the name of the node. Raises NotThereError for another name.
         """
         if of and of[0] != self._node:
             raise NotThereError
@@ -673,9 +693,9 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def checked(self, _: Request) -> Fields:
-        """Return the status as the newer paths have it.
+        """Return status `ok` if the gateway is ready, for the paths below `health/checks`.
 
-        Raises UnavailableError if the gateway is not ready.
+        Raises UnavailableError if it is not ready.
         """
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
@@ -693,9 +713,9 @@ class RabbitApi:
     # Changes.
 
     async def close_connection(self, _: Request, name: str) -> Response:
-        """Disconnect the client whose connection has this name.
+        """Disconnect the client whose connection has this name, which is its address.
 
-        Raises NotThereError if there is none.
+        Raises NotThereError if there is no such connection.
         """
         chosen = [one for one in self._clients() if one.address == name]
         if not chosen:
@@ -706,9 +726,10 @@ class RabbitApi:
         return Response(status_code=204)
 
     async def change(self, request: Request, path: Sequence[str]) -> Response:
-        """Execute a DELETE, PUT or POST.
+        """Execute a DELETE, PUT or POST request.
 
-        Raises NotThereError, or ValueError if the API has no such change.
+        `path` has the parts of the path behind `/api/`. Raises NotThereError for an object or a path to
+        delete that does not exist, and ValueError if the API has no PUT or POST at this path.
         """
         try:
             act, words = _found(CHANGES[request.method], path)
@@ -720,7 +741,7 @@ class RabbitApi:
         return found
 
     async def declare_queue(self, request: Request, of: str, name: str) -> Response:
-        """Declare a queue as the body of the request defines it.
+        """Declare a queue with the properties in the request's body.
 
         Return 201 for a new queue, else 204.
         """
@@ -729,7 +750,7 @@ class RabbitApi:
         return await self._declared(host, new)
 
     async def declare_exchange(self, request: Request, of: str, name: str) -> Response:
-        """Declare an exchange as the body of the request defines it.
+        """Declare an exchange with the properties in the request's body.
 
         Return 201 for a new exchange, else 204.
         """
@@ -738,11 +759,11 @@ class RabbitApi:
         return await self._declared(host, new)
 
     async def bind_queue(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind a queue to an exchange, with the key and arguments in the request's body."""
+        """Bind the queue `name` to the exchange `source`, with the key and arguments in the body."""
         return await self._bound(request, of, "queue", source, name)
 
     async def bind_exchange(self, request: Request, of: str, source: str, name: str) -> Response:
-        """Bind an exchange to an exchange, with the key and arguments in the request's body."""
+        """Bind the exchange `name` to the exchange `source`, with the key and arguments in the body."""
         return await self._bound(request, of, "exchange", source, _exchange_name(name))
 
     async def _bound(self, request: Request, of: str, kind: str, source: str, name: str) -> Response:
@@ -758,7 +779,7 @@ class RabbitApi:
         return Response(status_code=201 if new else 204)
 
     async def publish(self, request: Request, of: str, name: str) -> Response:
-        """Publish the message in the request's body to an exchange.
+        """Publish the message in the request's body to the exchange `name`.
 
         The field `routed` of the response is False if no queue or route accepts the message. Raises
         ValueError if the message is refused.
@@ -771,7 +792,7 @@ class RabbitApi:
         return answer({"routed": routed})
 
     async def get(self, request: Request, of: str, name: str) -> Response:
-        """Return messages from the head of a queue, as the request's body requires."""
+        """Return messages from the head of a queue, and settle them as the request's body requires."""
         caller: Caller = request.state.caller
         await request.body()  # The client is waited for before other responses of the user wait.
         async with self._unsent.building(caller.principal.name):
@@ -780,7 +801,7 @@ class RabbitApi:
             return await _as_json(rows)
 
     async def delete_queue(self, request: Request, of: str, name: str) -> Response:
-        """Delete a queue, on the conditions `if-unused` and `if-empty` of the query.
+        """Delete a queue, if it fulfils the conditions `if-unused` and `if-empty` in the query.
 
         Raises NotThereError if it does not exist.
         """
@@ -796,7 +817,7 @@ class RabbitApi:
         return await self._changed(request, host, act)
 
     async def delete_exchange(self, request: Request, of: str, name: str) -> Response:
-        """Delete an exchange, on the condition `if-unused` of the query.
+        """Delete an exchange, if it fulfils the condition `if-unused` in the query.
 
         Raises NotThereError if it does not exist.
         """
@@ -812,17 +833,21 @@ class RabbitApi:
         return await self._changed(request, host, act)
 
     async def unbind_queue(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove a binding of a queue by its properties key."""
+        """Remove the binding of the queue `name` to the exchange `source` with the properties key `key`."""
         return await self._unbind(request, of, "queue", source, name, key)
 
     async def unbind_exchange(self, request: Request, of: str, source: str, name: str, key: str) -> Response:
-        """Remove a binding of an exchange by its properties key."""
+        """Remove the binding of the exchange `name` to the exchange `source` with this properties key."""
         return await self._unbind(request, of, "exchange", source, _exchange_name(name), key)
 
     async def _unbind(
         self, request: Request, of: str, kind: str, source: str, name: str, key: str
     ) -> Response:
-        """Delete a binding by its properties key, in any of the forms that `_with_key` accepts."""
+        """Remove a binding of the queue or exchange `name`, whichever `kind` says, to the exchange `source`.
+
+        `key` is the binding's properties key, percent-encoded or not. Raises NotThereError if there is no
+        such binding.
+        """
         host = self._host(of)
         for one in bindings_of(self._hosts):
             same = one.virtual_host == host.name and (one.kind, one.source) == (kind, _exchange_name(source))
@@ -831,7 +856,7 @@ class RabbitApi:
         raise NotThereError
 
     async def purge_queue(self, request: Request, of: str, name: str) -> Response:
-        """Drop all ready messages of a queue.
+        """Remove all ready messages of a queue.
 
         Raises NotThereError if the queue does not exist.
         """
@@ -846,17 +871,22 @@ class RabbitApi:
         return await self._changed(request, host, act)
 
     async def _changed(self, request: Request, host: VirtualHost, act: Callable[[Actor], None]) -> Response:
+        """Perform a change of a virtual host with the caller's rights, and return 204 once it is on disk."""
         await self._changes.permit(request, host, act)
         host.written = False  # the response waits for the disk instead
         await self._done()
         return Response(status_code=204)
 
     async def _done(self) -> None:
+        """Wait until all changes are on disk."""
         await RemovalPace(self._flush).spend(1)
         await on_disk(self._store, self._flush)
 
     def _hosts_of(self, of: Sequence[str]) -> Iterable[VirtualHost]:
-        """Return the virtual hosts with these names, or all if there is no name. Raises NotThereError."""
+        """Return the virtual hosts with the names in `of`, or all if there are none.
+
+        Raises NotThereError if one does not exist.
+        """
         return [self._host(name) for name in of] if of else list(self._hosts.values())
 
     def _host(self, name: str) -> VirtualHost:
@@ -867,12 +897,16 @@ class RabbitApi:
 
 
 def _tags_of(rights: ConsoleRights) -> list[str]:
-    """Return RabbitMQ's user tags for these rights."""
+    """Return RabbitMQ's user tags that correspond to rights of the gateway."""
     return ["management"] if rights.right == "read" and rights.read_hosts is not None else TAGS[rights.right]
 
 
 def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, list[str]]:
-    """Return the row of a path in a table, and the words in its free places. Raises NotThereError."""
+    """Return the value of the first row in `table` whose path matches, and the parameters in the path.
+
+    `words` are the parts of the path; a part `*` of a row matches any word, which is a parameter. Raises
+    NotThereError if no row matches.
+    """
     for path, one in table.items():
         parts = path.split("/")
         if len(parts) == len(words) and all(
@@ -883,12 +917,16 @@ def _found(table: Mapping[str, Asked], words: Sequence[str]) -> tuple[Asked, lis
 
 
 async def _as_json(rows: list[Fields]) -> Response:
-    """Return a response with a list as JSON, encoded some rows at a time because there may be very many."""
+    """Return a JSON response with a list.
+
+    The list is encoded in slices with turns of the event loop in between, because it may be very long.
+    """
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
 
 
 def _stat(word: str, count: int, rate: float) -> Fields:
+    """Return a count and its rate per second in the fields of RabbitMQ's `message_stats`."""
     return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
 
 
@@ -927,6 +965,7 @@ def _exchange_name(word: str) -> str:
 
 
 def _with_key(rows: Iterable[Fields], key: str) -> Fields:
+    """Return the binding with this properties key, percent-encoded or not. Raises NotThereError."""
     for row in rows:
         if _has_key(row, key):
             return row
@@ -942,6 +981,7 @@ def _built_in(name: str) -> bool:
 
 
 def _only(rows: Iterable[Fields], name: str) -> Fields:
+    """Return the first row with this name. Raises NotThereError if there is none."""
     for row in rows:
         if row["name"] == name:
             return row
@@ -991,7 +1031,7 @@ def _binding(one: ListedBinding) -> Fields:
 
 
 def _default_binding(host: str, queue: AmqpQueue) -> Fields:
-    """Return the binding of a queue to the default exchange, by the queue's name."""
+    """Return the binding that every queue has to the default exchange, with the queue's name as the key."""
     return {
         "source": "",
         "vhost": host,

@@ -1,8 +1,8 @@
 """Changes through RabbitMQ's HTTP API: declaring, binding, publishing and getting.
 
-Each acts as the same method of AMQP 0-9-1, with the same rights, for a caller who may also change something
-at the console. Bodies of requests are those of RabbitMQ's management plug-in, in which numbers and Booleans
-may be strings, because `rabbitmqadmin` sends them so.
+Each change acts as the AMQP 0-9-1 method of this name, and needs the same rights of the caller, besides the
+right to change something at the console. Bodies of requests are those of RabbitMQ's management plug-in, in
+which numbers and Booleans may be strings, because `rabbitmqadmin` sends them so.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ R = TypeVar("R")
 
 
 class BrokerAccess(NamedTuple):
-    """Access to the embedded broker.
+    """Parts of the gateway through which the embedded broker is changed.
 
-    `endpoint_of` returns the endpoint that routes match for messages published to a virtual host. `limit` is
-    the maximum size of a body in bytes.
+    `endpoint_of` returns the name of the endpoint whose routes apply to messages that are published to a
+    virtual host. `limit` is the maximum size of a body in bytes. `hide` removes private fields from messages.
     """
 
     authorization: Authorization
@@ -73,7 +73,10 @@ class BrokerAccess(NamedTuple):
 
 
 class Actor:
-    """Caller in one virtual host, whose rights are checked: a Checker of `broker/amqp091/checks.py`."""
+    """Caller in one virtual host, whose rights are checked as those of an AMQP 0-9-1 client.
+
+    It implements `Checker` of `broker/amqp091/checks.py`.
+    """
 
     def __init__(self, caller: Caller, rights: Rights, host: VirtualHost) -> None:
         self.user = caller.principal.name
@@ -81,9 +84,9 @@ class Actor:
         self._host = host
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Check the permission `configure`, `write` or `read` of an exchange or queue.
+        """Check that the caller has a permission (`configure`, `write` or `read`) for an exchange or queue.
 
-        Raises Refused 403, or Pending.
+        Raises Refused 403 without the permission, and Pending if it is not known yet.
         """
         name = name or DEFAULT_EXCHANGE
         decision = self._rights.amqp(self._host.name, permission, name, kind)
@@ -91,9 +94,10 @@ class Actor:
             self._refuse(permission, f"{kind} '{name}'", decision.rule)
 
     def check_key(self, permission: str, exchange: str, key: str | None) -> None:
-        """Check a routing key of an exchange if that is a topic exchange, or does not exist.
+        """Check the caller's permission for a routing key of an exchange; None stands for every key.
 
-        Raises Refused 403, or Pending.
+        Only keys of topic exchanges, and of exchanges that do not exist, are checked. Raises Refused 403, or
+        Pending if the permission is not known yet.
         """
         found = self._host.exchanges.get(exchange)
         if exchange and (found is None or found.is_topic):
@@ -103,13 +107,19 @@ class Actor:
                 self._refuse(permission, f"{topic} in exchange '{exchange}'", decision.rule)
 
     def check_entry(self) -> None:
-        """Check that the caller may enter the virtual host. Raises Refused 403, or Pending."""
+        """Check that the caller may use the virtual host.
+
+        Raises Refused 403, or Pending if this is not known yet.
+        """
         decision = self._rights.enters_amqp(self._host.name)
         if not decision.allowed:
             self._refuse("connect", "it", decision.rule)
 
     def check_routes(self, roles: tuple[str | None, ...]) -> None:
-        """Check that the caller has the roles that the routes of a message require. Raises Refused 403."""
+        """Check that the caller has the roles that the routes of a message require.
+
+        `roles` has one entry for each route; None requires no role. Raises Refused 403.
+        """
         for role in roles:
             if role is not None and not self._rights.unlimited and role not in self._rights.roles:
                 self._refuse("write", "a route that takes it", f"it is for role {role}")
@@ -121,16 +131,20 @@ class Actor:
 
 
 class RabbitChanges:
-    """Changes of one embedded broker."""
+    """Changes of the embedded broker by callers of RabbitMQ's HTTP API.
+
+    `flush` passes changes to the store and writes to sockets.
+    """
 
     def __init__(self, broker: BrokerAccess, flush: Callable[[], None]) -> None:
         self._broker = broker
         self._flush = flush
 
     async def permit(self, request: Request, host: VirtualHost, check: Callable[[Actor], R]) -> R:
-        """Return the result of `check`, which may be denied by the caller's rights.
+        """Call `check` with the caller as an Actor, and return its result.
 
-        `check` is repeated while the rights are pending. Raises Refused.
+        While a right is pending, wait for it and call `check` again. Raises Refused if the caller lacks a
+        right.
         """
         caller: Caller = request.state.caller
         actor = Actor(caller, self._rights_of(caller), host)
@@ -142,9 +156,10 @@ class RabbitChanges:
                 await pending.awaited.wait()
 
     def _rights_of(self, caller: Caller) -> Rights:
-        """Return the rights of the user who is responsible for a request; an administrator has all.
+        """Return the AMQP 0-9-1 rights of a caller: those of the responsible user.
 
-        If the caller is a token of that user with scopes, fields or roles of its own, those apply instead.
+        An administrator has all rights. If the caller has that user's name and scopes, fields or roles of its
+        own, as a JSON Web Token can have, those apply instead.
         """
         if caller.maker is None:
             return AllRights(key=caller.principal.name)
@@ -155,9 +170,9 @@ class RabbitChanges:
     # Definitions.
 
     async def declare_queue(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare a queue as the body of a PUT requires.
+        """Declare a queue with the properties in the body of a PUT.
 
-        Return True if it is new. Raises Refused, and ValueError.
+        Return True if it is new. Raises Refused, and ValueError for an invalid body.
         """
         body = await body_of(request)
         arguments = arguments_of(body)
@@ -182,9 +197,9 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def declare_exchange(self, request: Request, host: VirtualHost, name: str) -> bool:
-        """Declare an exchange as the body of a PUT requires.
+        """Declare an exchange with the properties in the body of a PUT.
 
-        Return True if it is new. Raises Refused, and ValueError.
+        Return True if it is new. Raises Refused, and ValueError for an invalid body.
         """
         body = await body_of(request)
         arguments, kind = arguments_of(body), body.get("type", "direct")
@@ -203,9 +218,10 @@ class RabbitChanges:
         return await self.permit(request, host, act)
 
     async def bind(self, request: Request, host: VirtualHost, kind: str, source: str, name: str) -> str:
-        """Bind a queue or exchange as the body of a POST requires.
+        """Bind the queue or exchange `name` to the exchange `source`, as the body of a POST defines.
 
-        Return the routing key. Raises Refused, and ValueError.
+        `kind` is `queue` or `exchange`. Return the routing key. Raises Refused, and ValueError for an invalid
+        body.
         """
         body = await body_of(request)
         arguments, key = arguments_of(body), body.get("routing_key", "")
@@ -223,10 +239,10 @@ class RabbitChanges:
     # Messages.
 
     async def publish(self, request: Request, host: VirtualHost, exchange: str) -> bool:
-        """Publish the message of a POST, and wait for its outcome.
+        """Publish the message in the body of a POST, and wait for its outcome.
 
-        Return False if no queue or route accepts it. Raises Refused, and ValueError if the message is not
-        accepted or not confirmed within PUBLISH_SECS.
+        Return False if no queue or route accepts it. Raises Refused, and ValueError for an invalid body, or
+        if the message is not accepted or not confirmed within PUBLISH_SECS.
         """
         body = await body_of(request)
         caller: Caller = request.state.caller
@@ -265,6 +281,10 @@ class RabbitChanges:
     def _message(
         self, fields: Mapping[str, Any], host: VirtualHost, exchange: str, caller: Caller
     ) -> Message:
+        """Return the message that the body of a POST describes.
+
+        Raises ValueError for an invalid body, or Refused if the message is too large.
+        """
         key = fields.get("routing_key")
         if not isinstance(key, str):
             raise ValueError("routing_key: a text is wanted")
@@ -294,10 +314,10 @@ class RabbitChanges:
         )
 
     async def get(self, request: Request, host: VirtualHost, name: str) -> list[dict[str, Any]]:
-        """Return messages from the head of a queue, and settle them as the body of a POST requires.
+        """Take messages from the head of a queue, settle them as the request requires, and return them.
 
-        Messages that cannot be shown are put back, which counts as no delivery. Raises Refused, and
-        ValueError.
+        If one of them cannot be shown, all are put back, which counts as no delivery. Raises Refused, and
+        ValueError for an invalid body or a message that cannot be shown.
         """
         body = await body_of(request)
         mode, encoding = body.get("ackmode"), body.get("encoding")
@@ -339,10 +359,12 @@ class RabbitChanges:
     async def _take(
         queue: AmqpQueue, count: int, truncate: int, deliveries: list[tuple[int, Message, bool]]
     ) -> None:
-        """Take up to `count` messages, and add each to `deliveries` at once, in case this is cancelled.
+        """Take up to `count` messages from the head of a queue, and append each to `deliveries` at once.
 
-        Stops early before more than GET_BYTES_MAX would be shown, or if messages are not read from the disk
-        within LOAD_SECS. Raises ValueError if the first message is larger.
+        So the caller of this function can settle them even if it is cancelled. Each is counted with at most
+        `truncate` bytes. Stop before a message with which the sum exceeds GET_BYTES_MAX, and when messages
+        are not read from the disk within LOAD_SECS. Raises ValueError if the first message alone exceeds
+        GET_BYTES_MAX.
         """
         queue.dispatch()
         byte_count = 0
@@ -373,6 +395,7 @@ class RabbitChanges:
     async def _row(
         self, queue: AmqpQueue, position: int, message: Message, encoding: str, truncate: int
     ) -> dict[str, Any]:
+        """Return a message in the fields of RabbitMQ's API. Raises ValueError if it cannot be shown."""
         returns = None if queue.deliveries is None else queue.deliveries.of(position)
         visible = self._broker.hide("", message)
         try:
@@ -398,9 +421,10 @@ class RabbitChanges:
 
 
 async def _payload(body: Body, encoding: str, truncate: int) -> tuple[str, str]:
-    """Return at most `truncate` bytes of a body as text, and its `payload_encoding`. Raises OSError.
+    """Return at most `truncate` bytes of a body as text, and the encoding of this text.
 
-    A body that may not be shown is "", and its encoding `withheld`.
+    The encoding is `string`, `base64`, or `withheld` with the text "" if the caller may not see the body.
+    Raises OSError if the body cannot be read from the disk.
     """
     if isinstance(body, Withheld):
         return "", "withheld"
@@ -427,7 +451,10 @@ def _any(message: Message) -> bool:
 
 
 def settle(queue: AmqpQueue, deliveries: list[tuple[int, Message, bool]], mode: str) -> None:
-    """Acknowledge, requeue, reject or put back messages that were taken, as `mode` requires."""
+    """Acknowledge, requeue, reject or put back messages that were taken from a queue.
+
+    `mode` is a value of `ackmode` in RabbitMQ's API, or PUT_BACK, which does not count as a delivery.
+    """
     if not deliveries:
         return
     if queue.deleted or mode == "ack_requeue_false":
@@ -447,9 +474,9 @@ def settle(queue: AmqpQueue, deliveries: list[tuple[int, Message, bool]], mode: 
 
 
 async def body_of(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object in the body of a request, or an empty one for an empty body.
+    """Return the JSON object in the body of a request; an empty body is an empty object.
 
-    Raises ValueError.
+    Raises ValueError if the body is not a JSON object.
     """
     data = await request.body()
     try:
@@ -462,7 +489,10 @@ async def body_of(request: Request) -> Mapping[str, Any]:
 
 
 def flag(body: Mapping[str, Any], word: str) -> bool:
-    """Return the Boolean `word`, which may be a string; False if it is missing. Raises ValueError."""
+    """Return the field `word` of a body as a Boolean; it may be the string `true` or `false`.
+
+    Return False if it is missing. Raises ValueError for another value.
+    """
     value = body.get(word, False)
     if isinstance(value, str) and value in ("true", "false"):
         return value == "true"
@@ -472,7 +502,11 @@ def flag(body: Mapping[str, Any], word: str) -> bool:
 
 
 def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
-    """Return the number `word`, which may be a string, or `default` if it is missing. Raises ValueError."""
+    """Return the field `word` of a body as a number that is not negative; it may be a string of digits.
+
+    Return `default` if it is missing. Raises ValueError for another value, and if it is missing without a
+    default.
+    """
     value = body.get(word, default)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         return int(value)
@@ -482,7 +516,10 @@ def number(body: Mapping[str, Any], word: str, default: int | None) -> int:
 
 
 def arguments_of(body: Mapping[str, Any]) -> Headers:
-    """Return the arguments of a declaration. Raises ValueError."""
+    """Return the field `arguments` of a body as AMQP headers.
+
+    Raises ValueError if it is not an object, or has a value that AMQP cannot express.
+    """
     arguments = body.get("arguments") or {}
     if not isinstance(arguments, dict):
         raise ValueError("arguments: an object is wanted")
@@ -490,7 +527,11 @@ def arguments_of(body: Mapping[str, Any]) -> Headers:
 
 
 def properties_of(properties: Any, user: str) -> BasicProperties:
-    """Return the properties of a message that `user` publishes. Raises ValueError, or Refused 406."""
+    """Convert the JSON `properties` of a message that `user` publishes to AMQP properties.
+
+    Raises ValueError for invalid properties, and Refused 406 for another user's `user_id` or a direct
+    reply-to address.
+    """
     if not isinstance(properties, dict):
         raise ValueError("properties: an object is wanted")
     native = BasicProperties()

@@ -1,8 +1,9 @@
 """Query parameters of lists in RabbitMQ's HTTP API: filter by name, order, page and columns.
 
 `name` is a part of the name or, with `use_regex`, an expression that is found in it. `sort` is a field; `a.b`
-is `b` in `a`; rows without it are first. A list is complete, or in pages if the query has `page`. Whatever
-the parameters cost for a row, other clients are served in between: see `LoopTurns`.
+is the field `b` in the object `a`; rows without this field are first. The response is the whole list, or one
+page of it if the query has `page`. However long the parameters take for a row, other clients are served in
+between: see `LoopTurns`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Path = tuple[str, ...]
 
 
 class LoopTurns:
-    """Turns of the event loop during a long computation.
+    """Pauses of a long computation in which the event loop runs other tasks.
 
-    `spent` is the time in seconds that the computation has taken, without the turns of others.
+    `spent` is the time in seconds that the computation itself has taken so far.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class LoopTurns:
         self._turn_start = clock.monotonic()
 
     async def take(self) -> None:
-        """Let the event loop run if the computation has taken TURN_SECS since the last turn."""
+        """Let the event loop run other tasks if the computation has run for TURN_SECS since the last time."""
         elapsed = clock.monotonic() - self._turn_start
         if elapsed >= TURN_SECS:
             self.spent += elapsed
@@ -56,9 +57,10 @@ class LoopTurns:
 
 
 async def listed(query: Mapping[str, str], found: Any) -> Any:
-    """Return the rows or page of a list, or the columns of an object, that the query selects.
+    """Apply the parameters of a query to the response `found`, a list of rows or one object.
 
-    Raises ValueError.
+    Return the selected rows, one page of them, or the selected columns of the object. Raises ValueError for
+    an invalid parameter.
     """
     columns = _paths(query.get("columns", ""))
     if not isinstance(found, list):
@@ -99,6 +101,10 @@ def _switch(query: Mapping[str, str], word: str) -> bool:
 
 
 async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
+    """Return the rows whose name matches the parameter `name`.
+
+    Raises ValueError if matching takes too long.
+    """
     pattern = query.get("name", "")
     if not _switch(query, "use_regex") or not pattern:
         return [row for row in rows if pattern in str(row.get("name", ""))] if pattern else rows
@@ -113,7 +119,10 @@ async def _named(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
 
 
 def _expression(text: str) -> Regex:
-    """Return the regular expression of a client, which may not need much memory. Raises ValueError."""
+    """Compile the regular expression in the parameter `name`.
+
+    Raises ValueError if it is invalid, too long, or needs too much memory.
+    """
     if len(text) > PATTERN_MAX:
         raise ValueError(f"name has {PATTERN_MAX} characters at most")
     try:
@@ -123,6 +132,7 @@ def _expression(text: str) -> Regex:
 
 
 async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
+    """Return the rows in the order that the parameters `sort` and `sort_reverse` define."""
     reverse, path = _switch(query, "sort_reverse"), _path(query.get("sort", ""))
     if not path:
         return rows
@@ -142,7 +152,7 @@ async def _sorted(query: Mapping[str, str], rows: list[Fields]) -> list[Fields]:
 
 
 def _key(value: Any) -> tuple[int, float, str]:
-    """Return the sort key of a value: missing ones first, then numbers, then texts."""
+    """Return the sort key of a field's value: missing values are first, then numbers, then texts."""
     if value is None:
         return 0, 0.0, ""
     if isinstance(value, int | float):
@@ -152,7 +162,10 @@ def _key(value: Any) -> tuple[int, float, str]:
 
 
 def _paths(columns: str) -> list[Path]:
-    """Return the paths of columns that are separated by commas, each once. Raises ValueError."""
+    """Parse the parameter `columns`: field names separated by commas, such as `name,message_stats.publish`.
+
+    Return the path of each field once. Raises ValueError if there are too many.
+    """
     names = dict.fromkeys(one for one in columns.split(",") if one)
     if len(names) > COLUMNS_MAX:
         raise ValueError(f"columns has {COLUMNS_MAX} names at most, not {len(names)}")
@@ -160,7 +173,10 @@ def _paths(columns: str) -> list[Path]:
 
 
 def _path(field: str) -> Path:
-    """Return the keys that lead to a field, or () for "". Raises ValueError if there are too many."""
+    """Split the name of a field, such as `a.b`, into its keys. Return () for "".
+
+    Raises ValueError if there are too many keys.
+    """
     if field.count(".") >= STEPS_MAX:
         raise ValueError(f"a field has {STEPS_MAX} parts at most: {field[:100]!r}")
     return tuple(field.split(".")) if field else ()
@@ -176,7 +192,7 @@ def _at(row: Fields, path: Path) -> Any:
 
 
 async def _shown(rows: list[Fields], columns: Sequence[Path]) -> list[Fields]:
-    """Return the columns of each row, or the rows themselves if there are no columns."""
+    """Return only the selected columns of each row, or the whole rows if no columns are selected."""
     if not columns:
         return rows
     found, turns = [], LoopTurns()
@@ -187,6 +203,7 @@ async def _shown(rows: list[Fields], columns: Sequence[Path]) -> list[Fields]:
 
 
 def _columns(row: Fields, columns: Sequence[Path]) -> Fields:
+    """Return an object with only the selected columns of a row, or the row itself if none are selected."""
     if not columns:
         return row
     made: Fields = {}

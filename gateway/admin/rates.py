@@ -1,4 +1,4 @@
-"""Rates of the last hour, page by page, from `gateway/telemetry/history.py`."""
+"""Rates of the gateway's counters during the last hour, from `gateway/telemetry/history.py`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SHOWN_MAX: Final = 200  # Series per page, of 360 numbers each.
 
 
 class Meter:
-    """Rates of counts that are read only on request.
+    """Rates of counters that are read only when somebody requests the rate.
 
-    Each is over the time since its previous request, at least a second. With too many, the one requested
-    longest ago is dropped.
+    A rate is the average since the previous request for this counter, if that was at least METERED_SECS_MIN
+    seconds ago. At METERED_MAX counters, the one requested longest ago is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:
@@ -35,7 +35,10 @@ class Meter:
         ] = {}  # time, count and rate of the previous request
 
     def rate(self, key: str, count: int) -> float:
-        """Return the rate per second of the counter `key`, which is now `count`; 0.0 at the first request."""
+        """Return the rate per second of the counter `key`, whose present value is `count`.
+
+        Return 0.0 at the first request for the counter.
+        """
         now = self._clock()
         sample = self._samples.pop(key, None)
         if sample is None:
@@ -49,13 +52,13 @@ class Meter:
 
 
 class RatesApi:
-    """Operation that lists rates."""
+    """API operation that lists the rates of the gateway's counters."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operation that lists rates, with its function."""
         return [ServedOperation(RATES, self._list, RateRow)]
 
     async def _list(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ NOT_YET: Final = "not started"
 
 
 class Readiness:
-    """Conditions that must be met: listeners open, required links up."""
+    """Conditions that must be met before the process is ready: listeners open, required links up."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
@@ -34,11 +34,15 @@ class Readiness:
         self._missing[condition] = reason
 
     def watch(self, condition: str, why_not: Callable[[], str]) -> None:
-        """Register `condition`, which is met while `why_not()` returns ""; it is called at each request."""
+        """Register a condition that is met while `why_not()` returns "".
+
+        `why_not` is called whenever the reasons are requested; any other text is the reason why it is not
+        met.
+        """
         self._watched[condition] = why_not
 
     def drain(self) -> None:
-        """Make the process unready, because it is about to stop."""
+        """Make the process not ready from now on, because it is about to stop."""
         self._draining = True
 
     def reasons(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Operations on retained MQTT messages: listing and clearing them.
 
-`topic` is an MQTT topic filter, or with `exact` the topic itself; `client` and `user` are those of the
+They are selected by `topic`, an MQTT topic filter or with `exact` a topic, and by `client` and `user` of the
 publisher.
 """
 
@@ -29,20 +29,26 @@ log = structlog.get_logger()
 
 
 class RetainedOperations(Protocol):
-    """Retained messages of this process or of all replicas. All methods raise UnavailableError."""
+    """Access to retained MQTT messages of this process or of all replicas.
+
+    All methods raise UnavailableError.
+    """
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield at least the messages that an MQTT filter matches, in slices."""
+        """Yield retained messages in lists: all that the MQTT topic filter matches, and possibly others."""
 
     async def forget(self, messages: list[Message]) -> int:
-        """Clear the topics of these messages. Return how many were retained."""
+        """Clear the retained messages that are in this list. Return how many still existed."""
 
     async def settle(self) -> None:
-        """Return when the cleared state is durable."""
+        """Wait until the cleared messages are durably removed."""
 
 
 class LocalMessages:
-    """Retained messages of this process. `flush` ends a wake-up."""
+    """Access to retained messages in the memory of this process.
+
+    `flush` passes changes to the store and writes to sockets, as the end of a wake-up of the event loop does.
+    """
 
     def __init__(self, retained: RetainedTopics, store: Store | None, flush: Callable[[], None]) -> None:
         self._retained = retained
@@ -50,11 +56,11 @@ class LocalMessages:
         self._flush = flush
 
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
-        """Yield all messages in slices."""
+        """Yield all retained messages in lists, without applying the filter."""
         return slices(self._retained.messages())
 
     async def forget(self, messages: list[Message]) -> int:
-        """Clear the topics that still have these messages. Return their number."""
+        """Clear the retained messages in this list that have not been replaced since. Return their number."""
         pace = RemovalPace(self._flush)
         removed = 0
         for message in messages:
@@ -63,18 +69,18 @@ class LocalMessages:
         return removed
 
     async def settle(self) -> None:
-        """Return when all changes are on disk. Raises UnavailableError if the disk does not store them."""
+        """Wait until all changes are on disk. Raises UnavailableError if they cannot be stored."""
         await on_disk(self._store, self._flush)
 
 
 class RetainedApi:
-    """Operations on retained messages."""
+    """API operations on retained MQTT messages."""
 
     def __init__(self, retained: RetainedOperations) -> None:
         self._retained = retained
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on retained messages, each with the function that serves it."""
         return [
             ServedOperation(RETAINED, self._list, RetainedRow),
             ServedOperation(REMOVE_RETAINED, self._remove, Removed),
@@ -113,9 +119,9 @@ def _chooser(choice: Mapping[str, Any]) -> Callable[[Message], bool]:
 
 
 def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a function that returns True for selected topics.
+    """Return a predicate: True for the topics that `choice` selects by `topic` and `exact`.
 
-    Raises BadChoiceError for an invalid filter.
+    Raises BadChoiceError for an invalid topic filter.
     """
     topic_filter: str = choice.get("topic", "#")
     if choice.get("exact") and "topic" in choice:
@@ -127,7 +133,7 @@ def _topics(choice: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """Return the row of a retained message."""
+    """Return a retained message as a JSON object of the API (RetainedRow)."""
     expires = message.expires
     return {
         "topic": _topic(message),

@@ -1,9 +1,9 @@
 """Selection among very many objects, and paging through them without delaying other clients.
 
-A choice is a set of words (`client`, `idle_longer_than`, ...) in a query or a JSON object. A `*` in a text
-stands for any characters, unless `exact` is given, because clients choose names that may contain `*`. Lists
-are paged and ordered by key: `next` of one page is `after` of the following one. Every walk over all objects
-runs in slices, with a turn of the event loop in between.
+A request selects objects by parameters (`client`, `idle_longer_than`, ...) in its query or in a JSON object:
+its choice. A `*` in a text stands for any characters, unless `exact` is given, because clients choose names
+that may contain `*`. Lists are paged and sorted by a key: `next` of one page is `after` of the following one.
+Every loop over all objects is divided into slices, between which the event loop runs other tasks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ T = TypeVar("T")
 class ListPage(NamedTuple):
     """Page of a list.
 
-    `matching` is the number of all matching objects, `rows` are the rows in order of key, and `next` is the
-    key after which the next page begins.
+    `matching` is the number of all selected objects, `rows` are the JSON objects on this page in the order of
+    their keys, and `next` is the key after which the next page begins, None on the last page.
     """
 
     matching: int
@@ -50,7 +50,11 @@ class ListPage(NamedTuple):
     next: str | None
 
     def answer(self) -> Response:
-        """Return the page as JSON. Rows with elapsed times have a weak ETag that ignores these."""
+        """Return the page as a JSON response.
+
+        If rows have fields that change with time alone (PASSING), the response has a weak ETag that ignores
+        them.
+        """
         document = {"total": self.matching, "items": self.rows, "next": self.next}
         if not any(isinstance(row, dict) and not PASSING.isdisjoint(row) for row in self.rows[:1]):
             return answer(document)
@@ -60,9 +64,9 @@ class ListPage(NamedTuple):
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:
-    """Return the choice in a query, the number of rows, and the key after which the page begins.
+    """Return the parameters of a list's query: the choice, the number of rows, and the key to begin after.
 
-    Raises BadChoiceError for an invalid query.
+    `words` are the permitted parameters of the choice. Raises BadChoiceError for an invalid query.
     """
     choice: dict[str, Any] = dict(request.query_params)
     try:
@@ -83,9 +87,9 @@ async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int,
 
 
 async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any]:
-    """Return what the body of a request selects for removal.
+    """Return the parameters in the body of a request that removes objects, without `all`.
 
-    Raises BadChoiceError unless the body is valid and has either a selection or `all: true`.
+    Raises BadChoiceError unless the body is valid and either selects objects or has `all: true`.
     """
     choice = await choice_of(request)
     if not isinstance(choice, dict):
@@ -98,6 +102,10 @@ async def removal_of(request: Request, operation: ApiOperation) -> dict[str, Any
 
 
 def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    """Return the choice if all its parameters are in `words` and have permitted values.
+
+    Raises BadChoiceError otherwise.
+    """
     if unknown := choice.keys() - words.keys():
         raise BadChoiceError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(words)}")
     for word, value in choice.items():
@@ -116,9 +124,9 @@ def _checked(choice: Mapping[str, Any], words: Words) -> dict[str, Any]:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that matches texts with a pattern in linear time.
+    """Return a function that returns True for texts that match `pattern`, in linear time.
 
-    In the pattern, `*` stands for any characters.
+    In the pattern, `*` stands for any characters; all other characters stand for themselves.
     """
     first, *rest = pattern.split("*")
     if not rest:
@@ -140,9 +148,9 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def named(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
-    """Return a function that matches texts with a word of a choice.
+    """Return a function that returns True for the names that the parameter `word` of a choice selects.
 
-    The word is a pattern, or with `exact` the text itself.
+    Its value is a pattern, or with `exact` the name itself. Without this parameter, all names are selected.
     """
     pattern: str | None = choice.get(word)
     if pattern is None:
@@ -151,9 +159,9 @@ def named(choice: Mapping[str, Any], word: str) -> Callable[[str], bool]:
 
 
 async def slices(things: Iterable[T]) -> AsyncIterator[list[T]]:
-    """Yield the objects in slices, with a turn of the event loop in between.
+    """Yield the objects in lists of at most SLICE, and let the event loop run after each list.
 
-    Objects may disappear in such a turn.
+    Objects may be removed meanwhile, also from a list that was yielded.
     """
     iterator = iter(things)
     while some := list(islice(iterator, SLICE)):
@@ -169,7 +177,11 @@ async def page_of(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return a page of the chosen objects."""
+    """Return the page with the first `count` selected objects behind the key `after`, in the order of keys.
+
+    `chosen` returns True for selected objects, `key` the sort key of an object, and `show` its JSON object.
+    With `after` "" it is the first page.
+    """
     return await page_of_slices(slices(things), chosen, key, show, count, after)
 
 
@@ -181,7 +193,7 @@ async def page_of_slices(
     count: int,
     after: str,
 ) -> ListPage:
-    """Return a page as `page_of` does, of objects that arrive in slices."""
+    """Return a page as `page_of` does, of objects that are produced in lists, as by `slices`."""
     matching = behind = 0
     first: list[T] = []
     async for some in things:
@@ -197,14 +209,17 @@ async def page_of_slices(
 
 
 class RemovalPace:
-    """Pacing of removals: the event loop runs after a certain cost. `flush` ends a wake-up."""
+    """Division of a long series of removals into parts, between which the event loop runs other tasks.
+
+    `flush` passes the changes to the store and writes to sockets; it is called after each part.
+    """
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
         self._spent = 0
 
     async def spend(self, cost: int) -> None:
-        """Add the cost of one removal, and let the event loop run if it is time."""
+        """Add the cost of one removal. At COST_MAX flush the changes and let the event loop run."""
         self._spent += cost
         if self._spent >= COST_MAX:
             self._spent = 0
@@ -213,9 +228,9 @@ class RemovalPace:
 
 
 async def on_disk(store: Store | None, flush: Callable[[], None], secs: float = DISK_SECS) -> None:
-    """Wait until all changes are on disk, at most `secs` seconds.
+    """Flush all changes, and wait at most `secs` seconds until they are on disk.
 
-    Raises UnavailableError if the disk does not store them.
+    Raises UnavailableError if they are not stored by then. Without a store do not wait.
     """
     if store is None:
         flush()

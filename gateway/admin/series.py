@@ -1,8 +1,8 @@
 """Detailed metrics at `/metrics/detailed`: a series for each queue or each MQTT session, on request.
 
-Only here, names that clients choose are labels. So the metrics are requested separately (`series`), need the
-right to see such names, and have a limited number of series: the first by name of those that match. The
-number left out is a series as well.
+These are the only metrics with labels whose values clients choose. So they are requested separately
+(`series`), need the scrape token or the right to see such names, and have a limited number of series: of the
+matching ones, the first by name. The number of series left out is a metric as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 class SeriesKind(NamedTuple, Generic[T]):
-    """Kind of series: its objects, their order, labels, and numbers by metric."""
+    """Kind of detailed metrics, such as those of queues.
+
+    `every` returns the objects, `key` the sort key of one, `labels` its label values, and `numbers` its
+    values by the name of the metric. `metrics` describes the metrics by name.
+    """
 
     every: Callable[[], Iterable[T]]
     key: Callable[[T], str]
@@ -37,7 +41,7 @@ class SeriesKind(NamedTuple, Generic[T]):
 
 
 class DetailedMetrics:
-    """Detailed metrics of queues and sessions."""
+    """Detailed metrics of queues and MQTT sessions, in the format of Prometheus."""
 
     def __init__(
         self, queues: Callable[[], Iterable[ListedQueue]], sessions: Callable[[], Iterable[Session]]
@@ -48,7 +52,10 @@ class DetailedMetrics:
         }
 
     async def serve(self, request: Request) -> Response:
-        """Return the requested series. Raises BadChoiceError for an invalid request."""
+        """Return the metrics that the query of the request selects.
+
+        Raises BadChoiceError for an invalid query.
+        """
         query = request.query_params
         names = query.getlist("series")
         if not names or not set(names) <= self._kinds.keys():

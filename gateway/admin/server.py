@@ -52,7 +52,11 @@ from gateway.transport.computation import computed
 
 @dataclass
 class AdminState:
-    """Parts of the running gateway that HTTP shows and changes. `clock` returns monotonic seconds."""
+    """Parts of the running gateway that its HTTP server shows and changes.
+
+    `clock` returns monotonic seconds, `started_secs` is its time at the start. `health_port` is the port of
+    `/livez`, `/readyz` and `/metrics` once the server listens.
+    """
 
     metrics: Metrics
     readiness: Readiness
@@ -75,7 +79,11 @@ class AdminState:
 
 
 def health(state: AdminState) -> list[BaseRoute]:
-    """Return the routes without login; metrics need the scrape token if one is configured."""
+    """Return the routes of probes and metrics, which need no login.
+
+    With a configured scrape token, `/metrics` needs this token or a login; `/metrics/detailed` always needs
+    one of them.
+    """
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n", headers=NEVER_STORE)
@@ -132,7 +140,10 @@ def _alarm_shown(alarm: Alarm) -> dict[str, Any]:
 
 
 def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
-    """Return the routes of probes, also with the default paths and methods of load balancers."""
+    """Return the routes of the health probes.
+
+    They include other paths and methods that load balancers use by default.
+    """
     return [
         *(Route(path, livez) for path in ("/livez", "/livez/")),
         *(Route(path, readyz) for path in ("/readyz", "/readyz/", "/health", "/health/")),
@@ -141,9 +152,10 @@ def probes(livez: Endpoint, readyz: Endpoint) -> list[BaseRoute]:
 
 
 def application(state: AdminState, *, with_health: bool = True) -> Starlette:
-    """Return the ASGI application, with health and metrics if `with_health` is True.
+    """Return the ASGI application of the console and the API.
 
-    Other routes need a login, except those to log in and the console's files.
+    It has the routes of `health` if `with_health` is True. All other routes need a login, except those to log
+    in and the console's files.
     """
     admitted = state.admission.admitted
 
@@ -205,9 +217,9 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
 
 
 def serving(routes: list[BaseRoute]) -> Starlette:
-    """Return an application for these routes, without redirects.
+    """Return an ASGI application for these routes, which never redirects.
 
-    An error gets a problem document, but an unknown path or method outside /api plain text.
+    Errors of the API become problem documents. An unknown path or method outside /api gets a plain text.
     """
     handlers: dict[Any, Any] = {
         **dict.fromkeys(PROBLEMS, _problem),
@@ -223,7 +235,7 @@ async def _problem(_: Request, error: Exception) -> Response:
 
 
 async def _other(request: Request, error: HTTPException) -> Response:
-    """Return the response for an unknown path or method."""
+    """Return the error response for an unknown path or method."""
     if not request.url.path.startswith("/api"):
         return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
     detail = error.detail
@@ -235,7 +247,10 @@ async def _other(request: Request, error: HTTPException) -> Response:
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:
-    """Bind a socket. Raises ConfigurationError if the address is not available."""
+    """Return a socket that listens on a host and port.
+
+    Raises ConfigurationError, which names the setting `key`, if the address is not available.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
@@ -249,16 +264,19 @@ def listen(key: str, host: str, port: int) -> socket.socket:
 
 
 def context_of(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return the TLS context of an HTTP port by configuration key, or None without TLS."""
+    """Return a function that returns the TLS context for a new connection, or None without TLS.
+
+    `key` is the section of the configuration, for error messages.
+    """
     return None if tls is None else server_context(key, tls.cert_file, tls.key_file)
 
 
 async def serve(
     http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled.
+    """Serve the console, the API, probes and metrics until cancelled.
 
-    `task_status` receives the console's port. Raises ConfigurationError when it cannot listen.
+    `task_status` receives the console's port. Raises ConfigurationError if a port cannot be opened.
     """
     apart = http.health
     refused = state.metrics.http_refused

@@ -1,7 +1,8 @@
 """Operations on MQTT sessions: listing, showing and ending them.
 
-A session is idle while its client is disconnected. A session in use is ended only with `in_use`; its client
-is then disconnected. Queued messages of an ended session are lost; a delayed will is published.
+A session is idle while its client is disconnected. The session of a connected client is ended only with
+`in_use`; the client is then disconnected. Queued messages of an ended session are lost; a delayed will is
+published.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ log = structlog.get_logger()
 
 
 class SessionsApi:
-    """Operations on sessions. `dismiss` disconnects the client of a session; `flush` ends a wake-up."""
+    """API operations on MQTT sessions.
+
+    `dismiss` disconnects the client of a session. `flush` passes changes to the store and writes to sockets.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class SessionsApi:
         self._flush = flush
 
     def operations(self) -> Sequence[ServedOperation]:
-        """Return the operations with their functions."""
+        """Return the operations on MQTT sessions, each with the function that serves it."""
         return [
             ServedOperation(SESSIONS, self._list, SessionRow),
             ServedOperation(REMOVE_SESSIONS, self._remove, SessionsRemoved),
@@ -109,7 +113,10 @@ class SessionsApi:
         return answer({"removed": removed, "in_use": busy, "leaving": remaining})
 
     async def _gone(self, leaving: list[Session]) -> int:
-        """Wait until the clients have disconnected. Return the number of sessions that remain."""
+        """Wait at most LEAVE_SECS until these sessions have ended with their connections.
+
+        Return the number of sessions that still exist.
+        """
         self._flush()
         remaining = leaving
         with trio.move_on_after(LEAVE_SECS):
@@ -121,12 +128,13 @@ class SessionsApi:
 
 
 def _idle_secs(session: Session) -> float:
-    """Return how long the client has been disconnected, in seconds."""
+    """Return for how many seconds the client of a session has been disconnected."""
     disconnected_at = session.expires_at - session.expiry_secs
     return max(clock.now() - disconnected_at, 0.0)
 
 
 def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
+    """Return a predicate: True for the sessions that the parameters in `choice` select."""
     client, user = named(choice, "client"), named(choice, "user")
     idle, in_use = choice.get("idle_longer_than"), choice.get("in_use")
 
@@ -143,7 +151,7 @@ def _chooser(choice: Mapping[str, Any]) -> Callable[[Session], bool]:
 
 
 def shown(session: Session) -> dict[str, Any]:
-    """Return the row of a session."""
+    """Return a session as a JSON object of the API (SessionRow)."""
     away = session.outlet is None
     return {
         "client": session.client_id,

@@ -14,7 +14,11 @@ FRAMES_SHOWN_MAX: Final = 200  # Keeps a document that is polled often small.
 
 
 def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: float) -> dict[str, Any]:
-    """Return the document. `at_secs` and `started_secs` are monotonic; `reasons` are those of readiness."""
+    """Return the state of the gateway as one JSON document.
+
+    `at_secs` and `started_secs`, the present time and that of the start, are seconds of a monotonic clock.
+    `reasons` are those why the process is not ready.
+    """
     return {
         "version": metrics.version,
         "at_secs": at_secs,

@@ -25,10 +25,11 @@ from gateway.settings import Http
 
 @dataclass(frozen=True)
 class WorkersState:
-    """Data of the supervisor.
+    """Parts of the supervisor that its HTTP server shows.
 
-    `reasons` returns why the running workers are not ready; `exposed` returns metrics and content type for a
-    request's `Accept`; `consoles` describes the ports of the consoles.
+    `reasons` returns why the running workers are not ready. `exposed` takes the `Accept` header of a request
+    and returns the metrics of all workers with their content type. `consoles` describes the ports of the
+    workers' consoles. `refused` counts refused requests by reason.
     """
 
     reasons: Callable[[], list[str]]
@@ -66,9 +67,9 @@ def _routes(state: WorkersState) -> list[BaseRoute]:
 async def serve_workers(
     http: Http, state: WorkersState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve health and metrics at their configured port until cancelled; `task_status` receives the port.
+    """Serve probes and metrics of all workers at the configured port until cancelled.
 
-    Raises ConfigurationError when it cannot listen.
+    `task_status` receives the port. Raises ConfigurationError if the port cannot be opened.
     """
     key, at = ("http", http) if http.health is None else ("http.health", http.health)
     bound = listen(key, at.host, at.port)
