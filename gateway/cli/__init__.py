@@ -1,4 +1,4 @@
-"""The command line: one file for each group of commands, imported when one of its commands is named.
+"""Command line of the gateway: one module for each command or group, imported when it is used.
 
 `main` is the entry point; errors that the user can correct become lines on standard error and an exit code.
 """
@@ -65,7 +65,7 @@ def _gateway(
 
 
 def commands() -> typer.Typer:
-    """Build the application that has all commands of this folder."""
+    """Build the application with all commands of the program `gateway`."""
     return typer.Typer(
         name="gateway",
         cls=group_of(__name__, FILES),
@@ -79,7 +79,7 @@ def commands() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command that the arguments name, and exit."""
+    """Run the command that the arguments of the process name, and exit with its exit code."""
     if COMPLETE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]  # has no public name
 

@@ -30,10 +30,10 @@ CONNECT_SECS: Final = 1.0
 
 
 def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """Send a request and return the parsed JSON of the response.
+    """Send a request to the gateway at `url`, and return the JSON of the response.
 
-    `choice` is the JSON body of a POST request; None: a GET request. Raises GatewayError if the gateway does
-    not respond or refuses, and ArgumentError if the arguments are invalid.
+    `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway
+    does not respond or refuses, and ArgumentError if it reports that the request is invalid.
     """
     try:
         with opened(url, token_file, path, choice) as answer:
@@ -43,9 +43,9 @@ def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any
 
 
 def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the server-sent events of a path as (name, data) until the gateway closes the stream.
+    """Yield the server-sent events of a path as pairs of name and data, until the gateway closes the stream.
 
-    Raises GatewayError as `answered` does.
+    Raises GatewayError and ArgumentError as `answered` does.
     """
     name = ""
     try:
@@ -61,7 +61,11 @@ def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, 
 
 
 def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """Send a request and return the open response. Raises GatewayError, or ArgumentError for status 400."""
+    """Send a request to the gateway at `url`, and return the open response.
+
+    Try the credentials in turn until one is accepted. Raises ArgumentError for status 400, and GatewayError
+    for other errors.
+    """
     body = None if choice is None else orjson.dumps(choice)
     at = _here(url)
     refused: HTTPError | None = None
@@ -86,10 +90,10 @@ def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] 
 
 
 def _here(url: str) -> str:
-    """Return the URL with 127.0.0.1 for `localhost` if that port accepts connections, else unchanged.
+    """Return the URL with 127.0.0.1 instead of `localhost`, if that address accepts connections at the port.
 
-    `localhost` resolves to IPv6 first, where another user of this machine may listen and get the token while
-    the gateway has all of IPv4.
+    Otherwise return it unchanged. `localhost` resolves to IPv6 first, where another user of this machine
+    could listen and receive the token while the gateway listens only on IPv4.
     """
     place = urlsplit(url)
     if place.scheme != "http" or place.hostname != "localhost":
@@ -103,15 +107,18 @@ def _here(url: str) -> str:
 
 
 def _context_for(url: str) -> Context:
-    """Return the context, or an empty one if it is for another URL. Raises ConfigurationError."""
+    """Return the URL and credentials from the environment, or an empty context if they are for another URL.
+
+    Raises ConfigurationError.
+    """
     context = read_context()
     return context if context.url in ("", url) else Context()
 
 
 def _tls(context: Context) -> list[BaseHandler]:
-    """Return the handler for https with the context's authority and client certificate, if it has any.
+    """Return the handler for https with the authority and client certificate of the context.
 
-    Raises ConfigurationError.
+    Return an empty list if the context has neither. Raises ConfigurationError if a file cannot be used.
     """
     if not context.ca_file and not context.cert_file:
         return []
@@ -126,10 +133,10 @@ def _tls(context: Context) -> list[BaseHandler]:
 
 
 def _credentials(url: str, token_file: Path | None, context: Context) -> Iterator[str]:
-    """Yield the values of the header Authorization to try in turn; "": none.
+    """Yield the values of the header Authorization that are tried in turn; "" stands for no header.
 
-    They are the token in `token_file` alone, if given; else those of the context; else, for a gateway on this
-    machine, the tokens that it left for this user and the one of its first start, then "".
+    If `token_file` is given, there is only the token in it; else, if the context has credentials, only these.
+    Otherwise they are the tokens that a gateway on this machine has stored for this user, then "".
     """
     if token_file is not None or context.token or context.token_file:
         token = context.token if token_file is None else ""
@@ -145,7 +152,10 @@ def _credentials(url: str, token_file: Path | None, context: Context) -> Iterato
 
 
 def _left_tokens(url: str) -> Iterator[str]:
-    """Yield the tokens that a gateway on this machine has left for this user."""
+    """Yield the tokens that the gateway at `url` has stored for this user, if it is on this machine.
+
+    The token of the administrator, which the gateway's first start has written, is the last one.
+    """
     place = urlsplit(url)
     host = place.hostname or ""
     if host == "localhost" or is_loopback(f"{host}:0"):
@@ -158,9 +168,10 @@ def _left_tokens(url: str) -> Iterator[str]:
 
 
 def _administrators(port: int) -> list[Path]:
-    """Return the path of the token that the gateway's first start wrote, by the configuration.
+    """Return the path of the administrator's token, which the gateway's first start has written.
 
-    Return an empty list if the file does not exist or the configuration has another HTTP port than `port`.
+    The folder is that of the configuration in the environment. Return an empty list if the file does not
+    exist or the configuration has another HTTP port than `port`.
     """
     try:
         settings = load_settings(None, os.environ)

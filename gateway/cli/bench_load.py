@@ -1,7 +1,7 @@
-"""The load of `gateway bench`: one connection publishes in groups, another may consume.
+"""Load of `gateway bench`: one connection publishes messages in groups, another may consume them.
 
-A body begins with a random mark of this run and its number; its publishing time is stored in this process, so
-that only one clock is used. Other messages in the queue are consumed, and do not count.
+A body begins with random bytes that mark this run, and the message's number; its publishing time is stored in
+this process, so that only one clock is used. Other messages in the queue are consumed, and do not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ QUIET_SECS: Final = 5.0  # if no message arrives for so long, the missing ones a
 
 
 class Load(NamedTuple):
-    """Load of one run: `size` in bytes; `rate` in messages a second, None: as fast as possible."""
+    """Parameters of one run of the benchmark.
+
+    `size` is in bytes. `rate` is in messages per second; None is as fast as possible.
+    """
 
     messages: int
     size: int
@@ -43,7 +46,11 @@ class Load(NamedTuple):
 
 @dataclass
 class Measured:
-    """Result of one run. `latencies` are in seconds, sorted: of groups, or of messages that were received."""
+    """Result of one run of the benchmark.
+
+    `latencies` are in seconds, sorted: of received messages, or of groups if the messages are not consumed.
+    `why` is the reason of a refusal.
+    """
 
     sent: int = 0
     refused: int = 0
@@ -55,11 +62,11 @@ class Measured:
 
     @property
     def lost(self) -> int:
-        """Number of messages that were accepted but not received; 0 if none were to be received."""
+        """Number of messages that were accepted but not received; 0 if the run does not consume them."""
         return 0 if self.received is None else max(self.sent - self.refused - self.received, 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result for programs; times are in seconds."""
+        """Return the result as a JSON object; times are in seconds."""
         return {
             "sent": self.sent,
             "refused": self.refused,
@@ -71,7 +78,7 @@ class Measured:
         }
 
     def lines(self) -> list[str]:
-        """Return the lines of the result for people."""
+        """Return the result as lines of text for people."""
         lines = [f"sent      {self.sent} in {self.send_secs:.2f} s: {self.sent / self.send_secs:.0f}/s"]
         if self.refused:
             lines.append(f"refused   {self.refused}: {self.why}")
@@ -86,14 +93,20 @@ class Measured:
         return lines
 
     def quantile(self, share: float) -> float | None:
-        """Return the latency, in seconds, that this share (0 to 1) of all does not exceed, or None."""
+        """Return the latency in seconds that the fraction `share` (0 to 1) of all messages does not exceed.
+
+        Return None if there are no latencies.
+        """
         if not self.latencies:
             return None
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)]
 
 
 def measured(target: LinkUrl, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
-    """Run the load. Raises LinkError if the broker cannot be reached, or the connection is lost."""
+    """Run the benchmark at a broker, and return the result.
+
+    Raises LinkError if the broker cannot be reached, or the connection is lost.
+    """
     began = array("d", bytes(8 * load.messages))
     mark = secrets.token_bytes(MARK_BYTES)
     result = Measured()
@@ -122,6 +135,11 @@ def measured(target: LinkUrl, address: Address, load: Load, timeout: float, ca_f
 def _publish(
     client: Client, address: Address, load: Load, mark: bytes, began: array[float], result: Measured
 ) -> None:
+    """Publish the messages of the load in groups, with a progress bar, and write the results into `result`.
+
+    `began` receives the publishing time of each message by its number; `mark` identifies this run in the
+    bodies.
+    """
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
@@ -162,7 +180,10 @@ def _publish(
 
 
 def consumed(address: Address) -> dict[str, str]:
-    """Return the words of the address to consume from for messages that are published to `address`."""
+    """Return the address from which messages that are published to `address` are consumed.
+
+    It is a table of the command line's options by name.
+    """
     dialect = dialect_of(address)
     words = {word: text for word, text in dialect.words_of(address).items() if text is not None}
     if dialect.queue_word is not None and not address.scope:
@@ -171,7 +192,10 @@ def consumed(address: Address) -> dict[str, str]:
 
 
 class BenchReceiver:
-    """A consumer in a thread; `latencies`, in seconds, are in the order of arrival."""
+    """Consumer of the benchmark's messages, in a thread of its own.
+
+    `latencies` are in seconds, in the order of arrival.
+    """
 
     def __init__(
         self, client: Client, address: Address, load: Load, mark: bytes, began: array[float]
@@ -190,7 +214,7 @@ class BenchReceiver:
 
     @property
     def secs(self) -> float:
-        """Seconds from the first arrival to the last."""
+        """Seconds from the arrival of the first message to that of the last one."""
         return self._last - self._first
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Trials of the brokers of links before anything runs: the login, and the rights that the routes need.
+"""Trials of the brokers of links before the gateway runs: the login, and the rights that routes need.
 
 Nothing is declared, consumed or left behind. A protocol's dialect names its trials; if it names none, only
 the login is tried, and a finding reports that.
@@ -19,13 +19,17 @@ from gateway.settings import LinkSettings, MqttLink, Settings
 
 
 def tried(settings: Settings, router: Router) -> Iterator[Finding]:
-    """Try every link: yield findings about failed connections, refused rights, and what cannot be tried."""
+    """Try the broker of every link, and yield what was found.
+
+    Findings report failed connections, refused rights, and what cannot be tried.
+    """
     for name, link in settings.links.items():
         for severity, code, text in _of(link, name, router):
             yield Finding(severity, code, f"links.{name}: {text}", *settings.origin_of(("links", name)))
 
 
 def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severity, str, str]]:
+    """Try the broker of one link, and yield severity, code and text of each finding."""
     if why := _untried(link):
         yield Severity.NOTE, "untried", f"not tried, for {why}"
         return
@@ -57,7 +61,7 @@ def _of(link: LinkSettings, name: str, router: Router) -> Iterator[tuple[Severit
 
 
 def _untried(link: LinkSettings) -> str:
-    """Return the reason why a link cannot be tried from here, or "" if it can be tried."""
+    """Return why the broker of a link cannot be tried, or "" if it can."""
     if not link.tls.verify:
         return "tls.verify is false"
     return "it proves its password by SCRAM" if link.proves_password else ""

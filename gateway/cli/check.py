@@ -1,4 +1,4 @@
-"""`gateway check`: checks a configuration before anything runs."""
+"""`gateway check`: checks a configuration before the gateway runs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from gateway.transport.certificates import load_pair, load_revocations
 
 
 class Checked(NamedTuple):
-    """Result of a check; `settings` is None if the configuration could not be read."""
+    """Result of `gateway check`. `settings` is None if the configuration could not be read."""
 
     settings: Settings | None
     findings: list[Finding]
@@ -49,7 +49,7 @@ class Checked(NamedTuple):
         return sum(one.severity is severity for one in self.findings)
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of listeners, links and mapping files checked, and of findings by severity."""
+        """Return the numbers of listeners, links and mapping files, and of findings by severity."""
         settings = self.settings
         return {
             "listeners": 0 if settings is None else len(settings.listeners),
@@ -61,7 +61,7 @@ class Checked(NamedTuple):
         }
 
     def summary(self) -> str:
-        """Return the counts as one line of text."""
+        """Return the numbers of `counts` as one line of text."""
         counts = [
             f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
             for name, count in self.counts().items()
@@ -78,7 +78,10 @@ class Checked(NamedTuple):
 
 
 def checked(config: Path | None, *, connect: bool) -> Checked:
-    """Run all checks. `connect`: also connect to the brokers of links, if there is no other error."""
+    """Read the configuration, run all checks, and return the findings, errors first.
+
+    With `connect`, also try the brokers of links, if there is no error before.
+    """
     try:
         settings = with_imported_hosts(settings_of(config))
     except ConfigurationError as error:
@@ -110,12 +113,12 @@ def checked(config: Path | None, *, connect: bool) -> Checked:
 
 
 def _said(settings: Settings, text: str) -> dict[str, Any]:
-    """Return the position, as fields of a finding, of the configuration key that a text begins with."""
+    """Return file, line and column of the configuration key with which the text of a finding begins."""
     return settings.origin_of_key(text.partition(": ")[0])._asdict()
 
 
 def faults(error: ConfigurationError) -> list[Finding]:
-    """Return a finding for each fault of a configuration or mapping that cannot be used."""
+    """Return a finding for each error in a configuration or mapping that cannot be used."""
     return [
         Finding(Severity.ERROR, INVALID, one.reason, one.file, one.line, one.column)
         for one in (error, *error.others)
@@ -123,12 +126,12 @@ def faults(error: ConfigurationError) -> list[Finding]:
 
 
 def at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
-    """Build a finding about a key of the configuration, at the position where the key is set."""
+    """Return a finding about the configuration key at `place`, with the position where the key is set."""
     return Finding(severity, code, text, *settings.origin_of(place))
 
 
 def unreadable(settings: Settings) -> list[Finding]:
-    """Find files that the configuration names and that this process cannot read."""
+    """Report files that the configuration names and this process cannot read."""
     return [
         at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read: {why}")
         for place, path in settings.files()
@@ -154,7 +157,7 @@ def _obstacle(path: Path) -> str:
 
 
 def unusable(settings: Settings) -> list[Finding]:
-    """Find secrets of users that are neither hashes nor keys, as `run` does."""
+    """Report secrets of users that are neither hashes nor keys, which `gateway run` would refuse."""
     try:
         access_of(settings)
     except ConfigurationError as error:
@@ -163,7 +166,7 @@ def unusable(settings: Settings) -> list[Finding]:
 
 
 def exposed(settings: Settings) -> list[Finding]:
-    """Find settings that expose secrets or the gateway to its network."""
+    """Report settings by which secrets or the gateway are exposed to the network."""
     try:
         hashes = Identities(settings).hashes
     except ConfigurationError:
@@ -174,7 +177,7 @@ def exposed(settings: Settings) -> list[Finding]:
 
 
 def mismatched(settings: Settings) -> list[Finding]:
-    """Find certificates whose key does not match, and certificates and CRLs that `run` could not load."""
+    """Report certificates that do not match their keys, and certificates and CRLs that cannot be loaded."""
     files = dict(settings.files())
     found = []
     for place, path in files.items():
@@ -197,7 +200,10 @@ def mismatched(settings: Settings) -> list[Finding]:
 
 
 def absent(settings: Settings) -> list[Finding]:
-    """Find missing folders shared with clients; until they exist, channels that name them are closed."""
+    """Report missing folders that AMQP/Fast listeners share with clients (`out_of_band`).
+
+    Until such a folder exists, channels that name it are closed.
+    """
     found = []
     for name, listener in settings.listeners.items():
         if not isinstance(listener, FastListener) or listener.out_of_band is None:
@@ -210,7 +216,10 @@ def absent(settings: Settings) -> list[Finding]:
 
 
 def unreachable(settings: Settings) -> list[Finding]:
-    """Find listeners with the PROXY protocol but no trusted balancer: no client can connect to them."""
+    """Report listeners with the PROXY protocol but without trusted balancers.
+
+    No client can connect to them.
+    """
     return [
         at(
             settings,
@@ -225,7 +234,10 @@ def unreachable(settings: Settings) -> list[Finding]:
 
 
 def unwritable(settings: Settings) -> list[Finding]:
-    """Find folders that `run` writes to and this process cannot; `run` may be meant for another user."""
+    """Report folders of the store and the journal to which this process cannot write.
+
+    This is a warning only, because `gateway run` may be meant for another user.
+    """
     folders: list[tuple[Place, Path, bool]] = [
         (("store", "path"), settings.store.path, settings.store.enabled),
         (("journal", "path"), settings.journal_path(), settings.journal.enabled),
@@ -238,7 +250,7 @@ def unwritable(settings: Settings) -> list[Finding]:
 
 
 def relative(settings: Settings) -> list[Finding]:
-    """Find relative paths in a configuration file that is not in the working directory.
+    """Report relative paths in a configuration file that is not in the working directory.
 
     They are relative to the working directory, but the author may have meant the file's folder.
     """
@@ -260,7 +272,7 @@ def relative(settings: Settings) -> list[Finding]:
 
 
 def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
-    """Yield the paths that are set in the configuration and relative to the working directory, if to any."""
+    """Yield key and path of each file or folder that the configuration sets, other than by a default."""
     paths: list[tuple[Place, Path | None]] = [*settings.files()]
     paths += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
     paths += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
@@ -270,7 +282,7 @@ def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
 
 
 def unmatched(settings: Settings) -> list[Finding]:
-    """Find globs of mapping files that match no file."""
+    """Report glob patterns of mapping files that match no file."""
     return [
         at(
             settings,
@@ -285,7 +297,10 @@ def unmatched(settings: Settings) -> list[Finding]:
 
 
 def empty(settings: Settings) -> list[Finding]:
-    """Find sections without content. Their defaults apply, which is a warning if these are not nothing."""
+    """Report sections without content, for which the defaults apply.
+
+    This is a warning if the default of the section is not empty.
+    """
     found = []
     for name in settings.empty_sections():
         value = getattr(settings, name)
@@ -298,10 +313,10 @@ def empty(settings: Settings) -> list[Finding]:
 
 
 class Rehearsal(NamedTuple):
-    """Result of a trial of the declarations, without the content of the store, which only `run` reads.
+    """Result of trying the declarations of queues, exchanges and bindings in memory, without the store.
 
-    `hosts` holds the resulting virtual hosts; None: the declarations have errors, so bindings are unknown.
-    `declaring` names the virtual hosts in which anything is declared.
+    `hosts` are the resulting virtual hosts, or None if the declarations have errors. `declaring` has the
+    names of the virtual hosts in which anything is declared.
     """
 
     findings: list[Finding]
@@ -310,7 +325,7 @@ class Rehearsal(NamedTuple):
 
 
 def rehearsal(settings: Settings) -> Rehearsal:
-    """Read and try the declarations."""
+    """Read the declarations of the configuration, and try them in memory."""
     declared, findings = gather(settings)
     hosts, remarks = rehearse(settings, declared)
     whole = all(one.severity is not Severity.ERROR for one in remarks)
@@ -318,7 +333,7 @@ def rehearsal(settings: Settings) -> Rehearsal:
 
 
 def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
-    """Find faults and unwise rules in the mapping files, for the configured endpoints."""
+    """Report faults and unwise rules in the mapping files, for the configured endpoints."""
     try:
         mappings = load(settings.mapping_files())
     except MappingError as error:
@@ -334,7 +349,7 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
 
 
 def role_findings(settings: Settings) -> list[Finding]:
-    """Find unwise roles, and routes that are unwise because of roles."""
+    """Report unwise roles, and routes that are unwise because of roles."""
     try:
         routes = compile_routes(
             load(settings.mapping_files()), settings.endpoints(), settings.worlds()

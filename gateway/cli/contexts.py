@@ -1,8 +1,8 @@
-"""Gateway that client commands call, and their credentials there, from the environment or a file.
+"""URL and credentials of the gateway that client commands call, from the environment or a file.
 
 $GATEWAY_CONTEXT names a YAML file with the keys of `Context`; each key is also a variable, such as
-$GATEWAY_URL, which comes before the file. The options --url and --token-file come before both. Credentials of
-a file with a URL are sent to that URL only.
+$GATEWAY_URL, which takes precedence over the file. The options --url and --token-file take precedence over
+both. Credentials of a file with a URL are sent to that URL only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ PATHS: Final = ("token_file", "password_file", "ca_file", "cert_file", "key_file
 
 
 class Context(NamedTuple):
-    """Gateway and credentials. Empty texts are not set. Files are PEM, or contain a secret."""
+    """URL of a gateway, and credentials for it. A field is "" if it is not set.
+
+    `ca_file`, `cert_file` and `key_file` are PEM files; `token_file` and `password_file` contain a secret.
+    """
 
     url: str = ""
     token: str = ""
@@ -33,7 +36,11 @@ class Context(NamedTuple):
 
 
 def read_context(env: Mapping[str, str] = os.environ) -> Context:
-    """Return the context of the variables and of the file that they name. Raises ConfigurationError."""
+    """Return the context from the environment variables and from the file that $GATEWAY_CONTEXT names.
+
+    If the variable $GATEWAY_URL has another URL than the file, the file is ignored. Raises
+    ConfigurationError.
+    """
     stated = {
         variable.removeprefix(PREFIX).lower(): env[variable]
         for variable in CLIENT_VARIABLES

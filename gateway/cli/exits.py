@@ -6,9 +6,10 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """An exit code. FAILED: the command ran and failed; USAGE: wrong arguments; CONFIGURATION: wrong files.
+    """Exit code of the program.
 
-    CONFIGURATION is EX_CONFIG of sysexits.
+    FAILED: the command ran and failed. USAGE: the arguments are wrong. CONFIGURATION: files cannot be used;
+    it is EX_CONFIG of sysexits.
     """
 
     OK = 0

@@ -21,7 +21,10 @@ from gateway.settings import Settings
 
 
 class MessageOptions(NamedTuple):
-    """Options that describe a message. A body `@FILE` is read from a file; each header is NAME=VALUE."""
+    """Options of `gateway explain` that describe a message.
+
+    A `body` of the form `@FILE` is read from a file. Each header is NAME=VALUE.
+    """
 
     body: str
     headers: list[str]
@@ -53,9 +56,10 @@ def explained(
     user: str,
     options: MessageOptions | None,
 ) -> Explanation:
-    """Explain what every route does with the address, or with the message `options`.
+    """Return what each route does with an address, or with a message if `options` describe one.
 
-    Raises BadParameter for an unknown endpoint and an invalid address or message.
+    `address_options` are the options of the address by name. Raises BadParameter for an unknown endpoint and
+    an invalid address or message.
     """
     endpoints = settings.endpoints()
     protocol = endpoints.get(endpoint)

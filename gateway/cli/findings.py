@@ -1,4 +1,4 @@
-"""Output of findings for all commands: `FILE:LINE:COLUMN: severity: message (code)`, one finding a line.
+"""Output of findings for all commands, as `FILE:LINE:COLUMN: severity: message (code)`.
 
 Editors and scripts that parse the output of compilers can parse this. A finding without a file or line leaves
 that part out.
@@ -21,13 +21,16 @@ PLAIN: Final = "\x1b[0m"
 
 
 def line_of(text: str, severity: str, code: str, file: str = "", line: int = 0, column: int = 0) -> str:
-    """Format one finding as a line of text. `line` and `column` count from 1, 0: unknown."""
+    """Format one finding as a line of text.
+
+    `line` and `column` count from 1; 0 is unknown.
+    """
     place = ":".join([file, *(str(number) for number in (line, column) if number)]) if file else ""
     return f"{place}{': ' if place else ''}{severity}: {text} ({code})"
 
 
 def lines_of(error: ConfigurationError) -> Iterator[str]:
-    """Yield a line for each fault of a configuration that cannot be used."""
+    """Yield a line of text for each error in a configuration that cannot be used."""
     for one in (error, *error.others):
         yield line_of(one.reason, "error", INVALID, one.file, one.line, one.column)
 

@@ -23,10 +23,10 @@ COMPLETE: Final = "_GATEWAY_COMPLETE"
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands of a package by name, imported on access.
+    """Commands of a package by name, which are imported when they are first accessed.
 
-    `files` maps each name to the module that has the command in its attribute `app`; `prefix` is the
-    group's name with a blank, "" for the program itself.
+    `files` has the module of each command, whose attribute `app` contains the command. `prefix` is the name
+    of the group and a blank, or "" for the program itself.
     """
 
     def __init__(self, package: str, files: Mapping[str, str], prefix: str) -> None:
@@ -54,10 +54,13 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class WholeSummaries(TyperGroup):
-    """Group whose help lists each command with the whole first sentence of its help, wrapped, not cut."""
+    """Group of commands whose help shows the whole first sentence of each command's help.
+
+    Other than in typer, the sentence is wrapped and not cut.
+    """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
+        """Write the list of commands to the help."""
         rows = [(name, _first_sentence(self.commands[name].help)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -68,7 +71,10 @@ def _first_sentence(text: str | None) -> str:
 
 
 def group_of(package: str, files: Mapping[str, str], prefix: str = "") -> type[TyperGroup]:
-    """Return a class of groups that have these commands of a package."""
+    """Return a class of command groups that contain the commands of a package.
+
+    `files` and `prefix` are those of `LazyCommands`.
+    """
 
     class CommandGroup(WholeSummaries):
         def __init__(self, **attributes: Any) -> None:
@@ -90,7 +96,7 @@ def _write_plainly(app: typer.Typer) -> None:
 
 
 def _add_examples(command: Any, path: str) -> None:
-    """Add examples below the help of a command, and of all commands in a group."""
+    """Add examples to the help of a command, or of all commands in a group. `path` is the command's name."""
     if isinstance(command, TyperGroup) and not isinstance(command.commands, LazyCommands):
         for name, one in command.commands.items():
             _add_examples(one, f"{path} {name}")

@@ -23,7 +23,11 @@ from gateway.store.journal.shown import document_of, time_of
 def newest(
     reader: JournalReader, positions: dict[str, int], last: int | None, *, follow: bool, only: Only | None
 ) -> Iterator[Row | Gap]:
-    """Yield the `last` rows of each shard (None: all from its position on); with `follow`, later rows too."""
+    """Yield the newest rows of each shard, and with `follow` also the rows that are written later.
+
+    `last` is the number of rows of each shard; None begins at the shard's sequence number in `positions`.
+    `only` selects rows by the values of columns. Missing rows are reported as gaps.
+    """
     if last is not None:
         for name in positions:
             extent = reader.extent(name)
@@ -48,9 +52,9 @@ def newest(
 
 
 def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
-    """Print every row of the messages with this message id from the sender: one row for each target.
+    """Print the journal rows of all messages with this message id: one row for each target.
 
-    Raises Exit with code 1 if there is none.
+    Raises typer.Exit with code 1 if there are none.
     """
     folder = settings.journal_path()
     reader = JournalReader(folder, skip=True)
@@ -72,7 +76,7 @@ def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
 
 
 def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
-    """Return a gap or hole of a shard as a finding with the keys shard, what, damage and text.
+    """Return a gap or hole in a shard as a JSON object with the keys shard, what, damage and text.
 
     `torn` is True for a hole that an interrupted write has left at the end, which is no damage. A gap is
     damage if its rows were written, but are unreadable or deleted.
@@ -86,9 +90,10 @@ def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
 
 
 def reader_of(config: Path | None, folder: Path | None) -> JournalReader:
-    """Return a reader of the journal in `folder` (None: that of the configuration), which skips damage.
+    """Return a reader of the journal that skips damaged parts.
 
-    Raises ConfigurationError.
+    The journal is in `folder`, or if that is None, in the folder of the configuration. Raises
+    ConfigurationError.
     """
     return JournalReader(folder or settings_of(config).journal_path(), skip=True)
 
@@ -107,7 +112,7 @@ def chosen_shards(reader: JournalReader, shard: str | None) -> list[str]:
 
 
 def print_item(item: Row | Gap, as_json: bool) -> None:
-    """Print a row, as text or as a line of JSON, or a gap to standard error."""
+    """Print a journal row, as text or as a line of JSON; print a gap to standard error."""
     if isinstance(item, Gap):
         rows = f"{item.rows} rows from {item.first} on are missing"
         typer.echo(f"{item.shard} {rows}: {item.reason} {item.text}".rstrip(), err=True)
@@ -125,7 +130,7 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
 
 
 def compaction(extent: ShardExtent) -> str:
-    """Return a line of text about merged blocks, blocks small enough to be merged, and indexed files."""
+    """Return a line of text about the merging of a shard's blocks and the index of its files."""
     whole = extent.segments - extent.unindexed
     low = "not known" if extent.low_us is None else time_of(extent.low_us)
     return (
@@ -135,7 +140,10 @@ def compaction(extent: ShardExtent) -> str:
 
 
 def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
-    """Return a line of text about the used part of the shard's limits, in bytes and seconds (0: no limit)."""
+    """Return a line of text about how much of its limits a shard uses.
+
+    `bytes_max` and `secs_max` are the limits in bytes and seconds; 0 is no limit.
+    """
     used = f"{extent.byte_count / bytes_max:.0%} of {bytes_max} bytes" if bytes_max else "no limit of bytes"
     if not secs_max:
         return f"retention: {used}, no limit of time"
@@ -144,7 +152,7 @@ def retention(extent: ShardExtent, bytes_max: int, secs_max: float) -> str:
 
 
 def described(extent: ShardExtent) -> str:
-    """Return a line of text about the rows, blocks, files, bytes and times of a shard."""
+    """Return a line of text about a shard: its rows, blocks, files, bytes and times."""
     span = "no rows"
     numbers = f"rows {extent.first} to {extent.next - 1}" if extent.next > extent.first else "no numbers yet"
     if extent.first_us is not None and extent.last_us is not None:

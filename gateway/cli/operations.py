@@ -1,8 +1,8 @@
 """Commands that call one operation of a running gateway, derived from its row in gateway/operations.py.
 
-The row has the path, and the words that select objects with their meanings; the words become options. Each
-command adds its help text, the columns of its table or the lines about its result, and the condition for exit
-code 1.
+The row has the path and the parameters of the operation, with their descriptions; the parameters become
+options. Each command adds its help text, the columns of its table or the lines about its result, and the
+condition for exit code 1.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ GATEWAY: Final[Options] = {"url": (Url, HERE), "token_file": (TokenFile, None), 
 
 
 class ObjectCommands:
-    """A group of commands for the objects of one kind."""
+    """Group of commands for the objects of one kind, such as `gateway queues`."""
 
     def __init__(self, app: typer.Typer, name: str, text: str) -> None:
-        """Add the group to `app`; `text` is its help."""
+        """Add the group `name` to `app`; `text` is its help."""
         self.typer = typer.Typer(name=name, help=text)
         app.add_typer(self.typer)
 
@@ -71,10 +71,11 @@ class ObjectCommands:
         always: Document = NOTHING,
         measured: Columns = NOTHING,
     ) -> None:
-        """Add the command `list`, which prints one page of rows.
+        """Add the command `list`, which prints one page of a list as a table with these columns.
 
-        `pages`: with an option `--after`. `always` are words of each request. `measured` are further columns,
-        which the rows have with the option `--rates`, or sorted by one of them.
+        `text` is its help. `without` names parameters of the operation that get no option. With `pages` the
+        command has the option `--after`. `always` are parameters of each request. `measured` are further
+        columns, which are shown with the option `--rates`, or if the rows are sorted by one of them.
         """
 
         def run(*, count: int, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
@@ -94,7 +95,7 @@ class ObjectCommands:
         self._add("list", text, run, {**_options(operation, without), **page, **GATEWAY})
 
     def add_change(self, name: str, operation: ApiOperation, text: str, done: str) -> None:
-        """Add a command that acts on the object with a name. `done` says what has happened to it."""
+        """Add a command that changes the object with a given name, and prints the name and `done`."""
 
         def run(
             name: Annotated[str, typer.Argument(metavar="NAME", help="Name, as `list` prints it.")],
@@ -124,10 +125,11 @@ class ObjectCommands:
         without: tuple[str, ...] = (),
         check: Callable[[Document], None] = lambda _: None,
     ) -> None:
-        """Add a command that acts on the selected objects.
+        """Add a command that acts on the objects that its options select.
 
-        `tell` prints the result, for people; if `failed` returns True for it, the exit code is 1. `check`
-        raises BadParameter for an invalid selection.
+        `tell` prints the response, for people. If `failed` returns True for the response, the exit code is 1.
+        `check` raises BadParameter for an invalid selection. `without` names parameters of the operation that
+        get no option.
         """
 
         def run(*, url: str, token_file: Path | None, as_json: bool, **options: Any) -> None:
@@ -139,7 +141,7 @@ class ObjectCommands:
         self._add(name, text, run, {**_options(operation, without), **every, **GATEWAY})
 
     def _add(self, name: str, text: str, run: Callable[..., None], options: Options) -> None:
-        """Add a command with these options as parameters, which typer reads from its signature."""
+        """Add a command whose function `run` gets these options as keyword arguments."""
         parameters = [
             Parameter(word, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for word, (annotation, default) in options.items()
@@ -158,7 +160,11 @@ def act(
     failed: Callable[[Document], bool] = lambda _: False,
     as_json: bool,
 ) -> None:
-    """Call an operation and print its result, as JSON or by `tell`. Raises Exit if `failed` returns True."""
+    """Call an operation and print the response: as JSON, or for people by `tell`.
+
+    `choice` is the body of the request. Raises typer.Exit with code 1 if `failed` returns True for the
+    response.
+    """
     found = ask(url, token_file, operation.url, choice)
     if as_json:
         typer.echo(orjson.dumps(found))
@@ -169,13 +175,18 @@ def act(
 
 
 def _options(operation: ApiOperation, without: tuple[str, ...]) -> Options:
+    """Return the options for the parameters of an operation, except those named by `without`."""
     choice = {word: _option(word, one, chooses=True) for word, one in operation.choice.items()}
     flags = {word: _option(word, one, chooses=False) for word, one in operation.flags.items()}
     return {word: option for word, option in {**choice, **flags}.items() if word not in without}
 
 
 def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, object]:
-    """Return annotation and default of an option; a flag with several texts has the first as its default."""
+    """Return annotation and default of the command-line option for the parameter `word`.
+
+    `chooses` is True if the parameter selects objects. The default of a parameter with several permitted
+    texts that does not select is the first of them.
+    """
     name, text = word.replace("_", "-"), one.meaning
     if one.kind is bool and chooses:
         return Annotated[bool | None, typer.Option(f"--{name}/--not-{name}", help=text)], None
@@ -198,7 +209,10 @@ def _option(word: str, one: OperationWord, *, chooses: bool) -> tuple[Any, objec
 
 
 class _Names:
-    """The allowed texts of a word, for completion by the shell and to check an argument."""
+    """Permitted values of a parameter, for completion by the shell and to check an argument.
+
+    They are read only when they are needed.
+    """
 
     def __init__(self, word: OperationWord) -> None:
         self._word = word
@@ -207,14 +221,14 @@ class _Names:
         return list(self._word.texts or ())
 
     def check(self, name: str | None) -> str | None:
-        """Return the argument unchanged. Raises BadParameter if it is not an allowed text."""
+        """Return the argument unchanged. Raises BadParameter if it is not a permitted value."""
         if name is not None and name not in self.all():
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(self.all())}")
         return name
 
 
 def _said(options: Document, operation: ApiOperation) -> Document:
-    """Return the words that the user gave, without flags that are off and empty lists."""
+    """Return the parameters that the user has given, without flags that are off and without empty lists."""
     return {
         word: value
         for word, value in options.items()
@@ -223,7 +237,10 @@ def _said(options: Document, operation: ApiOperation) -> Document:
 
 
 def _removal(options: Document, operation: ApiOperation) -> Document:
-    """Return the selection of a removal. Raises BadParameter if it is empty, or is all without --yes."""
+    """Return the parameters that select the objects to remove.
+
+    Raises BadParameter if nothing is selected, or everything without the option --yes.
+    """
     every, yes = options.pop("every"), options.pop("yes")
     choice = _said(options, operation)
     if every is not choice.keys().isdisjoint(operation.choice):
@@ -238,7 +255,10 @@ def _in_query(value: object) -> object:
 
 
 def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
-    """Print one page, and to standard error the start of the next; without `pages`, how many are left out."""
+    """Print one page of a list as a table.
+
+    With `pages`, print to standard error how to request the next page; else print how many rows are left out.
+    """
     items, total = found["items"], found["total"]
     if items:
         rows = [[said_of(one) for said_of in columns.values()] for one in items]
@@ -266,7 +286,10 @@ def seconds_of(text: str) -> float:
 
 
 def age(secs: float | None) -> str:
-    """Return a duration in seconds as text for people, in the largest unit that fits; "-" for None."""
+    """Return a duration in seconds as text for people, in the largest unit that fits, such as `15m`.
+
+    Return "-" for None.
+    """
     if secs is None:
         return "-"
     unit = next(unit for unit in ("d", "h", "m", "s") if secs >= UNITS[unit] or unit == "s")

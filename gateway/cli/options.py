@@ -1,4 +1,4 @@
-"""Options that several commands share, and functions that use them: load settings, call a running gateway."""
+"""Options that several commands share, and functions that load settings and call a running gateway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ConfigFile = Annotated[
 
 
 def _chosen_url(context: typer.Context, url: str) -> str:
-    """Return the URL of the option, or else that of the context (contexts.py)."""
+    """Return the value of the option --url, or if it was not given, the URL of the context (contexts.py)."""
     source = context.get_parameter_source("url")
     is_default = source is not None and source.name == "DEFAULT"
     if not is_default or os.environ.keys().isdisjoint(CONTEXT_VARIABLES):

@@ -15,7 +15,10 @@ AFTER_SECS: Final = 1.0  # work that takes less time shows no bar
 
 
 class Bar:
-    """A progress bar; `total` is the amount of work, None: unknown."""
+    """Progress bar on the terminal.
+
+    `total` is the amount of work, or None if it is unknown.
+    """
 
     def __init__(self, text: str, total: float | None) -> None:
         self._text = text
@@ -34,7 +37,7 @@ class Bar:
                 progress.update(task, completed=done)
 
     def start(self) -> None:
-        """Draw the bar from now on, unless it has ended."""
+        """Draw the bar from now on. Do nothing if it has ended."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -49,7 +52,7 @@ class Bar:
             progress.start()
 
     def end(self) -> None:
-        """Remove the bar for good."""
+        """Remove the bar from the terminal. It cannot be started again."""
         with self._lock:
             self._ended = True
             if self._drawn is not None:
@@ -58,7 +61,10 @@ class Bar:
 
 @contextmanager
 def shown(text: str, total: float | None = None) -> Iterator[Bar]:
-    """Show a bar while the block runs; the block must not print anything before it ends the bar."""
+    """Context in which a progress bar is shown, if standard error is a terminal and it takes long enough.
+
+    The block must not print anything before it has ended the bar.
+    """
     bar = Bar(text, total)
     if not sys.stderr.isatty():
         yield bar

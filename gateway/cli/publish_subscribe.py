@@ -1,6 +1,6 @@
-"""Work of `gateway publish` and `gateway subscribe`.
+"""Functions of `gateway publish` and `gateway subscribe`.
 
-It builds addresses and messages from options, and a client for the protocol of a URL.
+They build addresses and messages from options, and a client for the protocol of a URL.
 """
 
 from __future__ import annotations
@@ -50,14 +50,20 @@ Show = Callable[[Message, Path | None], bool]
 
 
 class MessagePrinter:
-    """Printer of up to `remaining` messages; None: without limit."""
+    """Printer of messages.
+
+    `remaining` is the number of messages that are still to be printed, or None for no limit.
+    """
 
     def __init__(self, remaining: int | None, as_json: bool) -> None:
         self.remaining = remaining
         self._as_json = as_json
 
     def show(self, message: Message, saved: Path | None) -> bool:
-        """Print a message. Return False if it was the last one wanted."""
+        """Print a message. Return False if it was the last one to print.
+
+        `saved` is the path of its body, if that was saved to a file.
+        """
         typer.echo(line_of(message, self._as_json, saved))
         if self.remaining is None:
             return True
@@ -76,7 +82,10 @@ def client_to(
     version: str = "auto",
     byte_order: ByteOrder = "auto",
 ) -> Client:
-    """Connect to a broker; `version` and `byte_order` are for MQTT. Raises BadParameter or LinkError."""
+    """Connect to a broker and return the client.
+
+    `version` and `byte_order` are for MQTT only. Raises BadParameter or LinkError.
+    """
     dialect = dialect_to(target)
     if not dialect.client:
         raise typer.BadParameter(f"the command line does not speak {dialect.title}")
@@ -87,7 +96,10 @@ def client_to(
 
 
 def check_version(target: LinkUrl, version: str, byte_order: str) -> None:
-    """Raise BadParameter if the options of MQTT do not fit the target, or each other."""
+    """Check the options --mqtt-version and --byte-order.
+
+    Raises BadParameter if they do not fit the protocol of the target, or each other.
+    """
     if (version, byte_order) == ("auto", "auto"):
         return
     if target.protocol != MQTT.name:
@@ -97,9 +109,10 @@ def check_version(target: LinkUrl, version: str, byte_order: str) -> None:
 
 
 class MessageSelection(NamedTuple):
-    """Selection of a destination's messages: those that a selector matches, or all if it is "".
+    """Selection of messages of an AMQP/Fast destination by a selector; "" selects all.
 
-    `selector_type` is the selector's language, a MIME type. With `unreliable` messages are not acknowledged.
+    `selector_type` is the MIME type of the selector's language. With `unreliable` messages are not
+    acknowledged.
     """
 
     selector: str = ""
@@ -108,10 +121,17 @@ class MessageSelection(NamedTuple):
 
 
 class ProtocolCommands(Protocol):
-    """A protocol's own implementation of the commands, for options that the common client does not have."""
+    """Implementation of `publish` and `subscribe` by one protocol.
+
+    It supports options that the client common to all protocols does not have.
+    """
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send a message, or the content of a file. Return the reason of a refusal, or ""."""
+        """Send a message. Its body is the content of `file`, if that is given.
+
+        With `transaction`, send each line of the body, and commit after that number. Return the reason of a
+        refusal, or "".
+        """
 
     def subscribe(
         self,
@@ -124,18 +144,21 @@ class ProtocolCommands(Protocol):
         save: Path | None,
         selection: MessageSelection,
     ) -> bool:
-        """Show arriving messages. Return True if the user interrupted."""
+        """Pass arriving messages to `show`. Return True if the user interrupted.
+
+        Stop when `show` returns False, `seconds` are over, or the user interrupts.
+        """
 
 
 def commands_to(target: LinkUrl, timeout: float, ca_file: str | None) -> ProtocolCommands | None:
-    """Return the commands of the target's own protocol, or None if the protocol has none."""
+    """Return the target protocol's own implementation of the commands, or None if it has none."""
     name = dialect_to(target).commands
     made: ProtocolCommands | None = resolve_name(name)(target, timeout, ca_file) if name else None
     return made
 
 
 def demand(target: LinkUrl, **address_options: str | None) -> None:
-    """Check that the user gave a word of the target protocol's address. Raises BadParameter if not."""
+    """Check that the user gave an option of the target protocol's address. Raises BadParameter if not."""
     dialect = dialect_to(target)
     if not any(address_options.get(word) for word in dialect.address_words if word not in DEFAULTED):
         wants = f"--{dialect.name_word}"
@@ -147,7 +170,7 @@ def demand(target: LinkUrl, **address_options: str | None) -> None:
 
 
 def address_of(target: LinkUrl, **address_options: str | None) -> Address:
-    """Build the address from the given words of the target's protocol. Raises BadParameter."""
+    """Return the address that the options give in the target's protocol. Raises BadParameter."""
     demand(target, **address_options)
     try:
         return dialect_to(target).published(
@@ -187,7 +210,7 @@ def target_of(url: str) -> LinkUrl:
 
 
 def headers_of(texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
-    """Parse headers, each NAME=VALUE. Raises BadParameter."""
+    """Parse the values NAME=VALUE of the option --header. Raises BadParameter."""
     pairs = []
     for text in texts:
         name, equals, value = text.partition("=")
@@ -207,13 +230,17 @@ def made_of(
     reply_to: str | None,
     headers: tuple[tuple[str, Value], ...],
 ) -> Message:
-    """Build the message for a target; the retain flag is left out if the protocol has none."""
+    """Return the message with this address, body and properties for the protocol of the target.
+
+    The retain flag is left out if the protocol has none.
+    """
     properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
     retained = retain and "retain" in dialect_to(target).target_options
     return Message(address, body, properties, qos, DURABLE_AT_QOS[qos], retained)
 
 
 def line_of(message: Message, as_json: bool, saved: Path | None) -> str:
+    """Return a message as one line of text or JSON; `saved` is the path of its body, if that was saved."""
     address = message.address
     properties = message.properties
     headers = [

@@ -52,13 +52,13 @@ def _run_workers(settings: Settings) -> int:
 
 
 def _greet(settings: Settings, text: str) -> None:
-    """Print the welcome text, except among lines of JSON, where the event `started` has the addresses."""
+    """Print the welcome text, unless the log is JSON, whose event `started` has the addresses."""
     if settings.log.format != "json" or sys.stdout.isatty():
         typer.echo(text)
 
 
 def _run_worker(settings: Settings) -> int:
-    """Run as one of several workers, with the number from the parent process. Return the exit code."""
+    """Run as one of several workers, with the number given by the parent process. Return the exit code."""
     from gateway.app.control import Ordered
     from gateway.app.worker import run_worker
     from gateway.settings.workers import settings_of_worker

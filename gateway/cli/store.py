@@ -1,4 +1,4 @@
-"""`gateway store backup | restore | check | repair`: copies a store, and saves what is left of a damaged one.
+"""`gateway store backup | restore | check | repair`: copies a store, and recovers data of a damaged one.
 
 Only `backup` may be called while a gateway uses the store.
 """

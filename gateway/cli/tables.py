@@ -15,7 +15,7 @@ WIDTH_MAX: Final = 100_000  # characters of a line: enough for an address, a rea
 def table(
     rows: Iterable[Sequence[object]], headings: Sequence[str] = (), right: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines of a table. The columns of the headings in `right` are aligned right, for numbers."""
+    """Return the lines of a text table. The columns whose headings are in `right` are aligned right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -35,6 +35,9 @@ def table(
 
 
 def printable(value: object) -> str:
-    """Return a value as one line of text without control characters, which names from peers may contain."""
+    """Return a value as one line of text without control characters.
+
+    Names that peers have chosen may contain such characters.
+    """
     text = "-" if value is None or value == "" else str(value)
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

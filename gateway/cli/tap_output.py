@@ -20,7 +20,10 @@ BODY_SHOWN: Final = 1_024  # bytes of a body that the gateway sends
 def watch(
     url: str, token_file: Path | None, words: Mapping[str, str], count: int | None, *, as_json: bool
 ) -> None:
-    """Print up to `count` messages, until Ctrl-C or the end of the gateway's stream. Raises GatewayError."""
+    """Print messages that pass through a gateway, until `count` are printed, the stream ends, or Ctrl-C.
+
+    `words` are the parameters of the request, which select the messages. Raises GatewayError.
+    """
     printed_count = 0
     try:
         for name, found in events(url, token_file, f"{TAP.url}?{urlencode(words)}"):
@@ -37,7 +40,7 @@ def watch(
 
 
 def text_of(found: Mapping[str, Any]) -> str:
-    """Return the text of a message for people."""
+    """Return a message of the tap's stream as two lines of text for people."""
     message, sender = found["message"], found["message"]["sender"]
     by = sender["client"] or sender["user"] or found["endpoint"] or "somebody"
     way = found["route"] or "no route"

@@ -43,7 +43,7 @@ COLUMNS: Final = tuple(dict.fromkeys(word for title, row in HEADINGS.items() for
 
 
 class Look(NamedTuple):
-    """A snapshot of the gateway's status and of its longest queues."""
+    """Snapshot of a gateway: its status, and its longest queues."""
 
     status: Mapping[str, Any]
     queues: list[Mapping[str, Any]]
@@ -58,22 +58,28 @@ def look(url: str, token_file: Path | None) -> Look:
 
 
 def check_column(sort: str) -> None:
-    """Raise BadParameter if no table of a page has the column; "" is none."""
+    """Check the value of the option --sort; "" is none.
+
+    Raises BadParameter if no table has a column of this name.
+    """
     if sort not in ("", *COLUMNS):
         raise typer.BadParameter(f"--sort is one of {', '.join(COLUMNS)}, not {sort!r}")
 
 
 def once_to(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
-    """Print one page with the rates of `interval` seconds. Raises GatewayError."""
+    """Take two snapshots, `interval` seconds apart, and print one page with the rates between them.
+
+    Raises GatewayError.
+    """
     before = look(url, token_file)
     time.sleep(interval)
     typer.echo("\n".join(page(before, look(url, token_file), sort)))
 
 
 def watch(url: str, token_file: Path | None, interval: float, sort: str = "") -> None:
-    """Show a page every `interval` seconds until Ctrl-C; if the gateway stops responding, retry.
+    """Show a new page on the terminal every `interval` seconds until Ctrl-C.
 
-    Raises GatewayError if the first request fails.
+    If the gateway stops responding, retry. Raises GatewayError if the first request fails.
     """
     from rich.live import Live
     from rich.text import Text
@@ -96,7 +102,10 @@ def watch(url: str, token_file: Path | None, interval: float, sort: str = "") ->
 
 
 def page(before: Look, now: Look, sort: str = "") -> list[str]:
-    """Return the lines of a page. `sort`: column by which the tables that have it are sorted."""
+    """Return the lines of a page with the tables of endpoints, routes, outboxes and queues.
+
+    Rates are those between the two snapshots. Tables with the column `sort` are sorted by it.
+    """
     status = now.status
     secs = status["at_secs"] - before.status["at_secs"]
     ready = "ready" if status["ready"] else f"NOT READY: {'; '.join(status['not_ready'])}"
@@ -197,7 +206,7 @@ def _state(endpoint: Mapping[str, Any]) -> str:
 
 
 def _order(cell: object) -> tuple[float, str]:
-    """Return a key for sorting cells: the largest numbers first, then texts."""
+    """Return the sort key of a cell: the largest numbers are first, then texts."""
     text = str(cell)
     for size, unit in (*UNITS, (1.0, "")):
         if text.endswith(unit):

@@ -1,4 +1,7 @@
-"""Trials of what routes need at a link's broker, before anything runs; each protocol yields its own."""
+"""Type of a test action at the broker of a link, which `gateway check --connect` performs.
+
+Each protocol has a module that yields such actions.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from gateway.mapping.linter import Severity
 
 
 class Trial(NamedTuple):
-    """One action that routes need at a broker, `action`, and the severity of the finding if it is refused.
+    """Test action at the broker of a link, for something that routes need there.
 
-    `act` performs the action with the protocol's blocking client.
+    `action` describes it, `act` performs it with the protocol's blocking client and raises LinkError if it is
+    refused, and `severity` is that of the finding in this case.
     """
 
     action: str

@@ -1,7 +1,7 @@
 """Welcome text of `gateway run` after the start: the addresses to connect to, and two commands to try first.
 
-The commands follow the configuration, so that they work unchanged, or name what only the user knows: the
-password of a user, the authority behind a certificate. No command is proposed that would be refused.
+The commands follow the configuration, so that they can be copied unchanged, except for what only the user
+knows: the password of a user, the authority of a certificate. No command is proposed that would be refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ SUBSCRIBE: Final = {
 
 
 class ListenerUrl(NamedTuple):
-    """URL and options by which the command line connects to a listener. `wants`: what the user fills in."""
+    """URL and further options with which the command line connects to a listener.
+
+    `wants` has texts about the placeholders that the user has to replace.
+    """
 
     listener: str
     protocol: str
@@ -57,9 +60,10 @@ class ListenerUrl(NamedTuple):
 
 
 def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
-    """Return the welcome text.
+    """Return the welcome text of a gateway.
 
-    `with_link`: include a console URL that logs in once, only for the user who started the gateway.
+    With `with_link` it contains a console URL that logs in once, which only the user who started the gateway
+    may see.
     """
     places = {name: (listener.place, listener.port) for name, listener in gateway.listeners.items()}
     more = pages(gateway, with_link=with_link) if gateway.http_port else []
@@ -67,7 +71,7 @@ def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
 
 
 def welcome_to_workers(supervisor: Supervisor) -> str:
-    """Return the welcome text of several workers that share the ports."""
+    """Return the welcome text of a gateway with several workers, which share the listeners' ports."""
     settings, places = supervisor.settings, supervisor.places
     more: list[tuple[str, str]] = []
     if supervisor.http_port:
@@ -84,7 +88,11 @@ def _told(
     places: Mapping[str, tuple[str, int]],
     more: Sequence[tuple[str, str]],
 ) -> str:
-    """Return the welcome text. `places`: address and port of each listener; `more`: further rows."""
+    """Return the welcome text.
+
+    `first` is its first line, `places` has address and port of each listener, and `more` are further rows of
+    its table.
+    """
     rows = [(name, f"{spoken(settings.listeners[name])} on {place}") for name, (place, _) in places.items()]
     rows += [(name, f"link to {', or '.join(link.addresses)}") for name, link in settings.links.items()]
     lines = [first, "", *(f"  {line}" for line in table([*rows, *more]))]
@@ -93,7 +101,7 @@ def _told(
 
 
 def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
-    """Return rows with the URLs of the console and of the metrics."""
+    """Return rows of the table with the URLs of the console and of the metrics."""
     http = gateway.settings.http
     scheme = "http" if http.tls is None else "https"
     at = f"{scheme}://localhost:{gateway.http_port}/"
@@ -107,7 +115,7 @@ def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
 
 
 def spoken(listener: ListenerSettings) -> str:
-    """Return the protocol and transport layers that a client of the listener needs, as text."""
+    """Return as text the protocol and the layers, such as TLS, that a client of the listener has to use."""
     words: list[str] = [listener.protocol]
     if (path := websocket_path(listener)) is not None:
         words.append(f"over WebSocket at {path}")
@@ -121,7 +129,11 @@ def spoken(listener: ListenerSettings) -> str:
 
 
 def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
-    """Return lines with a subscribing and a publishing command; none if the command line cannot connect."""
+    """Return lines with a `gateway subscribe` and a `gateway publish` command for the listeners.
+
+    Return an empty list if the command line cannot connect to any listener. `ports` are those of the
+    listeners.
+    """
     found = [one for name in settings.listeners if (one := door(settings, name, ports[name])) is not None]
     doors: dict[str, ListenerUrl] = {}
     for one in sorted(found, key=lambda one: len(one.wants)):  # for each protocol the one with fewest values
@@ -144,7 +156,7 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
 
 
 def crosses(settings: Settings) -> bool:
-    """Return True if the shipped mapping connects the listeners.
+    """Return True if the mapping is the shipped one, by which messages cross between all listeners.
 
     The user's own mapping files are not examined; within one protocol messages are delivered in any case.
     """
@@ -152,7 +164,7 @@ def crosses(settings: Settings) -> bool:
 
 
 def door(settings: Settings, name: str, port: int) -> ListenerUrl | None:
-    """Return how to connect to a listener from this machine, or None if the command line cannot."""
+    """Return how the command line connects to a listener from this machine, or None if it cannot."""
     listener = settings.listeners[name]
     tls = listener.tls
     if (
@@ -186,9 +198,11 @@ def door(settings: Settings, name: str, port: int) -> ListenerUrl | None:
 
 
 def credentials(settings: Settings, listener: ListenerSettings, near: bool) -> str | None:
-    """Return the user part of a URL: "" for anonymous, else guest, else a user; None if none can log in.
+    """Return the user part of a URL with which a client can log in at the listener.
 
-    `near`: clients of this machine connect from a loopback address.
+    It is "" if anonymous clients may log in, else that of the user `guest`, else that of a user with a
+    password. Return None if none can log in. `near` is True if clients on this machine connect from a
+    loopback address.
     """
 
     def admits(policy: str) -> bool:

@@ -1,4 +1,4 @@
-"""Trials of an AMQP 0-9-1 broker: the existence of queues and exchanges, and the right to publish."""
+"""Trials of an AMQP 0-9-1 broker: actions that test the existence of objects and the right to publish."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from gateway.settings import AmqpLink, LinkSettings
 
 
 def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """Yield a check for each queue and exchange, and for each target exchange a trial of publishing to it.
+    """Yield the test actions at the broker of a link, for the routes' `sources` and `targets` there.
 
-    The message is published in a transaction that is rolled back. The right to consume from a queue cannot be
-    tried without consuming its messages.
+    There is a check for each queue and exchange, and for each target exchange a trial of publishing to it, in
+    a transaction that is rolled back. The right to consume from a queue cannot be tried without consuming its
+    messages.
     """
     assert isinstance(link, AmqpLink)
     missing = Severity.NOTE if link.declare == "create" else Severity.ERROR

@@ -43,9 +43,9 @@ EVERYTHING: Final = MessageSelection()
 
 @dataclass(frozen=True)
 class FastCommands:
-    """Commands `publish` and `subscribe` at one server; each call connects and disconnects.
+    """Commands `publish` and `subscribe` at one AMQP/Fast server; each call connects and disconnects.
 
-    `timeout_secs`: time limit for connecting and for a reply, in seconds.
+    `timeout_secs` is the time limit in seconds for connecting and for each reply.
     """
 
     target: LinkUrl
@@ -53,11 +53,11 @@ class FastCommands:
     ca_file: str | None = None
 
     def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
-        """Send one message, with the content of `file` as its body if that is given.
+        """Send one message. Its body is the content of `file`, if that is given.
 
         With `transaction`, send each line of the body as a message, and commit after that number of messages.
-        Show the replies of a peer service that have arrived by then. Return the reason of a refusal, or an
-        empty text. Raises LinkError.
+        Pass the replies of a peer service that have arrived by then to `show`. Return the reason of a
+        refusal, or "". Raises LinkError if the connection fails.
         """
         try:
             if file is not None:
@@ -87,6 +87,7 @@ class FastCommands:
                     await channel.commit()
 
     async def _upload(self, message: Message, file: Path) -> None:
+        """Send a file as one message, and resume the transfer after a lost connection."""
         restartable = True
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
@@ -118,7 +119,10 @@ class FastCommands:
             line.finish(sender.resumed_at)
 
     def _name(self, address: Address, file: Path) -> str:
-        """Return the client-name: equal for the same file and destination, so that the server can resume."""
+        """Return the client-name for the upload of a file to a destination.
+
+        It is the same for the same file and destination, so that the server can resume the transfer.
+        """
         stated = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
         return f"gateway-cli-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
@@ -135,13 +139,13 @@ class FastCommands:
         save: Path | None = None,
         selection: MessageSelection = EVERYTHING,
     ) -> bool:
-        """Show messages until `show` returns False, `seconds` are over, or the user interrupts.
+        """Pass messages to `show` until it returns False, `seconds` are over, or the user interrupts.
 
-        Each message is acknowledged after it was shown. With `transaction`, each transaction has that number
-        of messages; the last one may have fewer. With `browse`, waiting messages are shown without being
-        consumed. `save` is a folder for the bodies. With a peer service, bytes are exchanged instead, from
-        standard input and to standard output, until the service closes. Return True if the user interrupted.
-        Raises LinkError.
+        Each message is acknowledged after `show` has returned. With `transaction`, each transaction has that
+        number of messages; the last one may have fewer. With `browse`, waiting messages are shown without
+        being consumed. `save` is a folder in which the bodies are saved. With a peer service, copy bytes
+        instead, from standard input to the service and from the service to standard output, until the service
+        closes. Return True if the user interrupted. Raises LinkError.
         """
         return trio.run(self._subscribe, address, show, seconds, browse, transaction, save, selection)
 
@@ -155,6 +159,10 @@ class FastCommands:
         save: Path | None,
         selection: MessageSelection,
     ) -> bool:
+        """Run `_receive` until it ends, `seconds` are over, or the user interrupts.
+
+        Return True in the last case.
+        """
         failure: LinkError | None = None
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
@@ -206,9 +214,9 @@ class FastCommands:
 
 
 async def _exchange(stream: PeerStream) -> None:
-    """Copy standard input to a peer service and its bytes to standard output, until the service closes.
+    """Copy standard input to a peer service, and its bytes to standard output, until the service closes.
 
-    The end of standard input does not close the stream, because the reply may still arrive. Raises LinkError.
+    The end of standard input does not close the stream, because a reply may still arrive. Raises LinkError.
     """
     failure: LinkError | None = None
 
@@ -269,11 +277,11 @@ async def _consume_in_transactions(
     save: Path | None,
     selection: MessageSelection,
 ) -> None:
-    """Show messages and commit after `count`, or when `show` returns False.
+    """Pass messages to `show`, and commit after each `count` messages, or when `show` returns False.
 
-    COMMIT may confirm all that has been delivered, seen or not (3.3.4). So a transaction is a number of whole
-    windows; before the last one is acknowledged the handle is paused, and unwanted messages of a queue are
-    requeued.
+    COMMIT may confirm every message that has been delivered, whether it was shown or not (3.3.4). So the
+    prefetch window is a divisor of `count`. Before the last window of a transaction is acknowledged, the
+    consumer is paused, and messages of a queue that are not wanted any more are requeued.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
     consumer = await _begin(channel, address, window, selection)
@@ -299,7 +307,10 @@ async def _consume_in_transactions(
 
 
 async def _saved(delivery: FastDelivery, folder: Path | None) -> Path | None:
-    """Save the body to a file and return its path; return None if no folder is given and it is small."""
+    """Save the body of a message to a file and return its path.
+
+    Return None without saving if `folder` is None and the body is in memory.
+    """
     if folder is None and delivery.file is None:
         return None
     place = (folder or Path.cwd()) / f"{delivery.number:08d}"
@@ -339,7 +350,10 @@ class ProgressLine:
             print(f"\r{self._name}: {done / MEGABYTE:.1f} MB, {share:.0%}", end="", file=sys.stderr)
 
     def finish(self, resumed_at: int) -> None:
-        """Show that the upload is complete; `resumed_at`: bytes that the server had before it."""
+        """Show that the upload is complete.
+
+        `resumed_at` is the number of bytes that the server already had from an earlier upload.
+        """
         had = f", {resumed_at / MEGABYTE:.1f} MB of them before" if resumed_at else ""
         begin = "\r" if self._lively else ""
         print(f"{begin}{self._name}: {self._size / MEGABYTE:.1f} MB sent{had}", file=sys.stderr)

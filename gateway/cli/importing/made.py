@@ -16,7 +16,7 @@ NAME_MAX: Final = 64  # characters of a route's name
 
 
 class _Plain(yaml.SafeDumper):
-    """A YAML dumper that repeats repeated values instead of writing anchors, which many users do not know."""
+    """YAML dumper that writes a value again where it is repeated, instead of an anchor and an alias."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -24,9 +24,9 @@ class _Plain(yaml.SafeDumper):
 
 @dataclass
 class Made:
-    """Result of an import. `configuration` and `routes` are in YAML's types.
+    """Result of an import: configuration and routes, as Python values for YAML, and findings.
 
-    `source`: the imported file; `folder`: the folder that the results are written to.
+    `source` is the imported file, `folder` the folder to which the results will be written.
     """
 
     source: Path
@@ -39,7 +39,7 @@ class Made:
 
     @property
     def whole(self) -> bool:
-        """True if there are no errors, so that the file could be read to its end."""
+        """True if no finding is an error."""
         return all(one.severity is not Severity.ERROR for one in self.findings)
 
     def told(
@@ -55,12 +55,18 @@ class Made:
         self.findings.append(Finding(severity, code, text, str(file or self.source), line, column))
 
     def refused(self, text: str, *at: Any) -> None:
-        """Mark the file as not of the expected kind, with an error at line, file and column, if known."""
+        """Mark the file as not of the expected kind, so that nothing is written, and add an error.
+
+        `at` are line, file and column of the error, as far as they are known.
+        """
         self.alien = True
         self.told(Severity.ERROR, "alien", text, *at)
 
     def route(self, name: str, source: dict[str, Any], target: dict[str, Any]) -> None:
-        """Add a route; `name` is changed to be a valid name, different from those of the other routes."""
+        """Add a route to the mapping.
+
+        `name` is changed to a valid name that no other route has.
+        """
         names = {one["name"] for one in self.routes}
         base = name_of(name)
         name, number = base, 2
@@ -69,7 +75,10 @@ class Made:
         self.routes.append({"name": name, "from": source, "to": target})
 
     def texts(self) -> tuple[str, str]:
-        """Return the YAML texts of the configuration and of the mapping, "" if there are no routes."""
+        """Return the YAML texts of the configuration and of the mapping.
+
+        The latter is "" if there are no routes.
+        """
         if self.routes:
             self.configuration.setdefault("mappings", []).append(str(self.folder / "mapping.yaml"))
         head = f"# Made of {self.source} by `gateway import`.\n"

@@ -1,7 +1,7 @@
 """Importer of mosquitto.conf(5): listeners, access rules, limits, and bridges.
 
-Each line of the file is a key and its value. `listener` and `connection` begin a stanza of their own; lines
-before them are about the default listener and about the whole broker.
+Each line of the file is a key and its value. `listener` and `connection` begin a section about this listener
+or bridge; lines before them concern the default listener and the whole broker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class ConfigurationLine(NamedTuple):
-    """A line that is neither empty nor a comment. `number` and `column` count from 1."""
+    """Line of a Mosquitto file with a key and a value. `number` and `column` count from 1."""
 
     file: Path
     number: int
@@ -67,7 +67,10 @@ class ConfigurationLine(NamedTuple):
 
 
 class Stanza:
-    """A listener or a bridge: its first line, its keys with their values, and its `topic` lines."""
+    """Section of mosquitto.conf about one listener or bridge.
+
+    It has its first line, its keys with their values, and its `topic` lines.
+    """
 
     def __init__(self, line: ConfigurationLine) -> None:
         self.line = line
@@ -76,7 +79,10 @@ class Stanza:
 
 
 def made_of(file: Path, folder: Path) -> Made:
-    """Import a mosquitto.conf. `folder`: where the result will be written; faults become findings."""
+    """Import a mosquitto.conf, and return the result. Faults become findings.
+
+    `folder` is the folder to which the result will be written.
+    """
     made = Made(file, folder)
     listeners: list[Stanza] = [Stanza(ConfigurationLine(file, 0, "listener", "1883"))]
     bridges: list[Stanza] = []
@@ -111,6 +117,10 @@ def made_of(file: Path, folder: Path) -> Made:
 
 
 def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
+    """Yield the lines of a file and of those in its `include_dir`, without empty lines and comments.
+
+    A file that cannot be read becomes a finding.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,6 +149,7 @@ def _names(listeners: list[Stanza]) -> list[str]:
 
 
 def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
+    """Return the settings of the gateway's listener for a listener of Mosquitto."""
     options = stanza.options
     port, *host = stanza.line.value.split()
     found: dict[str, Any] = {**EVERY, "port": _number(made, stanza.line, options.get("port", port))}
@@ -200,7 +211,10 @@ def _passwords(made: Made, line: ConfigurationLine) -> None:
 
 
 def _rules(made: Made, line: ConfigurationLine) -> None:
-    """Import an ACL file: a role for each user, one for anonymous clients, and one for all clients."""
+    """Import an ACL file as roles.
+
+    There is one role for each user, one for anonymous clients, and one for all clients (`pattern` lines).
+    """
     file = Path(line.value)
     role = "anonymous"
     for one in _lines(file, made):
@@ -250,6 +264,7 @@ _OF_BRIDGES: Final = frozenset(
 
 
 def _bridge(made: Made, stanza: Stanza) -> None:
+    """Add a link with the addresses and credentials of a bridge, and routes for its topics."""
     options, name = stanza.options, name_of(stanza.line.value)
     places = (options.get("address") or options.get("addresses") or "").split()
     if not places:
@@ -279,9 +294,9 @@ def _bridge(made: Made, stanza: Stanza) -> None:
 
 
 def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
-    """Add the routes of a line `topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]` of the bridge `name`.
+    """Add the routes for a line `topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]` of the bridge `name`.
 
-    Return the QoS to subscribe with.
+    Return the QoS with which the link has to subscribe.
     """
     words = [one.strip('"') for one in line.value.split()]
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
@@ -298,7 +313,10 @@ def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
 
 
 def _template(prefix: str, pattern: str) -> str:
-    """Return the topic with named captures for wildcards, so that source and target have the same ones."""
+    """Return prefix and topic filter as a topic template, in which named captures replace the wildcards.
+
+    So the templates of source and target refer to the same topic levels.
+    """
     levels = pattern.split("/")
     segments = [
         f"{{level{at}}}" if one == "+" else "{rest...}" if one == "#" else one

@@ -27,7 +27,10 @@ SHOVEL, UPSTREAM = "shovel", "federation-upstream"
 
 
 def made_of(file: Path, folder: Path) -> Made:
-    """Import a definitions.json. `folder`: where the result will be written; faults become findings."""
+    """Import a definitions.json of RabbitMQ, and return the result. Faults become findings.
+
+    `folder` is the folder to which the result will be written.
+    """
     made = Made(file, folder)
     try:
         document = orjson.loads(file.read_bytes())
@@ -65,9 +68,9 @@ def made_of(file: Path, folder: Path) -> Made:
 
 
 def _without_streams(made: Made, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the definitions without streams and their bindings, because the gateway refuses streams.
+    """Return the definitions without streams and their bindings, which the gateway does not support.
 
-    If there are any, the result is also stored in `made.definitions`, for a file of its own.
+    If there are streams, also store the result in `made.definitions`, to be written as a file of its own.
     """
     streams = {
         (one.get("vhost"), one.get("name")): one for one in _rows(document, "queues") if _is_stream(one)
@@ -93,7 +96,7 @@ def _is_stream(queue: dict[str, Any]) -> bool:
 
 
 def _is_bound(binding: dict[str, Any], queues: Container[tuple[Any, Any]]) -> bool:
-    """Return True if a binding leads to one of these queues, by virtual host and name."""
+    """Return True if the destination of a binding is one of these queues, given by virtual host and name."""
     return (
         binding.get("destination_type", "queue") == "queue"
         and (binding.get("vhost"), binding.get("destination")) in queues
@@ -106,7 +109,10 @@ def _rows(document: dict[str, Any], word: str) -> list[dict[str, Any]]:
 
 
 def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
-    """Return the endpoint at one side of a shovel, or None, with a finding, if it cannot be imported."""
+    """Return the name of the endpoint at one side of a shovel, `src` or `dest`, and add a link if needed.
+
+    If it cannot be imported, add a finding and return None.
+    """
     uris = value.get(f"{side}-uri", [])
     urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
     protocol = value.get(f"{side}-protocol", HERE)
@@ -119,7 +125,10 @@ def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
 
 
 def _link(made: Made, name: str, urls: list[str]) -> str | None:
-    """Add a link. Return its name, or None, with a finding, if one of its URLs is invalid."""
+    """Add a link to these URLs, and return its name.
+
+    If a URL is invalid, add a finding and return None.
+    """
     plain = [one.partition("?")[0] for one in urls if urlsplit(one).hostname]
     try:
         for one in plain:
@@ -136,6 +145,7 @@ def _link(made: Made, name: str, urls: list[str]) -> str | None:
 
 
 def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
+    """Add a route for a dynamic shovel, with links to its brokers. `value` are the shovel's parameters."""
     source, target = _end(made, name, "src", value), _end(made, name, "dest", value)
     if source is None or target is None:
         return
@@ -170,7 +180,10 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
 
 
 def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], document: dict[str, Any]) -> None:
-    """Add a link for an upstream, and a route for each exchange that a policy federates from it (or all)."""
+    """Add a link to a federation upstream, and a route for each exchange that a policy federates from it.
+
+    `value` are the parameters of the upstream.
+    """
     uris = value.get("uri", [])
     if _link(made, name, [uris] if isinstance(uris, str) else [str(one) for one in uris]) is None:
         return
@@ -208,7 +221,7 @@ def _keyed() -> dict[str, str]:
 
 
 def _pattern(key: str) -> str:
-    """Return the binding key with named captures for wildcards."""
+    """Return the binding key with named captures instead of its wildcards."""
     words = key.split(".")
     return ".".join(
         f"{{word{at}}}" if one == "*" else "{key...}" if one == "#" else one for at, one in enumerate(words)

@@ -1,1 +1,1 @@
-"""MQTT's part of the command line: trials of a link's broker before anything runs."""
+"""MQTT's part of the command line: test actions at the broker of a link."""

@@ -1,4 +1,4 @@
-"""Trials of an MQTT broker: the right to subscribe, with a client id of the trial's own."""
+"""Trials of an MQTT broker: actions that test the right to subscribe, with a client id of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from gateway.settings import LinkSettings, MqttLink
 
 
 def trials(link: LinkSettings, sources: Subscriptions, targets: Targets) -> Iterator[Trial]:
-    """Yield a trial subscription for each filter. The right to publish cannot be tried without publishing."""
+    """Yield a test action for each topic filter of the routes' `sources`: a subscription at the broker.
+
+    The right to publish cannot be tried without publishing.
+    """
     assert isinstance(link, MqttLink)
     for _, topic in sources.bindings:
         yield Trial(f"subscribe to {topic!r}", Severity.ERROR, _subscribe(topic, link.qos))

@@ -97,9 +97,9 @@ def archive(
 
 
 def _follow(spark: SparkSession, options: _Given, every_secs: float, made: RunSummary) -> None:
-    """Archive the new rows at intervals of `every_secs` seconds until interrupted.
+    """Archive new rows at intervals of `every_secs` seconds until interrupted.
 
-    Print a line for each run that archived rows, and write the summary after every run.
+    Print a line for each run that archived rows, and write the summary `made` after every run.
     """
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
@@ -131,7 +131,7 @@ class _Given(NamedTuple):
 
 
 def _archived(spark: SparkSession, options: _Given) -> tuple[str, dict[str, float]]:
-    """Archive once. Return the result as text for people, and as numbers by name."""
+    """Archive the new rows once. Return the result as text for people, and as numbers by name."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job

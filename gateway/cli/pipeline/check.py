@@ -1,4 +1,4 @@
-"""`gateway pipeline check`: checks that all is installed that the pipeline needs."""
+"""`gateway pipeline check`: checks that everything is installed that the pipeline needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of the commands of `gateway pipeline`: options, and the start of a Spark session."""
+"""Options and functions that the commands of `gateway pipeline` share, such as the start of Spark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ SummaryFile = Annotated[
 
 
 def installed() -> None:
-    """Check that the extra is installed. Raises PipelineError, which names what to install, if it is not."""
+    """Check that the Python packages of the extra `pipeline` are installed.
+
+    Raises PipelineError, which names the missing packages, if they are not.
+    """
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise PipelineError(
@@ -68,9 +71,10 @@ def started(
     formats: Iterable[str] = (),
     archive: str | None = None,
 ) -> SparkSession:
-    """Start a Spark session for the command `name`, to write tables of these `formats` and read `archive`.
+    """Start a Spark session for the command `name`.
 
-    Raises PipelineError if something has to be installed, or if a server does not respond.
+    `master` and `conf` are the command's options. The session can write tables of these `formats` and read
+    the archive. Raises PipelineError if something has to be installed, or if a server does not respond.
     """
     watched = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}  # Spark's own bar
     options = watched | options_of(conf)
@@ -85,17 +89,20 @@ def started(
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Return False for what py4j logs, with a traceback, when Ctrl-C ends a command while Spark works."""
+    """Return False for the log record that py4j writes when Ctrl-C interrupts Spark, to suppress it."""
     return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
 
 
 def options_of(conf: list[str] | None) -> dict[str, str]:
-    """Return Spark's options from the texts KEY=VALUE of --conf. Raises BadParameter."""
+    """Parse the values KEY=VALUE of the option --conf as Spark's options. Raises BadParameter."""
     return dict(_pair(text) for text in conf or ())
 
 
 def hadoop_of(conf: list[str] | None) -> dict[str, str]:
-    """Return Hadoop's options from those of --conf, for commands without a session. Raises BadParameter."""
+    """Return the Hadoop options among the values of --conf, for commands without a Spark session.
+
+    Raises BadParameter.
+    """
     from gateway.pipeline.session import hadoop_in
 
     return hadoop_in(options_of(conf))
@@ -109,9 +116,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def journal_of(folder: str | None, config: Path | None) -> str:
-    """Return the journal's URL or absolute path: `folder`, or that of the configuration if `folder` is None.
+    """Return the URL or absolute path of the journal.
 
-    Raises ConfigurationError.
+    It is `folder`, or the journal of the configuration if `folder` is None. Raises ConfigurationError.
     """
     if folder is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", folder):
         return folder
@@ -129,10 +136,10 @@ def tolerance_of(text: str) -> Tolerance:
 
 
 def check_file(file: Path | None, option: str, *, folder_made: bool = False) -> None:
-    """Check an output file before the work begins; None is accepted.
+    """Check that the output file of an option can be created, before the work begins.
 
-    Raises BadParameter if the file is a folder, or if its folder does not exist and will not be created
-    (`folder_made` is False).
+    Raises BadParameter if the file is a folder, or if its folder does not exist. `folder_made` is True if the
+    command creates the folder. None is accepted.
     """
     if file is not None and file.is_dir():
         raise typer.BadParameter(f"{option} is a file, and {file} is a folder")

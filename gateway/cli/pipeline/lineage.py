@@ -1,4 +1,4 @@
-"""`gateway pipeline lineage`: shows the mapping files by which the rows were made."""
+"""`gateway pipeline lineage`: shows which mapping files routed the messages in journal rows."""
 
 from __future__ import annotations
 

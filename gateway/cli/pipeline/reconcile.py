@@ -131,10 +131,10 @@ def reconcile(
 
 
 def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
-    """Return the number of messages in the outboxes of each route, summed over the gateways.
+    """Return the number of messages that wait in the outboxes of each route, summed over the gateways.
 
     A shared outbox has the same waiting messages at each gateway and is counted once, plus the messages in
-    flight at each gateway. Raises PipelineError if a gateway does not know a number.
+    flight at each gateway. Raises PipelineError if a gateway does not know a number at present.
     """
     counts: Counter[str] = Counter()
     common: dict[str, int] = {}
@@ -151,6 +151,10 @@ def _waiting(urls: Iterable[str], token_file: Path | None) -> dict[str, int]:
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
+    """Return the record of a consumer at `folder` as a table.
+
+    It is Parquet, an archive, a journal or a table of Spark's.
+    """
     from gateway.pipeline.archive.manifest import Archive
     from gateway.pipeline.archive.tables import format_at, is_table_name
     from gateway.pipeline.jobs.archive import read_archive
@@ -173,7 +177,7 @@ def _received(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def _missing(spark: SparkSession, folder: str, begin: str | None, end: str | None) -> int:
-    """Count the rows of a time span that the journal reports as unwritten, or that are damaged or missing."""
+    """Count the rows between two times that a journal lacks: not written, damaged or missing ones."""
     from gateway.pipeline.journal.options import microseconds_of
     from gateway.pipeline.stores import hadoop_of, place_of
     from gateway.pipeline.times import moment

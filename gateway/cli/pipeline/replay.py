@@ -149,7 +149,10 @@ def _to(
     service: str,
     destination: str | None,
 ) -> Address | None:
-    """Return the address of all messages, or None if each has its own. Raises BadParameter."""
+    """Return the address in the options to which all messages are published.
+
+    Return None if there is none, so that each message is published to its own address. Raises BadParameter.
+    """
     from gateway.model.dialect import NameRefused
     from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 

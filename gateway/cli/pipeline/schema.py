@@ -1,4 +1,4 @@
-"""`gateway pipeline schema`: shows a route as a table of Spark's."""
+"""`gateway pipeline schema`: shows the messages of a route as a Spark table."""
 
 from __future__ import annotations
 

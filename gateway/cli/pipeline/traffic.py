@@ -1,4 +1,4 @@
-"""Options of the commands that read recorded traffic, and their journal, time span and mappings."""
+"""Options of the commands that read recorded traffic: journal, archive, time span and mappings."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ Where = Annotated[
 
 
 def recorded_in(journal: str | None, archive: str | None, config: Path | None) -> str | None:
-    """Return the journal to read, or None if only an archive is given. Raises ConfigurationError."""
+    """Return the URL or path of the journal to read, or None if only an archive is given.
+
+    Raises ConfigurationError.
+    """
     return None if journal is None and archive is not None else journal_of(journal, config)
 
 
 def check_span(begin: str | None, end: str | None) -> None:
-    """Check a time span. Raises BadParameter if `begin` or `end` is no time, or if the span is empty.
+    """Check the values of --since and --until.
 
-    In an empty span every check would find nothing wrong.
+    Raises BadParameter if one is no time, or if the time span is empty: every check would then find nothing
+    wrong.
     """
     from gateway.pipeline.times import moment
 
@@ -58,14 +62,20 @@ def check_span(begin: str | None, end: str | None) -> None:
 
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
-    """Load `files`, or else the configuration's mapping files. Raises MappingError, ConfigurationError."""
+    """Load the mapping files `files`, or if there are none, those of the configuration.
+
+    Raises MappingError and ConfigurationError.
+    """
     from gateway.mapping.loader import load
 
     return load(files or settings_of(config).mapping_files())
 
 
 def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> CandidateMapping:
-    """Build a candidate of the mappings, with the configuration's endpoints if given. Raises MappingError."""
+    """Compile the mappings as a candidate, which can route recorded messages.
+
+    The endpoints are those of the configuration, if one is given. Raises MappingError.
+    """
     from gateway.pipeline.traffic.fates import CandidateMapping
 
     settings = settings_of(config) if config is not None else None
