@@ -1,8 +1,8 @@
-"""Alarms: what is wrong with this gateway now, since when, and what to do.
+"""Alarms: problems of this gateway that exist now, since when, and what to do.
 
 An alarm has the name of an alert of deploy/prometheus/alerts.yaml, so the runbook has a section for it. The
-conditions are read from the metrics every few seconds. They hold for what can be judged at one moment; alerts
-about rates are Prometheus' alone.
+conditions are computed from the metrics every few seconds. Alerts whose condition is a rate are left to
+Prometheus, because a rate cannot be seen at one moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ PAGE: Final = "docs/guides/runbook.md"
 
 
 class Alarm(NamedTuple):
-    """One alarm. `of` is the object that it is about, `act` what to do, `since` in wall-clock seconds."""
+    """Problem of the gateway that exists now.
+
+    `name` is that of the alert and of the runbook's section, `of` the object that it concerns ("" is the
+    whole gateway), `text` the description, `act` the advice. `since` is in wall-clock seconds.
+    """
 
     name: str
     of: str
@@ -35,25 +39,25 @@ class Alarm(NamedTuple):
 
     @property
     def page(self) -> str:
-        """Section of the runbook."""
+        """Link to the section of the runbook about this alarm."""
         return f"{PAGE}#{self.name.lower()}"
 
 
 class Alarms:
-    """List of the present alarms."""
+    """Detector and list of the present alarms of a gateway."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._alarms: dict[tuple[str, str], Alarm] = {}
 
     async def run(self) -> None:
-        """Read the conditions every TICK_SECS until cancelled."""
+        """Compute the alarms every TICK_SECS seconds until cancelled."""
         while True:
             self.tick(clock.wall())
             await trio.sleep(TICK_SECS)
 
     def tick(self, utc: float) -> None:
-        """Read the conditions. `utc` is in wall-clock seconds."""
+        """Compute the alarms from the metrics. `utc` is the time in wall-clock seconds."""
         previous = self._alarms
         self._alarms = {}
         for name, of, text in self._conditions(utc):
@@ -66,6 +70,10 @@ class Alarms:
         return sorted(self._alarms.values(), key=lambda one: (one.since, one.name, one.of))
 
     def _conditions(self, utc: float) -> Iterator[tuple[str, str, str]]:
+        """Yield name, object and description of each alarm whose condition holds now.
+
+        `utc` is the time in wall-clock seconds.
+        """
         yield from self._of_links()
         yield from self._of_work()
         yield from self._of_disks()

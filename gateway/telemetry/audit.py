@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class AuditEvent(NamedTuple):
-    """Meaning of an event, and the facts that it may have."""
+    """Kind of event in the audit log: its meaning, and the names of the facts that it may have."""
 
     meaning: str
     facts: tuple[str, ...]
@@ -81,7 +81,10 @@ KNOWN: Final = {name: frozenset(event.facts) for name, event in EVENTS.items()}
 
 
 class Trail:
-    """Writer of events with limits per second. `write` is called with an event and its facts."""
+    """Audit log of this process: counts events, and writes them up to a limit per second.
+
+    `write` is called with the name of an event and its facts.
+    """
 
     def __init__(
         self,
@@ -95,8 +98,9 @@ class Trail:
     ) -> None:
         """Set the limits of the audit log.
 
-        `user_share` is the fraction of the lines per second, and of the bytes of `file`, that one user may
-        have while `several` returns True. `per_second_max` 0 means no limit; `clock` returns seconds.
+        `per_second_max` is the limit of lines of one kind per second; 0 is no limit. `user_share` is the
+        fraction of these lines, and of the bytes of `file`, that one user may have while `several` returns
+        True, which means that there are several users. `clock` returns seconds.
         """
         self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
@@ -111,10 +115,10 @@ class Trail:
         self._untold: dict[str, int] = {}
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
-        """Write an event, or only count it beyond a limit.
+        """Write an event, or only count it if a limit is reached.
 
-        Raises ValueError for an event that is not in `EVENTS`, or for a fact that the event does not have
-        there.
+        Raises ValueError for an event that is not in `EVENTS`, and for a fact that `EVENTS` does not list for
+        it.
         """
         fields = KNOWN.get(event)
         if fields is None or not facts.keys() <= fields:
@@ -141,13 +145,16 @@ class Trail:
         self._write(event, {name: legible(fact) for name, fact in facts.items()})
 
     def _lines_max(self, holder: str) -> int:
-        """Return how many lines of one kind per second the holder may have."""
+        """Return how many lines of one kind per second a user or address may have."""
         if self._file is not None and self._file.share_of(holder) >= self._user_share:
             return 1
         return max(int(self._per_second_max * self._user_share), 1)
 
     def tell(self) -> None:
-        """Write how many lines were omitted in past seconds. Called every second, and at the end."""
+        """Write how many lines of each kind were omitted and not reported yet.
+
+        It is called periodically, and at the end of the process.
+        """
         for event in list(self._untold):
             self._tell(event)
 
@@ -157,9 +164,9 @@ class Trail:
 
 
 def _holder(event: str, facts: dict[str, Fact]) -> str:
-    """Return the holder whose share a line counts in.
+    """Return the user or address in whose share of the audit log a line is counted.
 
-    The holder is a user, or the address of a client that has no verified user; "" if the facts name neither.
+    The address stands for a client without a verified user. Return "" if the facts name neither.
     """
     user, remote = facts.get("user"), facts.get("remote")
     if user and event != "refused":
@@ -168,7 +175,7 @@ def _holder(event: str, facts: dict[str, Fact]) -> str:
 
 
 def legible(value: Fact) -> Fact:
-    """Return a fact as it may be written to the audit log.
+    """Return a fact in the form in which it may be written to the audit log.
 
     Text is cut to FACT_MAX characters (a list to 32 items) and made printable, and tokens in it are masked.
     """
@@ -185,7 +192,10 @@ def legible(value: Fact) -> Fact:
 
 
 def _to_log(event: str, facts: dict[str, Any]) -> None:
-    """Write an event to the log. JSON is written directly, because each client causes two lines."""
+    """Write an audit event to the log.
+
+    JSON is written directly, which is faster, because each client causes two lines.
+    """
     line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "timestamp": _now()}
     if not write_json(line):
         structlog.get_logger(LOGGER).info("audit", audit=event, **facts)
@@ -200,13 +210,13 @@ def _now() -> str:
 
 
 def _nowhere(event: str, facts: dict[str, Any]) -> None:
-    """Do nothing: the event is only counted."""
+    """Discard an event: the audit log is disabled, and events are only counted."""
 
 
 class _OwnFile(RotatingFileHandler):
-    """Rotating file that only its owner may read.
+    """Rotated log file that is created so that only its owner may read it.
 
-    If the operator has given the file other permissions, later files get these too.
+    If the operator gives the file other permissions, the files after it get these, too.
     """
 
     mode_bits = 0o600
@@ -222,9 +232,9 @@ class _OwnFile(RotatingFileHandler):
 
 
 class AuditFile:
-    """File of JSON lines, rotated at `bytes_max` bytes.
+    """File of the audit log: lines of JSON, rotated at `bytes_max` bytes.
 
-    The `files` earlier ones remain as `path.1` and so on.
+    The last `files` earlier ones remain as `path.1` and so on.
     """
 
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
@@ -237,7 +247,7 @@ class AuditFile:
         self._of_holders: dict[str, int] = {}  # bytes of the current file, by holder
 
     def share_of(self, holder: str) -> float:
-        """Return the bytes that `holder` has written to the current file, as a fraction of `bytes_max`."""
+        """Return the fraction of `bytes_max` that a user or address has written to the current file."""
         return self._of_holders.get(holder, 0) / self._bytes_max
 
     def _count(self, byte_count: int) -> None:
@@ -249,7 +259,10 @@ class AuditFile:
             self._of_holders = {name: has for name, has in of_holders.items() if has > least}
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
-        """Write a line. If the disk does not accept it, log an error once until a line is accepted again."""
+        """Write an event as a line.
+
+        If the disk does not accept it, log an error, but not again before a line has been accepted.
+        """
         line = orjson.dumps({"timestamp": _now(), "audit": event, **facts}, default=str).decode() + "\n"
         try:
             if self._byte_count and self._byte_count + len(line) > self._bytes_max:
@@ -274,19 +287,22 @@ class AuditFile:
 
 
 class _Current:
-    """Holder of this process's trail and its file."""
+    """Audit log of this process, and its file."""
 
     trail: Trail = Trail(_to_log)
     file: AuditFile | None = None
 
 
 def audit(event: str, **facts: Fact) -> None:
-    """Write an event of `EVENTS` with its facts to the audit log. Raises ValueError as `Trail.add` does."""
+    """Write an event of `EVENTS` with its facts to the audit log of this process.
+
+    Raises ValueError as `Trail.add` does.
+    """
     _Current.trail.add(event, facts)
 
 
 def trail() -> Trail:
-    """Return the trail of this process, which has the event counts."""
+    """Return the audit log of this process, which has the counts of events."""
     return _Current.trail
 
 
@@ -300,9 +316,10 @@ def configure_audit(
     user_share: float = 1.0,
     several: Callable[[], bool] = bool,
 ) -> None:
-    """Send events to the log, or to the file `path` if it is given.
+    """Replace the audit log of this process.
 
-    With `enabled` False, events are only counted. Raises OSError if the file cannot be opened.
+    Events go to the log, or to the file `path` if it is given. With `enabled` False they are only counted.
+    Raises OSError if the file cannot be opened.
     """
     file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
     if _Current.file is not None:

@@ -1,9 +1,10 @@
-"""Counts of the last hour in steps of ten seconds, stored in rings.
+"""Rates of counters during the last hour, in steps of ten seconds, stored in ring buffers.
 
-A chart thus has data as soon as it opens. Once a second the existing counters are read; nothing else is
-counted for this. A series is one counter: of the process, of a listener or link, or of a route. Each series
-takes the same memory with or without traffic, and their number is limited. A counter that restarts, as those
-of routes do when the mapping changes, continues from zero; one that has been absent for an hour is removed.
+So a chart has data as soon as it is opened. Once a second the existing counters are read; nothing else is
+counted for this. A series is one counter: of the process, of a protocol, of a listener or link, or of a
+route. Each series takes the same memory with or without traffic, and their number is limited. A counter that
+restarts, as those of routes do when the mapping changes, continues from zero; a counter that has not existed
+for an hour is removed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ COUNT_MAX: Final = (1 << 32) - 1  # largest count of one step
 
 
 class CounterKey(NamedTuple):
-    """Identifier of a counter.
+    """Identifier of a counter in the history.
 
-    `kind` is process, protocol, listener, link or route; `what` is the quantity counted for `name`.
+    `kind` is process, protocol, listener, link or route, and `name` its name. `what` is the counted quantity,
+    such as `in` or `settled`.
     """
 
     kind: str
@@ -40,9 +42,10 @@ class CounterKey(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Rates (per second) of one counter.
+    """Rates of one counter, per second.
 
-    `now` is the rate over the last RECENT_SECS, `values` are those over each whole step, the oldest first.
+    `now` is the rate over the last RECENT_SECS seconds, `values` are those over each whole step of the last
+    hour, the oldest first.
     """
 
     key: CounterKey
@@ -51,10 +54,10 @@ class Series(NamedTuple):
 
 
 class History:
-    """Recorder of the counters of `metrics`.
+    """Recorder of the gateway's counters during the last hour.
 
-    `end` is the wall time (seconds) at which the last whole step ended. `left_out` is the number of
-    counters that exceed SERIES_MAX.
+    `end` is the wall-clock time in seconds at which the last whole step ended. `left_out` is the number of
+    counters without a history, because there are more than SERIES_MAX.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -67,13 +70,16 @@ class History:
         self._whole = 0  # whole steps since the start, at most STEPS - 1
 
     async def run(self) -> None:
-        """Read the counters every TICK_SECS until cancelled."""
+        """Read the counters every TICK_SECS seconds until cancelled."""
         while True:
             self.tick(clock.now(), clock.wall())
             await trio.sleep(TICK_SECS)
 
     def tick(self, now: Monotonic, utc: float) -> None:
-        """Read the counters. `now` is in loop-clock seconds, `utc` in wall-clock seconds."""
+        """Read the counters, and add their increase to the present step.
+
+        `now` is in loop-clock seconds, `utc` in wall-clock seconds.
+        """
         counts: dict[CounterKey, int] = {}
         rings = self._rings
         self.left_out = 0
@@ -96,9 +102,10 @@ class History:
         self._recent.append((now, counts))
 
     def _go_to(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
-        """Advance to `step` and clear the rings of the steps passed.
+        """Begin the step with number `step`, and clear the ring buffers for it and for skipped steps.
 
-        `began` is the wall time (seconds) at which the step began.
+        `began` is the wall-clock time in seconds at which the step began. `counts` has the counters that
+        exist; others that have not increased for an hour are removed.
         """
         if not self._recent:
             self._step = step
@@ -115,18 +122,21 @@ class History:
                 del self._rings[key]
 
     def counters(self) -> list[CounterKey]:
-        """Return the keys of all series in order."""
+        """Return the keys of all recorded counters, sorted."""
         return sorted(self._rings)
 
     def series(self, key: CounterKey) -> Series:
-        """Return one series; its values are empty if the counter has been removed."""
+        """Return the rates of one counter; without values if it is not recorded."""
         ring = self._rings.get(key)
         steps = range(self._step - self._whole, self._step)
         values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
         return Series(key, self.now(key), values)
 
     def now(self, key: CounterKey) -> float:
-        """Return the rate (per second) of a counter over the last RECENT_SECS, 0 if it is not known."""
+        """Return the rate of a counter per second over the last RECENT_SECS seconds.
+
+        Return 0 if the counter has not been recorded for so long.
+        """
         if len(self._recent) < 2:
             return 0.0
         (began, before), (ended, after) = self._recent[0], self._recent[-1]
@@ -135,6 +145,7 @@ class History:
         return _more(before[key], after[key]) / (ended - began)
 
     def _counted(self) -> Iterator[tuple[CounterKey, int]]:
+        """Yield key and present value of every counter that is recorded."""
         metrics = self._metrics
         letters: dict[str, int] = {}
         for (route, _), count in metrics.sources.dead_lettered().items():
@@ -169,5 +180,8 @@ class History:
 
 
 def _more(before: int, after: int) -> int:
-    """Return the increase of a counter; one that is lower than before has restarted from zero."""
+    """Return the increase of a counter between two values.
+
+    If the second is lower, the counter has restarted from zero, and its increase is the second value.
+    """
     return after - before if after >= before else after

@@ -1,6 +1,6 @@
-"""Log setup: one event per line with its facts as keys; coloured for people, JSON for programs.
+"""Configuration of the log: one event per line with its facts as keys, for people or as JSON.
 
-Events that peers can cause at will (a refused login, a broken packet) go to a logger bound with
+Events that peers can cause at will (a refused login, a malformed packet) go to a logger bound with
 `limited=True`. Of each kind of event, which is its text, the first ones of a minute are written in full. The
 others are counted, and one line at the end of the minute reports their number.
 """
@@ -31,9 +31,9 @@ FACT_MAX: Final = 200  # maximum characters of a fact in a limited event
 class Limiter:
     """Structlog processor that limits how many events of each kind are logged in a minute.
 
-    The first limited events of a kind pass, and the others are counted. A kind is the text of an event; for
-    events with a route, which only the configuration can name, it is the text with route and reason. Only
-    events with `limited` true are affected.
+    The first WHOLE_MAX events of a kind pass, and the others are counted. A kind is the text of an event; for
+    events with the name of a route, which only the configuration can choose, it is the text with route and
+    reason. Only events with `limited` true are affected.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -41,7 +41,7 @@ class Limiter:
         self._kinds: dict[str, _Kind] = {}
 
     def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Return the event if it passes. Raises DropEvent if it is only counted."""
+        """Return the event if it is to be written. Raises DropEvent if it is only counted."""
         if not event.pop("limited", False):
             return event
         text = str(event.get("event"))
@@ -59,9 +59,9 @@ class Limiter:
         raise structlog.DropEvent
 
     def due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
-        """Return log method, text and count of the events dropped in minutes that are over.
+        """Return log method, text and number of the dropped events of each kind whose minute is over.
 
-        With `everything`, all dropped events are included. The kinds returned are reset.
+        With `everything`, return those of all kinds. The counts returned are reset.
         """
         now = self._clock()
         over = {
@@ -75,7 +75,7 @@ class Limiter:
 
 
 def _legible(value: Any) -> Any:
-    """Return a fact that a peer may have chosen, as it may be logged.
+    """Return a value that a peer may have chosen in the form in which it may be logged.
 
     Text is cut to FACT_MAX characters and has no control characters.
     """
@@ -88,14 +88,14 @@ def _legible(value: Any) -> Any:
 
 
 def _explained(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Fill in the reason of an event whose peer or library gave an empty one."""
+    """Replace the key `why` of an event if it is empty, because the peer or a library gave no reason."""
     if event.get("why") == "":
         event["why"] = NO_REASON
     return event
 
 
 class _Kind:
-    """Counts of one kind of event in one minute."""
+    """Numbers of written and dropped events of one kind in one minute."""
 
     __slots__ = ("method", "more", "passed", "started_at")
 
@@ -110,7 +110,10 @@ limiter: Final = Limiter()
 
 
 def tell_what_was_limited(*, now: bool = False) -> None:
-    """Write the lines that end a minute. Called every few seconds, and at the end with `now`."""
+    """Log how many events of each kind were dropped in the minutes that are over.
+
+    It is called periodically, and at the end of the process with `now`, which includes the present minute.
+    """
     log = structlog.get_logger()
     for method, text, more in limiter.due(everything=now):
         getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
@@ -130,7 +133,8 @@ def configure_logs(
 ) -> None:
     """Send all logs, also those of libraries, to `stream` (by default standard error).
 
-    `level` is a name such as `info`. With `worker`, every line has that number of this worker process.
+    `level` is the lowest level that is written, such as `info`. With `worker`, every line has the number of
+    this worker process.
     """
     facts: dict[str, Any] = {} if worker is None else {"worker": worker}
     out = sys.stderr if stream is None else stream
@@ -167,17 +171,20 @@ def configure_logs(
 
 
 class _Direct:
-    """Destination of JSON lines; `stream` is None if the log is not JSON or excludes level `info`."""
+    """Stream to which `write_json` writes, and facts that it adds to each line.
+
+    `stream` is None if the log is not JSON or does not include the level `info`.
+    """
 
     stream: TextIO | None = None
     facts: ClassVar[dict[str, Any]] = {}
 
 
 def write_json(line: dict[str, Any]) -> bool:
-    """Write a complete line of level `info` directly.
+    """Write a complete line of level `info` to the log, without structlog's processors.
 
-    That takes 10 % of the time that the processors take. Return False if the log is not JSON, or if its
-    processors have been replaced.
+    That takes 10 % of the time that the processors take. Return False without writing if the log is not JSON,
+    or if its processors have been replaced.
     """
     out = _Direct.stream
     if out is None or structlog.get_config()["processors"][0] is not limiter:

@@ -279,15 +279,14 @@ ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Functions and objects that are read at every scrape.
+    """Functions and objects from which the metrics are read at every scrape.
 
-    `gauges` are by their names in BROKER_GAUGES; `dropped` is by reason, `dead_lettered` by route and reason,
-    `share_refused` and `share_evicted` by kind; `forwarded` (copies of dead letters), `traces` and `spans`
-    are by outcome; `forgotten_ids` by route,
-    `authentications` by back end and outcome; `paused_routes` has the number of messages that each holds.
-    `certificates` are ends by key, `disk_space` has free and all bytes, `limit_ratios` are by limit. `store`,
-    `journal` and `redaction` have the attributes that their tables name. `turns` are those of the
-    event loop.
+    `gauges` are by their names in BROKER_GAUGES. `dropped` is by reason, `dead_lettered` by route and reason,
+    `share_refused` and `share_evicted` by kind. `forwarded` (copies of dead letters), `traces` and `spans`
+    are by outcome; `forgotten_ids` is by route, `authentications` by back end and outcome. `paused_routes`
+    has the number of messages that each holds. `certificates` are times of expiry by key, `disk_space` has
+    free and all bytes, `limit_ratios` is the used fraction of each limit. `store`, `journal` and `redaction`
+    have the attributes that their tables name. `turns` are durations of the event loop's steps.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -323,7 +322,7 @@ class Sources:
 
 
 class HttpCounts(Protocol):
-    """HTTP server whose open connections are counted."""
+    """HTTP server whose open connections the metrics count."""
 
     @property
     def connections(self) -> Sized:
@@ -331,10 +330,13 @@ class HttpCounts(Protocol):
 
 
 class Metrics(Collector):
-    """Collector of all metrics; one per process."""
+    """All metrics of a process, which Prometheus collects."""
 
     def __init__(self, version: str, sources: Sources | None = None) -> None:
-        """Set the sources. Raises KeyError for a gauge that is not in BROKER_GAUGES."""
+        """Set the sources of the metrics.
+
+        Raises KeyError for a gauge that is not in BROKER_GAUGES.
+        """
         self.version = version
         self.sources = Sources() if sources is None else sources
         if unknown := self.sources.gauges.keys() - BROKER_GAUGES.keys():
@@ -368,9 +370,9 @@ class Metrics(Collector):
         return stats
 
     def broker(self) -> dict[str, float]:
-        """Return the current values of the broker's gauges.
+        """Return the current values of the broker's gauges by name.
 
-        Booleans become 0 or 1, because the page shows every gauge as a number.
+        Booleans become 0 or 1, because the console shows every gauge as a number.
         """
         return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
@@ -380,15 +382,16 @@ class Metrics(Collector):
         yield from self.links.values()
 
     def exposed(self, accept: str) -> tuple[bytes, str]:
-        """Return the response to /metrics and its content type.
+        """Return the metrics in the format of Prometheus or OpenMetrics, and the content type.
 
-        The type is the best that the request's `Accept` header names. Only OpenMetrics has exemplars.
+        `accept` is the header `Accept` of the request, which selects the format. Only OpenMetrics has
+        exemplars.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Read all counters once and yield the metric families."""
+        """Read all counters and gauges once, and yield the metric families."""
         yield InfoMetricFamily(
             "gateway_build",
             "Version of the gateway and of Python.",
@@ -421,6 +424,7 @@ class Metrics(Collector):
         yield from _attributes(self.sources.redaction, REDACTION_COUNTERS, {})
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        """Yield name, label values and value of every metric that is defined in COUNTERS and GAUGES."""
         for stats in self.endpoints():
             yield from _endpoint_samples(stats)
         for listener in self.listeners.values():
@@ -513,9 +517,9 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
-        """Return the counters and gauges of the store and the journal by short names.
+        """Return the counters and gauges of the parts `store` and `journal`, by part and short name.
 
-        A part that does not exist is omitted.
+        A part that is disabled is left out.
         """
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
@@ -530,7 +534,7 @@ class Metrics(Collector):
         return found
 
     def latency_of(self, endpoint: str) -> Latency | None:
-        """Return the histogram of acknowledgement times (seconds) at an endpoint.
+        """Return the histogram of the times from reading a message at an endpoint to its acknowledgement.
 
         Return None if the endpoint does not exist.
         """
@@ -559,23 +563,23 @@ class Metrics(Collector):
 
 
 class CollectedFamilies(Collector):
-    """Collector of metric families that have been read already."""
+    """Collector for Prometheus' library that returns metric families which were read before."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families."""
+        """Return the metric families."""
         return self._families
 
 
 def detailed(
     rows: Iterable[tuple[str, Sequence[str], float]], left_out: Mapping[str, int], accept: str
 ) -> tuple[bytes, str]:
-    """Return the response to /metrics/detailed and its content type.
+    """Return the metrics of single queues and sessions, and the content type.
 
-    The response has the series of queues and sessions. `rows` are metrics of QUEUE_SERIES and SESSION_SERIES
-    with their labels, `left_out` are counts of omitted ones by kind.
+    `rows` are name, label values and value of metrics in QUEUE_SERIES and SESSION_SERIES. `left_out` has the
+    number of objects without metrics by kind. `accept` is the header `Accept` of the request.
     """
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for table, labels in ((QUEUE_SERIES, QUEUE_LABELS), (SESSION_SERIES, SESSION_LABELS)):
@@ -597,7 +601,10 @@ def detailed(
 def _attributes(
     counted: object | None, counters: Mapping[str, tuple[str, str]], gauges: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """Yield the metrics that `counted` has in its attributes; none if it is None."""
+    """Yield the metrics whose values are attributes of `counted`; none if `counted` is None.
+
+    `counters` and `gauges` have help text and name of the attribute by the name of the metric.
+    """
     if counted is None:
         return
     for name, (text, attribute) in counters.items():
@@ -607,6 +614,10 @@ def _attributes(
 
 
 def _cumulative(latency: Latency) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Return the buckets of a histogram for Prometheus.
+
+    Each has its upper bound, the number of values up to it, and the exemplar if there is one.
+    """
     total = 0
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     for at, count in enumerate(latency.counts):

@@ -1,10 +1,10 @@
 """Counters of the message path: plain integers, read only when metrics are scraped.
 
-A batch, a turn or a connection adds once for all its messages. The protocol machines count frames (`received`
-and `sent`: a list of integers indexed by a small number, or a dictionary by name), and the streams count
-bytes. Once the version of a connection is known, its machine counts in the lists that the endpoint shares
-among all connections of that version. So nothing has to be summed up, and a thousand connections use the same
-few integers.
+A batch of messages or a connection adds once for all its messages. The protocol machines count frames
+(`received` and `sent`: a list of integers indexed by a small number, or a dictionary by name), and the
+streams count bytes. Once the version of a connection is known, its machine counts in the lists that the
+endpoint shares among all connections of that version. So nothing has to be summed up, and a thousand
+connections use the same few integers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ UNKNOWN_VERSION: Final = "unknown"
 
 
 class FrameCounts(Protocol):
-    """Protocol machine that counts frames by kind, in `list[int]` or `dict[str, int]`."""
+    """Protocol machine that counts received and sent frames by kind, in `list[int]` or `dict[str, int]`."""
 
     received: Any
     sent: Any
 
 
 class RouteCounts(Protocol):
-    """Counters of a route. `source` and `target_endpoint` are names of endpoints."""
+    """Counters of a route of the mapping.
+
+    `source` and `target_endpoint` are names of endpoints.
+    """
 
     @property
     def name(self) -> str:
@@ -40,7 +43,7 @@ class RouteCounts(Protocol):
 
     @property
     def source(self) -> str:
-        """Name of the endpoint that the route takes messages from."""
+        """Name of the endpoint whose messages the route accepts."""
 
     @property
     def target_endpoint(self) -> str:
@@ -60,7 +63,7 @@ class RouteCounts(Protocol):
 
     @property
     def retried(self) -> int:
-        """Number of attempts to deliver a message another time."""
+        """Number of repeated attempts to deliver a message to the target."""
 
     @property
     def dropped(self) -> int:
@@ -68,46 +71,49 @@ class RouteCounts(Protocol):
 
     @property
     def unparsable(self) -> int:
-        """Number of messages whose body was no JSON although the route's `when` needs it."""
+        """Number of messages whose body was no JSON although the route's condition `when` needs it."""
 
     @property
     def undecided(self) -> int:
-        """Number of messages for which the route's `when` had no value."""
+        """Number of messages for which the route's condition `when` had no value."""
 
     @property
     def reply_kept(self) -> int:
-        """Number of property sets whose reply address could not be translated."""
+        """Number of property sets whose reply address could not be translated.
+
+        A property set is the properties that several messages may share.
+        """
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """Counts of properties that the target's protocol cannot express, by name."""
+        """Numbers of properties that the target's protocol cannot express, by name of the property."""
 
     @property
     def in_flight(self) -> int:
-        """Number of messages of the route without an outcome yet."""
+        """Number of messages of the route that the target has not settled yet."""
 
     @property
     def duplicates(self) -> int:
-        """Number of repeats of earlier messages that the route did not pass on."""
+        """Number of repetitions of earlier messages that the route did not pass on."""
 
 
 class OutboxCounts(Protocol):
-    """Counters of an outbox.
+    """Counters of an outbox, the durable queue of a route before a link.
 
-    `link` is the name of an endpoint, `route` that of a route; None means unknown.
+    A value is None while it is unknown.
     """
 
     @property
     def link(self) -> str:
-        """Name of the link that the outbox waits for."""
+        """Name of the link over which the outbox's messages are sent."""
 
     @property
     def route(self) -> str:
-        """Name of the route that fills the outbox."""
+        """Name of the route whose messages are in the outbox."""
 
     @property
     def messages(self) -> int | None:
-        """Number of messages in the outbox; of a shared one, those on the cluster."""
+        """Number of messages in the outbox; of an outbox that replicas share, those on the cluster."""
 
     @property
     def messages_bytes(self) -> int | None:
@@ -119,14 +125,17 @@ class OutboxCounts(Protocol):
 
 
 class LastError(NamedTuple):
-    """Text of the latest error and its time (UTC seconds)."""
+    """Text of the latest error, and its time in wall-clock seconds."""
 
     text: str
     utc: float
 
 
 class Reasons:
-    """Counts of a limited number of reasons, and the latest one."""
+    """Counts by reason, and the latest reason with its time.
+
+    Beyond REASONS_MAX reasons, further ones are counted as `other`.
+    """
 
     __slots__ = ("counts", "last")
 
@@ -135,7 +144,7 @@ class Reasons:
         self.last: LastError | None = None
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Count `reason`, a short constant word."""
+        """Add `count` to the count of a reason, which is a short constant word."""
         counts = self.counts
         if reason not in counts and len(counts) >= REASONS_MAX:
             reason = "other"
@@ -149,7 +158,10 @@ class Reasons:
 
 
 class Exemplar(NamedTuple):
-    """Measured message and the span with its details; `utc` is in seconds."""
+    """Example of a measured message in a histogram, with the identifiers of its trace and span.
+
+    `seconds` is the measured duration, `utc` the time in seconds.
+    """
 
     trace_id: str
     span_id: str
@@ -158,7 +170,7 @@ class Exemplar(NamedTuple):
 
 
 class Latency:
-    """Histogram of seconds over LATENCY_BUCKETS_SECS.
+    """Histogram of durations in seconds, with the buckets LATENCY_BUCKETS_SECS.
 
     `counts` has one more bucket for larger values. `exemplars` has the latest traced message of each bucket,
     by bucket number.
@@ -172,19 +184,18 @@ class Latency:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Count `count` messages that took `seconds`. Called once per settled batch."""
+        """Count `count` messages that took `seconds` each."""
         self.counts[bisect_left(LATENCY_BUCKETS_SECS, seconds)] += count
         self.sum_secs += seconds * count
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Set the exemplar of the bucket to which its seconds belong."""
+        """Make a traced message the exemplar of the bucket to which its duration belongs."""
         self.exemplars[bisect_left(LATENCY_BUCKETS_SECS, exemplar.seconds)] = exemplar
 
     def quantile(self, share: float) -> float | None:
-        """Return the bound (seconds) of the bucket that holds the quantile `share` (0 to 1).
+        """Return the upper bound, in seconds, of the bucket that holds the quantile `share` (0 to 1).
 
-        Return None if nothing has been observed. Values beyond the last bucket are reported as the last
-        bound.
+        Return None if nothing has been observed, and the largest bound for values beyond it.
         """
         target = share * sum(self.counts)
         if not target:
@@ -198,17 +209,17 @@ class Latency:
 
 
 class _FrameCounts:
-    """Frame counts of all connections of one version."""
+    """Frame counts that all connections of one protocol version share."""
 
     __slots__ = ("received", "sent")
 
     def __init__(self, frames: FrameCounts) -> None:
-        """Use the counts of the first connection as the shared ones."""
+        """Share the lists or dictionaries in which the first connection counts."""
         self.received = frames.received
         self.sent = frames.sent
 
     def join(self, frames: FrameCounts) -> None:
-        """Add the counts of another connection, which counts in the shared ones from then on."""
+        """Add the counts of another connection, and have it count in the shared ones from now on."""
         _add(self.received, frames.received)
         _add(self.sent, frames.sent)
         frames.received, frames.sent = self.received, self.sent
@@ -232,9 +243,9 @@ FrameKey = tuple[str, str, str]
 class EndpointStats:
     """Counters that listeners and links have in common.
 
-    `frame_names` names the indices of machines that count in lists; an unnamed index is skipped. `opened`,
-    `spoke` and `closed` follow a connection; the key is the protocol machine itself. The streams of all
-    connections add to `bytes_in` and `bytes_out` (bytes).
+    `frame_names` has the names of frames by index for machines that count in lists; an index without a name
+    is skipped. `opened`, `spoke` and `closed` report the states of a connection, which is identified by its
+    protocol machine. The streams of all connections add to `bytes_in` and `bytes_out`.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -255,23 +266,26 @@ class EndpointStats:
 
     @property
     def last_error(self) -> LastError | None:
-        """Latest error, even if it has been resolved since; None if there was none."""
+        """Latest error, even if it has been resolved since. None if there was none."""
         return max(filter(None, self._last_errors()), key=lambda one: one.utc, default=None)
 
     def _last_errors(self) -> Iterable[LastError | None]:
         return (self.protocol_errors.last,)
 
     def opened(self, frames: FrameCounts) -> None:
-        """Add an open connection whose version is not known yet."""
+        """Add an open connection, whose protocol version is not known yet, by its protocol machine."""
         self._open[id(frames)] = frames
 
     def spoke(self, frames: FrameCounts, version: str) -> None:
-        """Set the version (a word of a bounded set) of a connection after its handshake."""
+        """Set the protocol version of a connection after its handshake.
+
+        `version` is a word out of a limited set.
+        """
         self._open[id(frames)] = None
         self._join(frames, version)
 
     def closed(self, frames: FrameCounts) -> None:
-        """Remove a connection that has ended. A repeated call is ignored."""
+        """Remove a connection that has closed. Repeated calls are ignored."""
         silent = self._open.pop(id(frames), None) is not None
         if silent and (frames.received or frames.sent):
             self._join(frames, UNKNOWN_VERSION)
@@ -284,17 +298,17 @@ class EndpointStats:
             existing.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
-        """Count `count` messages from this endpoint whose outcome is not ACCEPTED."""
+        """Count `count` messages from this endpoint that were settled with an outcome other than ACCEPTED."""
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
     def drop(self, outcome: Outcome, count: int) -> None:
-        """Count `count` messages that this endpoint received and did not publish."""
+        """Count `count` messages that this endpoint received and that were refused before publishing."""
         self.messages_in += count
         self.refuse(outcome, count)
 
     def nobody_wanted(self, seconds: float) -> None:
-        """Count a message from this endpoint that was accepted without a recipient.
+        """Count a message from this endpoint that was accepted, although it had no recipient.
 
         `seconds` is the time since the message was read.
         """
@@ -304,8 +318,8 @@ class EndpointStats:
     def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
         """Count a settled batch of `count` messages from this endpoint.
 
-        `refused` has the outcomes of the refused ones, and `seconds` is the time since the first message was
-        read.
+        `refused` has the outcomes of those that were not accepted. `seconds` is the time since the first
+        message was read.
         """
         self.latency.observe(seconds, count)
         if refused:
@@ -320,10 +334,7 @@ class EndpointStats:
         return len(self._open)
 
     def settled(self) -> Iterator[tuple[str, str, int]]:
-        """Yield outcome, reason and count of all settled messages from this endpoint.
-
-        A settled message has been acknowledged or refused.
-        """
+        """Yield outcome, reason and number of the messages from this endpoint that were settled."""
         yield "accepted", "none", self.accepted_messages
         if self.unwanted_messages:
             yield "accepted", Reason.NO_TAKER.value, self.unwanted_messages
@@ -331,7 +342,7 @@ class EndpointStats:
             yield verdict, reason, count
 
     def frames(self) -> dict[FrameKey, int]:
-        """Return the frames of all connections so far by version, direction and kind."""
+        """Return the number of frames of all connections so far, by version, direction and kind."""
         sums: dict[FrameKey, int] = {}
         for version, known in self._frames.items():
             self._add_frames(sums, version, known)
@@ -341,7 +352,7 @@ class EndpointStats:
         return sums
 
     def frame_totals(self) -> tuple[int, int]:
-        """Return the frames received and sent by connections whose version is known."""
+        """Return the numbers of frames received and sent by all connections whose version is known."""
         received = sent = 0
         for frames in self._frames.values():
             received += self._sum(frames.received)
@@ -369,8 +380,9 @@ class EndpointStats:
 class ListenerStats(EndpointStats):
     """Counters of one listener.
 
-    `refused` counts refused connections by reason, `logins` logins by outcome, `answers_lost` messages to
-    return addresses without a recipient by reason, and `denied` forbidden requests of clients by action.
+    `refused` counts refused connections by reason, `logins` logins by outcome, and `denied` forbidden
+    requests of clients by action. `answers_lost` counts messages to return addresses that could not be
+    delivered, by reason.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -388,7 +400,7 @@ class ListenerStats(EndpointStats):
 
 
 class LinkStats(EndpointStats):
-    """Counters of one link.
+    """Counters and state of one link.
 
     `in_flight` counts messages published and not yet confirmed, `failures` connections by the reason why they
     ended. `addresses` are `host:port` of all its URLs, `address` the one that is tried or in use. `blocked`

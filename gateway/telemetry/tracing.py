@@ -57,10 +57,10 @@ LatencyOf = Callable[[str], Latency | None]
 
 
 class Tracing:
-    """Selection of the messages to trace, and their exporter; one per process.
+    """Selection of the messages to trace, and the export of their spans; one per process.
 
-    `counts` counts messages by the outcome of the selection. `countdown` is the number of messages without a
-    context until the next one is traced.
+    `counts` counts messages by the result of the selection. `countdown` is the number of messages without a
+    trace context until the next one is traced; the caller of `begin` counts it down.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class Tracing:
     ) -> None:
         """Start the exporter of spans.
 
-        It is `exporter`, or by default OTLP over HTTP to `url`, or without it to the destination in the SDK's
-        environment variables. `share` (0 to 1) is the fraction of messages without a context to trace. All
-        spans carry the names `service`, `version` and `replica`.
+        It is `exporter`, or by default OTLP over HTTP to `url`, or if `url` is None, to the destination in
+        the SDK's environment variables. `share` (0 to 1) is the fraction of messages without a trace context
+        to trace. All spans carry the names `service`, `version` and `replica`. The two last functions return
+        the histograms of a route and of an endpoint, to which exemplars are added.
         """
         self.counts: Counter[str] = Counter(sampled=0, limited=0, unsettled=0)
         self.latency_of_route = latency_of_route
@@ -113,6 +114,7 @@ class Tracing:
         self.countdown = self._drawn()
 
     def _drawn(self) -> int:
+        """Return after how many messages without a trace context the next one is traced, drawn at random."""
         if self._share <= 0:
             return NEVER_DUE
         if self._share >= 1:
@@ -121,7 +123,7 @@ class Tracing:
 
     @staticmethod
     def carries(found: PropertySet) -> bool:
-        """Return True if these properties may contain a trace context."""
+        """Return True if these properties of a message may contain a trace context."""
         if found.raw:
             return b"traceparent" in found.raw
         try:
@@ -130,10 +132,10 @@ class Tracing:
             return False
 
     def begin(self, message: Message, received: Monotonic) -> MessageTrace | None:
-        """Start and return the trace of a message that may carry a context or that is selected.
+        """Start the trace of a message, or return None if the message is not traced.
 
-        Return None if the message has no context and is not selected, if its context is not sampled, or if
-        too many messages are traced.
+        A message is not traced if it has no trace context and is not selected, if its context is not sampled,
+        or if too many messages are traced. `received` is the time at which it was read.
         """
         parent: Context | None = None
         if self.carries(message.property_set):
@@ -162,26 +164,29 @@ class Tracing:
         return trace
 
     def ended(self, trace: MessageTrace) -> None:
-        """Remove a trace whose spans are complete."""
+        """Forget a trace whose spans have ended."""
         self._open.pop(trace, None)
 
     def spans(self) -> dict[str, int]:
-        """Return the numbers of spans that the collector has accepted, and that are lost."""
+        """Return the numbers of spans that the collector has accepted and that were lost.
+
+        They are called `exported` and `failed`.
+        """
         return {"exported": self._exporter.exported, "failed": self._exporter.failed}
 
     def flush(self) -> None:
-        """Send the complete spans, and wait until they are sent."""
+        """Export the spans that have ended, and wait until that is done."""
         self._provider.force_flush()
 
     def close(self) -> None:
-        """Send the remaining spans; blocks as long as that takes."""
+        """End all traces and export the remaining spans. This blocks until it is done."""
         for trace in list(self._open):
             trace.abandon()
         self._provider.shutdown()
 
 
 class MessageTrace:
-    """Spans of one message."""
+    """Spans of one traced message."""
 
     def __init__(
         self, tracing: Tracing, message: Message, received: Monotonic, parent: Context | None
@@ -211,15 +216,17 @@ class MessageTrace:
         return round(at * 1e9) + self._ahead
 
     def now_ns(self) -> int:
-        """Return the time in nanoseconds of the wall clock, the unit of spans."""
+        """Return the present time in nanoseconds since 1970, which is the unit of spans."""
         return self._ns(clock.now())
 
     def crossed(
         self, route: str, target_endpoint: str, begun_ns: int, crossed: Message | Outcome
     ) -> Message | Outcome:
-        """Record the result `crossed` of a route for this message, and return `crossed`.
+        """Record that the message has passed a route, and return `crossed` unchanged.
 
-        A resulting message gets the context to carry on.
+        `crossed` is the message for the route's target, or the outcome if the route refused it. A message for
+        the target gets the trace context of its `deliver` span. `begun_ns` is the time at which the route
+        began.
         """
         now = self.now_ns()
         attributes = {"gateway.route": route}
@@ -248,7 +255,7 @@ class MessageTrace:
         return crossed
 
     def delivered(self, message: Message, outcome: Outcome) -> None:
-        """Record that one of the recipients of a route has settled `message`."""
+        """Record the outcome with which one of the recipients of a route has settled `message`."""
         deliver = self._delivers[id(message)]
         now = clock.now()
         deliver.outcome = outcome if deliver.at is None else worse(deliver.outcome, outcome)
@@ -257,7 +264,7 @@ class MessageTrace:
             self._exemplify(self._tracing.latency_of_route(deliver.route), deliver.span, now)
 
     def told(self, outcome: Outcome) -> None:
-        """Complete the trace: the source has received `outcome`. Never raises."""
+        """Complete the trace, because the message's source has received `outcome`. Never raises."""
         try:
             self._told(outcome)
         except Exception as error:  # the message itself is not affected
@@ -305,9 +312,9 @@ class MessageTrace:
 
 
 class _Deliver:
-    """Delivery of a message that has crossed a route.
+    """Span `deliver` of a message that has crossed a route.
 
-    `at` is the time of its settlement (ns), None before.
+    `at` is the time of its settlement in nanoseconds since 1970, None before.
     """
 
     def __init__(self, message: Message, route: str, span: Span) -> None:
@@ -319,9 +326,9 @@ class _Deliver:
 
 
 def _context_of(found: PropertySet) -> Context | None:
-    """Return the trace context in these properties.
+    """Return the trace context in the properties of a message.
 
-    Return None if there is none that is valid by the specification.
+    Return None if there is none, or none that is valid by the specification (W3C Trace Context).
     """
     try:
         headers = found.properties.headers
@@ -338,7 +345,7 @@ def _context_of(found: PropertySet) -> Context | None:
 
 
 def _carry(message: Message, span: Span) -> None:
-    """Write the span's context into a new message, which is not shared yet."""
+    """Write the trace context of a span into a message that no recipient has yet."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, set_span_in_context(span))
     if not carrier:  # the SDK is disabled: the received context remains
@@ -360,7 +367,7 @@ def _of(message: Message) -> dict[str, str | int]:
 
 
 def _end(span: Span, outcome: Outcome | None, at: int) -> None:
-    """End the span with `outcome`; None means that the message was not settled."""
+    """End a span with an outcome at the time `at`; None means that the message was not settled."""
     if outcome is None:
         span.set_attribute("gateway.outcome", "unsettled")
         span.set_status(Status(StatusCode.ERROR, "nobody has settled the message"))
@@ -373,7 +380,7 @@ def _end(span: Span, outcome: Outcome | None, at: int) -> None:
 
 
 class _Counted(SpanExporter):
-    """Exporter that counts the spans that another exporter has sent or lost."""
+    """Exporter that passes spans to another exporter, and counts those that were sent and lost."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -381,7 +388,7 @@ class _Counted(SpanExporter):
         self.failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export and count the spans. Called in the SDK's thread."""
+        """Export and count the spans. The SDK calls this in its own thread."""
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
@@ -393,9 +400,12 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the other exporter. This is the last call."""
+        """Shut down the other exporter. The SDK calls this last."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send the waiting spans of the other exporter, as in SpanExporter."""
+        """Have the other exporter send its waiting spans within `timeout_millis` milliseconds.
+
+        Return True if it has sent them.
+        """
         return self._inner.force_flush(timeout_millis)

@@ -1,9 +1,9 @@
 """Durations of the steps of the event loop, and the causes of long ones.
 
-There is one loop: until a task reaches its next await, no other one runs. So every step of every task is
-measured, including pollers, timers, HTTP and reloads, with two clock readings and no work per message. A long
-step is logged with the name of its task, and with the connection that caused it if known: pollers name the
-one whose bytes took longest.
+There is one event loop: until a task reaches its next await, no other task runs. So every step of every task
+is measured, including pollers, timers, HTTP and reloads, with two clock readings and no work per message. A
+long step is logged with the name of its task, and with the connection that caused it if it is known: pollers
+name the connection whose bytes took longest.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ TOLD: Final = "event loop blocked"
 
 
 class Cause(Protocol):
-    """Stream to which a long step is attributed in the log."""
+    """Connection to which a long step of the event loop is attributed in the log."""
 
     remote: str
 
     @property
     def endpoint(self) -> str:
-        """Name of the stream's listener or link; "" before that is known."""
+        """Name of the connection's listener or link, or "" before that is known."""
 
     @property
     def client(self) -> str:
-        """Client identifier, as far as the protocol has one."""
+        """Client identifier of the connection, or "" if there is none."""
 
 
 class Watchdog:
-    """Instrument of Trio that measures the steps of all tasks, and those of the socket loop.
+    """Trio instrument that measures the steps of all tasks, and the steps of the poller of sockets.
 
     `turns` is the histogram of their durations.
     """
 
     def __init__(self, slow_turn_secs: float, stopwatch: Callable[[], float] | None = None) -> None:
-        """Set the limit: once attached, steps of more than `slow_turn_secs` are logged; with 0 none is."""
+        """Set the duration in seconds beyond which a step is logged once `attach` was called; 0: never.
+
+        `stopwatch` returns seconds.
+        """
         self.turns = Latency()
         self._slow_turn_secs = slow_turn_secs or float("inf")
         self._limit = float("inf")  # until attached: no client waits while the gateway starts
@@ -54,13 +57,13 @@ class Watchdog:
         self._suspect: tuple[str, str, str] | None = None
 
     def attach(self) -> None:
-        """Measure the steps of the running Trio loop, and log long ones, from the next step on."""
+        """Measure the steps of the running Trio event loop from the next one on, and log long ones."""
         self._limit = self._slow_turn_secs
         self._began = 0.0
         trio.lowlevel.add_instrument(cast(trio.abc.Instrument, self))  # which need not be a subclass
 
     def detach(self) -> None:
-        """Stop measuring."""
+        """Stop measuring the steps of the event loop."""
         with suppress(KeyError):  # Trio has removed it
             trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
 
@@ -78,7 +81,10 @@ class Watchdog:
         self._began = self._stopwatch()
 
     def end(self, name: str) -> None:
-        """Record the duration of the step since `begin`; the log calls it `name` if it was long."""
+        """Record the duration of the step that `begin` started.
+
+        `name` is its name in the log if it is long.
+        """
         took = self._stopwatch() - self._began
         self.turns.observe(took)
         if took > self._limit:
@@ -88,7 +94,7 @@ class Watchdog:
             self._suspect = None
 
     def suspect(self, cause: Cause, seconds: float) -> None:
-        """Attribute `seconds` of the current step to this connection."""
+        """Report that a connection took `seconds` of the current step, and may be the cause of its length."""
         if seconds > self._suspected_secs:
             self._suspected_secs = seconds
             self._suspect = (cause.endpoint, cause.remote, cause.client)

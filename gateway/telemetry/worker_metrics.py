@@ -1,8 +1,9 @@
-"""Metrics of all worker processes merged into one page.
+"""Metrics of all worker processes, merged into one response.
 
 Each worker's series keep their names and get a label with its number. Sums and rates over workers are left to
 Prometheus, which handles counters that restart at 0. The client library's mode for several processes cannot
-be used: it adds up its own values in shared files, whereas these counters are read in place at each scrape.
+be used: it adds up its own values in shared files, whereas these counters are read from memory at each
+scrape.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 
 class MergedMetrics:
-    """Producer of the /metrics page where there are worker processes."""
+    """Merger of the metrics of all worker processes, in the supervisor."""
 
     def __init__(self) -> None:
         self._own = CollectorRegistry(auto_describe=False)
@@ -38,9 +39,10 @@ class MergedMetrics:
     def exposed(
         self, pages: Mapping[int, str], rows: Iterable[tuple[str, Sequence[str], float]], accept: str
     ) -> tuple[bytes, str]:
-        """Return the page with the metrics of all workers, and its content type.
+        """Return the metrics of all workers and of the supervisor, and the content type.
 
-        `pages` are by worker, in OPENMETRICS; `rows` are metrics of WORKER_SERIES with their labels. Raises
+        `pages` are the workers' metrics by their numbers, in the format OPENMETRICS. `rows` are name, label
+        values and value of metrics in WORKER_SERIES. `accept` is the header `Accept` of the request. Raises
         ValueError if a page is malformed.
         """
         text, labels = COUNTERS[ERRORS]
