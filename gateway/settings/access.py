@@ -98,7 +98,7 @@ class MqttRules(Section):
 
 
 class TopicPermission(Section):
-    """Routing keys of one topic exchange that may be used, as in RabbitMQ's topic permissions."""
+    """Regular expressions for the routing keys of one topic exchange, as in RabbitMQ's topic permissions."""
 
     write: Expression = ""
     """Regular expression for routing keys to publish with."""
@@ -126,9 +126,9 @@ class AmqpPermissions(Section):
 
 
 class Destinations(Section):
-    """Rules for destinations of one AMQP/Fast service.
+    """Rules of a role for the queues, or for the topics, of AMQP/Fast.
 
-    Each is a name, or the beginning of a name and a `*`; `{user}` is a placeholder.
+    Each is a name, or the beginning of a name followed by `*`; `{user}` is a placeholder.
     """
 
     read: Beginnings = ()
@@ -157,7 +157,7 @@ class FastPermissions(Section):
 
 
 class Role(Section):
-    """Set of permissions that users can be given. A role permits nothing but what its rules list."""
+    """Set of permissions that users can be given. A role permits only what its rules list."""
 
     mqtt: MqttRules = MqttRules()
     amqp091: dict[str, AmqpPermissions] = Field({})
@@ -192,7 +192,7 @@ class Role(Section):
 
 
 class DefaultRoles(Section):
-    """Roles of clients that no user entry and no back end gives a role."""
+    """Roles of clients to whom neither `users` nor an authentication back end gives a role."""
 
     anonymous: Names = ()
     """Roles of clients without a user name."""

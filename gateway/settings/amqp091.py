@@ -15,9 +15,9 @@ from gateway.settings.endpoints import LinkSettings, ListenerSettings
 
 
 def _names(value: Any) -> Any:
-    """Return as a tuple the names in a table of virtual hosts, which is how AMQP/Fast lists them.
+    """Return the names of the virtual hosts in a table, the form in which AMQP/Fast lists them, as a tuple.
 
-    Other values are returned unchanged. Raises ValueError if a virtual host has options.
+    Return a value that is no table unchanged. Raises ValueError if a virtual host in the table has options.
     """
     if not isinstance(value, dict):
         return value
@@ -31,7 +31,7 @@ RABBITMQ_VERSION: Final = "3.10.8"
 
 
 class AmqpListener(ListenerSettings):
-    """Listener for AMQP 0-9-1 clients."""
+    """Listener for AMQP 0-9-1 clients, with the options that only this protocol has."""
 
     virtual_hosts: Annotated[
         tuple[str, ...], Strict(False), BeforeValidator(_names, json_schema_input_type=list[str])
@@ -45,12 +45,12 @@ class AmqpListener(ListenerSettings):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the virtual hosts. Routes belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
         return self.virtual_hosts
 
 
 class AmqpLink(LinkSettings):
-    """Link to an AMQP 0-9-1 broker."""
+    """Link to an AMQP 0-9-1 broker, with the options that only this protocol has."""
 
     declare: Literal["create", "check", "none"] = "create"
     """Treatment of exchanges and queues that routes name: `create` declares them, `check` only verifies that
@@ -70,8 +70,9 @@ class AmqpLink(LinkSettings):
     routes exist, and restores them; 0 disables this."""
 
     def divides(self, queue: str | None) -> bool:
-        """Return True for a queue, which replicas share, and for an elected link.
+        """Return True if each message reaches only one of the replicas that consume over the link.
 
-        From an exchange each client identifier consumes a queue of its own.
+        That is so for a queue, which replicas share, and for an elected link. From an exchange (`queue` is
+        None), each client identifier consumes by a queue of its own.
         """
         return queue is not None or self.elected

@@ -1,6 +1,6 @@
 """AMQP/Fast options of listeners and links, with virtual hosts and their destinations.
 
-`FastListener` and `FastLink` extend the common `Listener` and `LinkSettings` of
+`FastListener` and `FastLink` extend the common `ListenerSettings` and `LinkSettings` of
 `gateway/settings/endpoints.py`. A virtual host lists queues and topics that exist from the start, and peer
 services that the gateway itself provides. The module holds and checks the values only.
 """
@@ -22,7 +22,7 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """Service of the gateway itself that responds to messages sent to it."""
+    """Peer service that the gateway itself provides: clients stream bytes to it, and it responds."""
 
     kind: Literal["echo", "tcp"] = "tcp"
     """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both
@@ -41,9 +41,10 @@ class PeerService(Section):
 
 
 class OutOfBand(Section):
-    """Transfer of bodies as files in a folder that the gateway and its clients share.
+    """Transfer of message bodies as files in a folder that the gateway and its clients share.
 
-    A gateway that runs as a sidecar of its clients can share one, for example.
+    The gateway and its clients can share a folder if the gateway runs as a sidecar of the clients, for
+    example.
     """
 
     folder: Annotated[Path, Strict(False)]
@@ -51,7 +52,7 @@ class OutOfBand(Section):
 
 
 class DestinationNames(Section):
-    """Destinations that exist from the start, and after every restart."""
+    """Queues and topics that exist from the start of the gateway."""
 
     queues: Destinations = ()
     """Names of queues."""
@@ -60,7 +61,10 @@ class DestinationNames(Section):
 
 
 class FastVirtualHost(Section):
-    """Virtual host of AMQP/Fast. Listeners that name the same one share it, and must configure it alike."""
+    """Virtual host of AMQP/Fast. Listeners with a virtual host of the same name share it.
+
+    They must configure it alike.
+    """
 
     destinations: DestinationNames = DestinationNames()
     """Destinations that exist from the start, and after every restart."""
@@ -72,9 +76,9 @@ class FastVirtualHost(Section):
 
     @property
     def creates(self) -> bool:
-        """True if clients create queues and topics by naming them.
+        """True if a client that names a queue or topic creates it.
 
-        The value is `auto_create`, or its default if it is absent.
+        The value is that of `auto_create`, or its default if it is absent.
         """
         if self.auto_create is not None:
             return self.auto_create
@@ -82,12 +86,12 @@ class FastVirtualHost(Section):
 
 
 def _by_name(value: Any) -> Any:
-    """Return a table with empty options for a list of virtual host names; return other values unchanged."""
+    """Convert a list of virtual host names to a table with empty options; return other values unchanged."""
     return {name: {} for name in value} if isinstance(value, list | tuple) else value
 
 
 class FastListener(AnonymousListener):
-    """Listener for AMQP/Fast clients."""
+    """Listener for AMQP/Fast clients, with the options that only this protocol has."""
 
     virtual_hosts: Annotated[
         dict[str, FastVirtualHost],
@@ -108,12 +112,12 @@ class FastListener(AnonymousListener):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the virtual hosts. Routes belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
         return tuple(self.virtual_hosts)
 
 
 class FastLink(LinkSettings):
-    """Link to an AMQP/Fast server."""
+    """Link to an AMQP/Fast server, with the options that only this protocol has."""
 
     durable_subscriptions: bool = True
     """True if the link subscribes durably, so that the server stores messages of topics while the link is

@@ -1,4 +1,4 @@
-"""Section `audit` of the configuration: the audit log, its file and its bounds."""
+"""Section `audit` of the configuration: the audit log, its file and its limits."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ SHORT_BYTES_MAX: Final = 255
 
 
 class Origin(NamedTuple):
-    """Position of a configuration key: a file or variable, and line and column from 1; 0 if unknown."""
+    """Position at which a configuration key is set.
+
+    `file` is a file, or the name of an environment variable. `line` and `column` are from 1; 0 if unknown.
+    """
 
     file: str = ""
     line: int = 0
@@ -45,10 +48,11 @@ def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def headers(arguments: dict[str, Any]) -> Headers:
-    """Convert arguments to typed AMQP headers, with the types that RabbitMQ gives to those of a file.
+    """Convert the arguments of a declaration to AMQP headers.
 
-    Raises ValueError for values without an AMQP type, such as dates of YAML and numbers beyond 64 bits, for
-    overlong names, and for tables that are nested too deeply.
+    The values get the types that RabbitMQ gives to the values of a definitions file. Raises ValueError for
+    values without an AMQP type, such as dates of YAML and numbers beyond 64 bits, for overlong names, and for
+    tables that are nested too deeply.
     """
     typed = Value(ValueType.TABLE, tuple((_short(name), _typed(one)) for name, one in arguments.items()))
     if not fits(typed):
@@ -57,7 +61,10 @@ def headers(arguments: dict[str, Any]) -> Headers:
 
 
 def _typed(value: Any, depth: int = 0) -> Value:
-    """Return a value with its AMQP type, `depth` levels below the arguments. Raises ValueError."""
+    """Return a value with its AMQP type; `depth` is the number of tables and lists around it.
+
+    Raises ValueError for a value without an AMQP type.
+    """
     if depth > NESTING_MAX:
         raise ValueError("arguments: tables are nested too deeply")
     if isinstance(value, bool):
@@ -84,7 +91,7 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_arguments)]
 
 
 class DeclaredExchange(Section):
-    """Exchange to declare, with the fields of a client's declaration."""
+    """Exchange that the embedded broker declares at start, with the fields of a client's declaration."""
 
     name: Name
     """Name of the exchange. Names with `amq.` are reserved: those exchanges exist anyway."""
@@ -104,7 +111,7 @@ class DeclaredExchange(Section):
 
 
 class DeclaredQueue(Section):
-    """Queue to declare, with the fields of a client's declaration.
+    """Queue that the embedded broker declares at start, with the fields of a client's declaration.
 
     It is never exclusive, because an exclusive queue belongs to a connection.
     """
@@ -122,7 +129,10 @@ class DeclaredQueue(Section):
 
 
 class DeclaredBinding(Section):
-    """Binding to declare. Both ends must be declared as well, or be `amq.` exchanges."""
+    """Binding that the embedded broker declares at start.
+
+    Both ends must be declared as well, or be `amq.` exchanges.
+    """
 
     source: Name
     """Source exchange. The default exchange needs no bindings: it routes to every queue by the queue's name.
@@ -145,7 +155,7 @@ def _listed(value: Any) -> Any:
 
 
 class Declare(Section):
-    """AMQP 0-9-1 definitions that exist before links consume and before listeners accept connections."""
+    """AMQP 0-9-1 definitions that are declared before links consume and listeners accept connections."""
 
     definitions: Annotated[
         tuple[FilePath, ...],
@@ -170,5 +180,5 @@ class Declare(Section):
 
     @property
     def anything(self) -> bool:
-        """True if the section declares or imports anything."""
+        """True if the section declares anything or imports a definitions file."""
         return bool(self.definitions or self.exchanges or self.queues or self.bindings)

@@ -36,7 +36,10 @@ QUOTED: Final = "in a password write # as %23, ? as %3F, / as %2F, @ as %40, : a
 
 
 def secret_from(path: Path) -> str:
-    """Return the text of a secret file without its line end. Raises ConfigurationError."""
+    """Return the text of a file that contains a secret, without its line end.
+
+    Raises ConfigurationError if the file cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +58,10 @@ Host = Annotated[str, AfterValidator(_refuse_port)]
 
 
 class ListenerTls(Section):
-    """TLS of a listener. Files are PEM and are read again when they change."""
+    """TLS of a listener: certificate, and verification of client certificates.
+
+    Files are PEM and are read again when they change.
+    """
 
     cert_file: FilePath
     """Certificate with its chain, PEM."""
@@ -83,13 +89,13 @@ class ListenerTls(Section):
     def asked(self) -> tuple[Path | None, Path | None, str]:
         """Requirements for client certificates.
 
-        They are the files of authorities and of revocation lists, and `required` or `optional`.
+        They are the file of authorities, the file of revocation lists, and `required` or `optional`.
         """
         return self.client_ca_file, self.crl_file, self.client_certificate
 
 
 class LinkTls(Section):
-    """TLS of a link, in use when the URL's scheme ends in `s`. Files are PEM."""
+    """TLS of a link, which is used if the scheme of its URL ends in `s`. Files are PEM."""
 
     ca_file: FilePath | None = None
     """File of certificate authorities that the broker's certificate is checked against. Absent: those of the
@@ -110,7 +116,7 @@ class LinkTls(Section):
 
 
 class ListenerSettings(FrontOptions):
-    """Port where clients of one protocol connect: options that all protocols have."""
+    """Listener: a port where clients of one protocol connect. It has the options that all protocols have."""
 
     protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
     """Protocol of the clients; `shared` is one port for several other listeners, which `shares` names."""
@@ -141,7 +147,7 @@ class ListenerSettings(FrontOptions):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the virtual hosts. Routes belong to the first one."""
+        """Names of the listener's virtual hosts. Routes of the mapping belong to the first one."""
         return ("/",)
 
 
@@ -149,7 +155,7 @@ _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
 
 
 class AnonymousListener(ListenerSettings):
-    """Listener of a protocol that permits clients without a name."""
+    """Listener of a protocol that permits clients without a user name."""
 
     anonymous: Admission = "loopback"
     """Admission of clients without a name and password. MQTT clients with an empty user name count as such;
@@ -174,7 +180,7 @@ class WebListener(ListenerSettings):
 
 
 class SharedListener(ListenerSettings):
-    """One port for several other listeners."""
+    """Port that several other listeners share."""
 
     shares: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
     """Names of the listeners whose clients may also connect to this port. The first bytes of a connection
@@ -190,9 +196,10 @@ class SharedListener(ListenerSettings):
 
 
 def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
-    """Check that clients of each shared port can be told apart, and are protected as on their own port.
+    """Check the shared ports of a configuration.
 
-    Raises ValueError, with the configuration key, if not.
+    Raises ValueError, with the configuration key, if the first bytes of a connection could not select one
+    listener, or if a client could avoid the TLS that a listener requires on its own port.
     """
     for name, port in listeners.items():
         by_protocol: dict[str, str] = {}
@@ -212,21 +219,22 @@ def check_shares(listeners: Mapping[str, ListenerSettings]) -> None:
 
 
 def websocket_path(listener: ListenerSettings) -> str | None:
-    """Return the WebSocket path of a listener; None if the listener does not use WebSocket."""
+    """Return the path at which a listener accepts WebSocket connections, or None if it uses plain TCP."""
     return listener.websocket_path if isinstance(listener, WebListener) else None
 
 
 def _not_shareable(name: str, listeners: Mapping[str, ListenerSettings]) -> str:
-    """Return the reason why the listener `name` cannot be shared, with a suggestion."""
+    """Return the reason why no listener `name` can be shared, with a suggestion of another name."""
     known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "not a listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
 
 
 class LinkUrl(NamedTuple):
-    """Parts of a link's URL. `password` is "" if the URL has none; `virtual_host` is AMQP's.
+    """Parsed URL of a broker.
 
-    `websocket` is path and query for MQTT over WebSocket; "" if the link does not use WebSocket.
+    `password` is "" if the URL has none; `virtual_host` is that of AMQP. `websocket` is path and query for
+    MQTT over WebSocket, and "" without WebSocket.
     """
 
     protocol: str
@@ -240,7 +248,7 @@ class LinkUrl(NamedTuple):
 
 
 def parse_url(url: str) -> LinkUrl:
-    """Parse a broker's URL. Raises ValueError with the correct notation if it is not valid."""
+    """Parse the URL of a broker. Raises ValueError, which states the correct notation, if it is not valid."""
     try:
         parts = urlsplit(url)
     except ValueError:  # The text of this error may contain a password.
@@ -273,15 +281,15 @@ def parse_url(url: str) -> LinkUrl:
 
 
 def address_of(target: LinkUrl) -> str:
-    """Return `host:port`, with an IPv6 address in brackets."""
+    """Return the address of a broker as `host:port`, with an IPv6 address in brackets."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{host}:{target.port}"
 
 
 def port_of(parts: SplitResult) -> int | None:
-    """Return the port of a URL, or None.
+    """Return the port of a URL, or None if it names none.
 
-    Raises ValueError without the offending text, which may be part of a password.
+    Raises ValueError for an invalid port, without the faulty text, which may be part of a password.
     """
     try:
         return parts.port
@@ -290,7 +298,10 @@ def port_of(parts: SplitResult) -> int | None:
 
 
 def masked_url(url: str) -> str:
-    """Return the URL with its password hidden, and with its query hidden, which may be a signature."""
+    """Return a URL whose password is replaced by a mask.
+
+    Its query is masked as well, because it may be a signature.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -306,9 +317,9 @@ def masked_url(url: str) -> str:
 
 
 class OutboxSettings(Section):
-    """Bounds on the messages that wait for a link in each of its outboxes.
+    """Limits of the messages that wait for a link in each of its outboxes.
 
-    Each route to the link with `settle: stored` has an outbox, and may override the bounds by the same names.
+    Each route to the link with `settle: stored` has an outbox, and may override the limits by the same names.
     """
 
     messages_max: int = Field(1_000_000, ge=1)
@@ -335,7 +346,7 @@ class OutboxSettings(Section):
 
 
 class Remote(Section):
-    """Addresses of one remote broker, credentials, timeouts, and bounds on messages in flight."""
+    """Remote broker: its addresses, credentials, timeouts, and limits of messages in flight."""
 
     url: str | None = None
     """URL of the broker: `amqps://user@host:port/virtual-host`, `mqtts://user@host:port`,
@@ -394,23 +405,23 @@ class Remote(Section):
 
     @property
     def all_urls(self) -> tuple[str, ...]:
-        """URLs of the broker, `url` first, in the order in which they are tried."""
+        """URLs of the broker in the order in which they are tried, `url` first."""
         return (*(() if self.url is None else (self.url,)), *self.urls)
 
     @property
     def protocol(self) -> str:
-        """Protocol of the link, as the scheme of its first URL names it."""
+        """Name of the link's protocol, which the scheme of its first URL selects."""
         return parse_url(self.all_urls[0]).protocol
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of the URLs, as `host:port`."""
+        """Addresses in the URLs, each as `host:port`."""
         return tuple(address_of(parse_url(url)) for url in self.all_urls)
 
     def target(self, at: int = 0) -> LinkUrl:
-        """Return address and credentials of the URL with index `at`; reads `password_file`.
+        """Return address and credentials of the broker at the URL with index `at`.
 
-        Raises ConfigurationError if the password cannot be read.
+        Reads `password_file` if it is set. Raises ConfigurationError if the password cannot be read.
         """
         target = parse_url(self.all_urls[at])
         password = target.password
@@ -422,7 +433,10 @@ class Remote(Section):
 
 
 class LinkSettings(Remote):
-    """Client connection of the gateway to one remote broker: options that all protocols have."""
+    """Link: the gateway's client connection to one remote broker.
+
+    It has the options that all protocols have.
+    """
 
     client_id: str = Field("gateway-{replica}", min_length=1)
     """MQTT client identifier, AMQP connection name or AMQP/Fast client-name. `{replica}` is the name of this
@@ -448,12 +462,12 @@ class LinkSettings(Remote):
 
     @property
     def proves_password(self) -> bool:
-        """True if the link proves that it knows the password without sending it."""
+        """True if the link proves that it knows the password without sending it (SCRAM)."""
         return False
 
     def divides(self, queue: str | None) -> bool:
-        """Return True if each message reaches only one of the replicas that consume from `queue`.
+        """Return True if each message reaches only one of the replicas that consume over the link.
 
-        None stands for any other source.
+        `queue` is the queue that they consume from; None stands for another source, such as a topic.
         """
         return True

@@ -1,7 +1,7 @@
-"""Listener options for the layers below its protocol: the PROXY protocol, and values for WebSocket origins.
+"""Listener options for the layers below its protocol: the PROXY protocol, and types of WebSocket origins.
 
-`FrontOptions` is a base class of `Listener`. The module checks the notation of networks and origins; it
-handles no connections.
+`FrontOptions` is the base class of `ListenerSettings`. The module checks the notation of networks and
+origins; it handles no connections.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ProxyProtocol = Annotated[
 
 
 class FrontOptions(Section):
-    """Listener options for load balancers in front of it."""
+    """Listener options for load balancers in front of the listener."""
 
     proxy_protocol: ProxyProtocol = "off"
     """PROXY protocol. With `required`, every connection begins with a PROXY header, version 1 or 2, in which

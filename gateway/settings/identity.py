@@ -50,7 +50,7 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 
 
 class UsersBackend(Section):
-    """Back end of the users in `users` and in a separate file."""
+    """Back end of users with passwords, in the section `users` and in a separate file."""
 
     backend: Literal["users"]
     """Kind of back end."""
@@ -59,10 +59,10 @@ class UsersBackend(Section):
 
 
 class CertificatesBackend(Section):
-    """Back end of clients that have presented a certificate.
+    """Back end of clients that have presented a TLS certificate.
 
-    They present it to a listener with `tls.client_ca_file` or to a load balancer that reports it in the PROXY
-    header. These clients send no password, and no user name or that of the certificate.
+    They present it to a listener with `tls.client_ca_file`, or to a load balancer that reports it in the
+    PROXY header. These clients send no password, and no user name other than that of the certificate.
     """
 
     backend: Literal["certificates"]
@@ -140,7 +140,7 @@ class JwtBackend(Section):
 
 
 class HttpBackend(Section):
-    """Back end of an HTTP server, with the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
+    """Back end that queries an HTTP server, by the protocol of RabbitMQ's `rabbitmq_auth_backend_http`.
 
     The server receives `username`, `password` and known properties of the client, and responds `allow`,
     perhaps with roles, or `deny`.

@@ -17,7 +17,7 @@ HASH_KEY_CHARACTERS_MIN: Final = 16  # Shorter keys can be found by trying.
 
 
 class Journal(Section):
-    """Record of messages that crossed the gateway, for `gateway journal` and the data pipeline."""
+    """Record of the messages that crossed the gateway, for `gateway journal` and the data pipeline."""
 
     enabled: bool = False
     """True if the journal is written."""

@@ -1,7 +1,7 @@
-"""Section `limits` of the configuration: a bound on everything that a client or a broker can make grow.
+"""Section `limits` of the configuration: a limit of everything that a client or a broker can make grow.
 
-`Section` is the strict base class of all configuration sections. `Limits` has one field for each bound; the
-docstring of a field gives the unit, the reason and the response of each protocol beyond the bound. The
+`Section` is the strict base class of all configuration sections. `Limits` has one field for each limit; the
+docstring of a field gives the unit, the reason and the response of each protocol beyond the limit. The
 defaults let a pod with 512 MiB of memory serve ten thousand devices. A listener may override limits by the
 same names in its own `limits` section. This module only holds the values: the broker and the listeners
 enforce them.
@@ -17,13 +17,16 @@ from gateway.model_docs import Documented
 
 
 class Section(Documented):
-    """Base class of configuration sections: strict types, immutable, unknown keys are errors."""
+    """Base class of configuration sections, with strict types. Unknown keys are errors.
+
+    Its objects are immutable.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Limits(Section):
-    """Bounds on memory, connections, sessions, queues and messages. Sizes are bytes, times are seconds.
+    """Limits of memory, connections, sessions, queues and messages. Sizes are bytes, times are seconds.
 
     The size of stored messages counts bodies, properties and 256 bytes for each message, which is the memory
     of an empty message (`Message.byte_count`).
@@ -251,9 +254,9 @@ class Limits(Section):
     evicted."""
 
     def overridden_by(self, other: Limits | None) -> Limits:
-        """Return these limits, with the fields that `other` sets explicitly replaced.
+        """Return these limits, in which the fields that `other` sets explicitly have the values of `other`.
 
-        With None the limits are unchanged.
+        With None, return them unchanged.
         """
         if other is None:
             return self

@@ -23,10 +23,10 @@ SECRETS: Final = frozenset(("password", "password_hash", "scram", "url", "urls")
 
 
 def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
-    """Read the configuration from `path` and from the variables `env`.
+    """Read the configuration from the file `path` and from the environment variables `env`.
 
     With `path` None, the file is the one that GATEWAY_CONFIG names, or none. Raises ConfigurationError with
-    one line per fault: place, key, reason and suggestion.
+    one line per fault: position, key, reason and suggestion.
     """
     chosen = path or env.get(CONFIG_VARIABLE) or None
     file = FileSource(
@@ -48,16 +48,19 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
 def _told(
     error: ValidationError, environment: EnvironmentSource, document: Document
 ) -> Iterator[ConfigurationError]:
-    """Yield one ConfigurationError for each fault, in the order of the settings tree."""
+    """Yield a ConfigurationError for each fault that pydantic has found, in the order of the settings tree.
+
+    Values that may be secrets are left out.
+    """
     for complaint in complaints(error, Settings):
         redacted = complaint._replace(value=None) if _is_secret(complaint.place) else complaint
         yield _where(complaint.place, environment, document, redacted.text)
 
 
 def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
-    """Return where each key is set.
+    """Return the position at which each key is set: in the file, or in an environment variable.
 
-    A key of a variable replaces the file's value as a whole: lists are never merged.
+    A variable replaces the file's value as a whole: lists are never merged.
     """
     from_environment = {place: Origin(environment.origin(place)) for place in environment.variables}
     found = {
@@ -71,9 +74,9 @@ def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, 
 
 
 def _is_list(place: Place, end: int) -> bool:
-    """Return True if the first `end` steps of `place` lead to the whole value.
+    """Return True if the first `end` steps of the path `place` are the path of a whole value.
 
-    The whole value is at the end of `place`, or it is the list of a list item.
+    This is the value at the end of `place`, or a list whose item the next step selects.
     """
     return end == len(place) or isinstance(place[end], int)
 
@@ -81,7 +84,7 @@ def _is_list(place: Place, end: int) -> bool:
 def _where(
     place: Place, environment: EnvironmentSource, document: Document, reason: str
 ) -> ConfigurationError:
-    """Return a ConfigurationError with the position of `place`, or of the nearest key above it."""
+    """Return a ConfigurationError with the position of the key at `place`, or of the nearest key above it."""
     for end in range(len(place), 0, -1):
         if origin := environment.origin(place[:end]):
             return ConfigurationError(reason, file=origin)
@@ -92,5 +95,5 @@ def _where(
 
 
 def _is_secret(place: Place) -> bool:
-    """Return True if the value at `place` may contain a password."""
+    """Return True if the value of the key at `place` may contain a password."""
     return any(isinstance(step, str) and (step in SECRETS or step.endswith("_url")) for step in place[-2:])

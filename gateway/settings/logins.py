@@ -1,4 +1,4 @@
-"""Section `logins`: limits on failed logins, and on logins that wait for a password hash."""
+"""Section `logins`: limits of failed logins, and of logins that wait for the verification of a password."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gateway.settings.limits import Section
 
 
 class LoginSettings(Section):
-    """Protection against guessing passwords, the same in all protocols.
+    """Protection against guessing passwords, common to all protocols.
 
-    Clients on this machine are not counted.
+    Failed logins from this machine are not counted.
     """
 
     failures_max: int = Field(10, ge=0)

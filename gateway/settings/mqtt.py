@@ -1,6 +1,6 @@
 """MQTT options of listeners and links.
 
-`MqttListener` and `MqttLink` extend the common `Listener` and `LinkSettings` of
+`MqttListener` and `MqttLink` extend the common `ListenerSettings` and `LinkSettings` of
 `gateway/settings/endpoints.py` with options that only MQTT has. The module holds and checks the values only;
 `gateway/ingress` and `gateway/egress` use them.
 """
@@ -24,7 +24,7 @@ ByteOrder = Literal["auto", "little", "big"]
 
 
 class MqttListener(WebListener, AnonymousListener):
-    """Listener for MQTT clients: the features that clients may use and the addresses that they are sent."""
+    """Listener for MQTT clients, with the options that only this protocol has."""
 
     qos_max: Literal[0, 1, 2] = 2
     """Highest QoS that clients may publish and subscribe with."""
@@ -62,7 +62,7 @@ class MqttListener(WebListener, AnonymousListener):
 
 
 class MqttLink(LinkSettings):
-    """Link to an MQTT broker."""
+    """Link to an MQTT broker, with the options that only this protocol has."""
 
     version: MqttVersion = "auto"
     """Protocol version. `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has used 5.0
@@ -103,7 +103,7 @@ class MqttLink(LinkSettings):
         return self
 
     def _check_oldest(self) -> None:
-        """Raise ValueError for options that MQTT before 3.1 cannot state."""
+        """Raise ValueError for options that the MQTT version `mqipdp`, before 3.1, cannot express."""
         credentials = [self.username, self.password, self.password_file]
         if any(one is not None for one in credentials) or any(
             parse_url(url).username for url in self.all_urls
@@ -114,7 +114,7 @@ class MqttLink(LinkSettings):
 
     @property
     def proves_password(self) -> bool:
-        """True if the link authenticates by AUTH packets."""
+        """True if the link authenticates by SCRAM in AUTH packets instead of sending the password."""
         return self.authentication != "password"
 
     def divides(self, queue: str | None) -> bool:

@@ -1,9 +1,9 @@
 """Check of configurations with several workers of the embedded broker.
 
-Each worker is a broker of its own, so clients of different workers cannot exchange messages. The gateway
-therefore accepts such a configuration only if clients publish and all messages leave by links. Options that
-need a common broker are refused with their key: subscriptions, retained messages, and QoS 2 that a client
-could continue at another worker.
+Each worker has a broker of its own, so clients of different workers cannot exchange messages. The gateway
+therefore accepts several workers only if clients just publish, and all messages leave by links. Options that
+need a common broker are refused with their key: subscriptions, retained messages, and QoS 2, whose exchange
+of packets a client could continue at another worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def common_world(
     authentication: Iterable[Backend],
     authorizer: HttpAuthorizer | None,
 ) -> Iterator[str]:
-    """Yield each option that needs one broker for all workers, with the change that avoids it."""
+    """Yield a text for each option that needs one broker for all workers.
+
+    The text has the key and the change by which the option is avoided.
+    """
     for name, listener in listeners.items():
         if isinstance(listener, SharedListener):
             continue

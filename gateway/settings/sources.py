@@ -39,9 +39,10 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 
 class FileSource(InitSettingsSource):
-    """Values of the configuration file, with computed defaults.
+    """Source of the values in the configuration file, and of computed defaults.
 
-    The defaults are the three listeners (MQTT alone on a shared engine), and the name `replica`.
+    The computed defaults are the listeners (one of each protocol, or with `engine: rabbitmq` MQTT alone) and
+    the name `replica`.
     """
 
     def __init__(self, document: Document, replica: str) -> None:
@@ -63,7 +64,10 @@ class FileSource(InitSettingsSource):
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """Values of the environment variables. `variables` maps keys that are set to names of variables."""
+    """Source of the values in environment variables.
+
+    `variables` has the names of the variables by the keys that they set.
+    """
 
     def __init__(self, env: Mapping[str, str], file: FileSource) -> None:
         """Read variables from `env`, which need not be this process's environment.
@@ -90,11 +94,14 @@ class EnvironmentSource(EnvSettingsSource):
         self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """Return the value unchanged: it was parsed as YAML when the variable was read."""
+        """Return the value unchanged, because it was parsed as YAML when the variable was read."""
         return value
 
     def origin(self, place: Place) -> str:
-        """Return the name of the variable that sets `place`, as error messages show it; "" if none does."""
+        """Return how error messages name the variable that sets the key `place`.
+
+        Return "" if no variable sets it.
+        """
         variable = self.variables.get(place)
         return "" if variable is None else _called(variable)
 
@@ -104,10 +111,11 @@ def _called(variable: str) -> str:
 
 
 def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Place, Any]:
-    """Return the key that a variable sets, and the type of its value.
+    """Return the path of the key that a variable sets, and the type of its value.
 
-    Names that users have chosen are matched with those in the file without regard to case, and `_` also
-    matches `-`. Raises ConfigurationError for an unknown key.
+    `words` are the parts of the variable's name, `tree` is the content of the file. Names that users have
+    chosen are compared with those in the file without regard to case, and `_` also matches `-`. Raises
+    ConfigurationError for an unknown key.
     """
     place: Place = ()
     value_type: Any = Settings
@@ -128,8 +136,8 @@ def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Plac
 def _meant(variable: str) -> str:
     """Return the end of an error message about a variable that sets no key.
 
-    It names the variable with two underscores below its section, if that one sets a key; otherwise it is
-    empty.
+    It suggests the variable with two underscores behind the section's name, if that one sets a key. Otherwise
+    return "".
     """
     if DELIMITER in variable:
         return ""
@@ -144,7 +152,7 @@ def _meant(variable: str) -> str:
 
 
 def _parts(value_type: Any) -> bool:
-    """Return True if the type has parts: a table or a list."""
+    """Return True if values of this type are tables or lists."""
     return any(
         get_origin(option) in (dict, list, tuple)
         or (isinstance(option, type) and issubclass(option, BaseModel))

@@ -19,7 +19,7 @@ NEEDS: Final = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.ot
 
 
 class TracingSettings(Section):
-    """Spans of messages, sent by OTLP over HTTP. Needs the extra `otel`."""
+    """Traces of messages, whose spans are sent by OTLP over HTTP. It needs the extra `otel`."""
 
     enabled: bool = False
     """True if messages are traced. Otherwise trace headers of messages pass unchanged, and tracing costs

@@ -1,8 +1,8 @@
 """Root of the configuration, `Settings`, with the sections that have no module of their own.
 
 Every key has a default. Validators check rules that concern several sections, such as ports, endpoint names
-and roles. `Settings` also knows where each key was set, and returns paths, client identifiers and virtual
-hosts that follow from several keys.
+and roles. `Settings` also knows at which position each key was set, and returns paths, client identifiers and
+virtual hosts that follow from several keys.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
 def shipped_mappings() -> Path:
-    """Return the folder of the mapping files that ship with the gateway: in its wheel, or in a checkout."""
+    """Return the folder of the mapping files that are part of the gateway, in its wheel or in a checkout."""
     installed = PACKAGE / "shipped_mappings"
     return installed if installed.is_dir() else PACKAGE.parent / "mappings"
 
@@ -72,7 +72,7 @@ class StoreSettings(Section):
 
 
 class HttpTls(Section):
-    """TLS of HTTP. Files are PEM and are read again when they change."""
+    """TLS of an HTTP port. Files are PEM and are read again when they change."""
 
     cert_file: FilePath
     """Certificate with its chain."""
@@ -81,7 +81,10 @@ class HttpTls(Section):
 
 
 class HealthSettings(Section):
-    """Separate port for health and metrics. The console's port then serves nothing without a login."""
+    """Separate port for health probes and metrics.
+
+    With it, the console's port serves nothing without a login.
+    """
 
     host: Host = "0.0.0.0"
     """Address to bind."""
@@ -92,7 +95,7 @@ class HealthSettings(Section):
 
 
 class Http(Section):
-    """HTTP server for health, metrics and the console."""
+    """HTTP server for health probes, metrics, the console and the API."""
 
     enabled: bool = True
     """True if the HTTP server runs."""
@@ -136,7 +139,7 @@ class Http(Section):
 
 
 class Forward(Section):
-    """Address for copies of dead letters, in the words of its endpoint's protocol."""
+    """Address to which copies of dead letters are published, in the fields of its endpoint's protocol."""
 
     endpoint: str
     """Name of a listener or link."""
@@ -166,11 +169,11 @@ class Forward(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """Dialect of the protocol that the given key belongs to."""
+        """Dialect of the protocol to which the given fields of the address belong."""
         return DIALECT_OF_WORD[next(iter(self._stated()))]
 
     def address(self) -> Address:
-        """Return the address. Raises ValueError if it is too long."""
+        """Return the address to publish to. Raises ValueError if it is too long."""
         try:
             return self.dialect.published(self._stated())[0]
         except NameRefused as error:
@@ -178,7 +181,7 @@ class Forward(Section):
 
 
 class DeadLetterSettings(Section):
-    """Treatment of messages that no route, limit or target accepts."""
+    """Options for dead letters: messages that no route, limit or target accepts."""
 
     forward: Forward | None = None
     """Address that receives a copy of each dead letter."""
@@ -188,7 +191,10 @@ ONE_OF_EACH: Final = "set one of password_hash and password_hash_file, or one of
 
 
 class User(Section):
-    """User who may log in. `gateway passwd` computes the hash, and the SCRAM keys with `--scram`."""
+    """User who may log in with a password.
+
+    `gateway passwd` computes the hash, and with `--scram` the SCRAM keys.
+    """
 
     password_hash: SecretStr | None = None
     """Password hash (argon2id), as `gateway passwd` prints it."""
@@ -220,16 +226,19 @@ class User(Section):
 
     @property
     def proves(self) -> bool:
-        """True if the user has a secret to authenticate with."""
+        """True if the user has a password hash or SCRAM keys."""
         secrets = (self.password_hash, self.password_hash_file, self.scram, self.scram_file)
         return any(one is not None for one in secrets)
 
     def hash(self) -> str:
-        """Return the argon2 hash, read from its file; "" for none. Raises ConfigurationError."""
+        """Return the user's password hash, read from its file if it is in one, or "" for none.
+
+        Raises ConfigurationError if the file cannot be read.
+        """
         return _secret(self.password_hash, self.password_hash_file)
 
     def scram_keys(self) -> str:
-        """Return the SCRAM keys, read from their file if they have one; "" for none.
+        """Return the user's SCRAM keys, read from their file if they are in one, or "" for none.
 
         Raises ConfigurationError if the file cannot be read.
         """
@@ -245,7 +254,7 @@ def _secret(value: SecretStr | None, file: Path | None) -> str:
 def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
     """Check that every user can authenticate. Raises ValueError if one cannot.
 
-    `elsewhere` is True if users may also authenticate by other means than a secret of this section.
+    `elsewhere` is True if users may also authenticate without a password hash or SCRAM keys in `users`.
     """
     for name, user in users.items():
         if name == ANONYMOUS and user.proves:
@@ -268,9 +277,9 @@ class LogSettings(Section):
 
 
 class ReadFrom:
-    """File that settings were read from, its content, and the place of each key.
+    """File that settings were read from, its content, and the position at which each key was set.
 
-    Equality ignores it: settings are equal wherever they were read.
+    All objects of this class are equal, so that equal settings are equal wherever they were read.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -289,7 +298,7 @@ class ReadFrom:
 class Settings(Documented, BaseSettings):
     """Configuration of one gateway process.
 
-    `load_settings` passes the sources, file and environment; the class itself reads neither.
+    `load_settings` passes the values of file and environment; the class itself reads neither.
     """
 
     model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", case_sensitive=True)
@@ -348,7 +357,7 @@ class Settings(Documented, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the only source of values, which is the arguments of the class."""
+        """Return the only source of values: the arguments of the class."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -432,13 +441,16 @@ class Settings(Documented, BaseSettings):
 
     @property
     def known_elsewhere(self) -> bool:
-        """True if users may authenticate by other means than a secret: a certificate, or a back end."""
+        """True if users may authenticate without a secret in `users`.
+
+        This can be by a certificate or by another back end.
+        """
         return len(self.authentication) > 1 or any(
             one.tls is not None and one.tls.client_ca_file is not None for one in self.listeners.values()
         )
 
     def users_file(self) -> Path | None:
-        """Return the path of the file with further users, or None."""
+        """Return the path of the file with further users, or None if there is none."""
         return next((one.file for one in self.authentication if isinstance(one, UsersBackend)), None)
 
     @model_validator(mode="after")
@@ -479,7 +491,7 @@ class Settings(Documented, BaseSettings):
         return self
 
     def amqp_hosts(self) -> list[str]:
-        """Return the virtual hosts of all AMQP 0-9-1 listeners; "/" alone if there are none."""
+        """Return the names of the virtual hosts of all AMQP 0-9-1 listeners; only "/" if there are none."""
         amqp = [one for one in self.listeners.values() if isinstance(one, AmqpListener)]
         return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
 
@@ -513,11 +525,11 @@ class Settings(Documented, BaseSettings):
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
-        """Record where keys were set, for faults that only show when they are used."""
+        """Store the position at which each key was set, for errors that are found when its value is used."""
         self._read_from.origins.update(origins)
 
     def note_file(self, path: Path | None, document: Document) -> None:
-        """Record the file that the settings were read from, and its content."""
+        """Store the path and content of the file that the settings were read from."""
         read_from, content = self._read_from, document.content
         read_from.path = path
         read_from.text = document.text
@@ -531,7 +543,7 @@ class Settings(Documented, BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """Path of the file that the settings were read from; None if there is none or it is unknown."""
+        """Path of the file that the settings were read from, or None if there is none."""
         return self._read_from.path
 
     @property
@@ -541,40 +553,49 @@ class Settings(Documented, BaseSettings):
 
     @property
     def sections(self) -> Mapping[str, object]:
-        """Top-level keys of the file with their values; keys without a value are left out."""
+        """Keys at the top level of the file with their values; keys without a value are left out."""
         return self._read_from.sections
 
     def origin_of(self, place: Place) -> Origin:
-        """Return where a key is set, or the nearest key above it; an empty Origin if that is unknown."""
+        """Return the position at which the key at `place`, or the nearest key above it, is set.
+
+        Return an empty Origin if that is unknown.
+        """
         while place and place not in self._read_from.origins:
             place = place[:-1]
         return self._read_from.origins.get(place, Origin()) if place else Origin()
 
     def origin_of_key(self, key: str) -> Origin:
-        """Return where a key in dotted notation is set (`roles.device.mqtt`), or the nearest key above it."""
+        """Return the position at which a key, or the nearest key above it, is set.
+
+        `key` is in dotted notation, such as `roles.device.mqtt`.
+        """
         found = {dotted(place): place for place in self._read_from.origins}
         while key and key not in found:
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
         return self.origin_of(found.get(key, ()))
 
     def says(self, place: Place) -> bool:
-        """Return True if the file or the environment sets this key, so that it is not its default."""
+        """Return True if the file or the environment sets the key at `place`."""
         return place in self._read_from.origins
 
     def limits_of(self, listener: str) -> Limits:
-        """Return the limits of one listener, with its overrides."""
+        """Return the limits for one listener: the general ones with the listener's own instead of them."""
         return self.limits.overridden_by(self.listeners[listener].limits)
 
     def client_id_of(self, link: str) -> str:
-        """Return the client identifier of a link, with `{replica}` filled in."""
+        """Return the client identifier of a link.
+
+        In it `{replica}` is replaced by the name of this process.
+        """
         return self.links[link].client_id.replace(REPLICA, self.replica)
 
     def consumer_id_of(self, link: str) -> str:
         """Return the client identifier of the connection that consumes over a link.
 
-        Of an elected link it is the same at every replica, with the namespace in the replica's place: the
-        next replica continues the broker's session, and a broker that permits one connection per identifier
-        closes the previous one.
+        For an elected link it is the same at every replica, because `{replica}` is replaced by the namespace.
+        So the next elected replica continues the session at the broker, and a broker that permits one
+        connection per client identifier closes the previous one.
         """
         options = self.links[link]
         if not options.elected:
@@ -583,41 +604,45 @@ class Settings(Documented, BaseSettings):
         return options.client_id.replace(REPLICA, self.broker.namespace)
 
     def shared_outboxes(self) -> list[str]:
-        """Return the names of links whose outboxes are on the cluster."""
+        """Return the names of the links whose outboxes are queues of the RabbitMQ cluster."""
         return [name for name, one in self.links.items() if one.outbox.shared]
 
     @property
     def one_way(self) -> bool:
-        """True for several workers of the embedded broker, where all messages leave by links."""
+        """True if there are several workers with the embedded broker.
+
+        Each then has a broker of its own, so clients only publish, and all messages leave by links.
+        """
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
-        """Return True if each message of `endpoint` (and `queue`) reaches only one of its consuming replicas.
+        """Return True if each message from a source reaches only one of the replicas that consume from it.
 
-        Messages of a listener always do.
+        The source is the queue `queue`, or another one if that is None, of a link. Messages of a listener
+        always reach one replica.
         """
         return endpoint not in self.links or self.links[endpoint].divides(queue)
 
     def journal_path(self) -> Path:
-        """Return the folder of the journal."""
+        """Return the folder of the journal, which is below that of the store unless it is configured."""
         return self.store.path / "journal" if self.journal.path is None else self.journal.path
 
     def tokens_path(self) -> Path | None:
-        """Return the folder of the console's tokens; None if they are in memory only."""
+        """Return the folder of the console's tokens, or None if they are in memory only."""
         if self.http.tokens_path is not None or not self.store.enabled:
             return self.http.tokens_path
         return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
-        """Return the protocol of every endpoint by its name.
+        """Return the protocol of every listener and link by its name.
 
-        A shared port is left out: its connections belong to other listeners.
+        A shared port is left out, because its connections belong to other listeners.
         """
         both: dict[str, ListenerSettings | LinkSettings] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:
-        """Return the namespace of each listener by name, without shared ports.
+        """Return the name of each listener's namespace by the listener's name, without shared ports.
 
         Clients of listeners with the same namespace can exchange messages.
         """
@@ -631,10 +656,10 @@ class Settings(Documented, BaseSettings):
         return found
 
     def mapping_files(self) -> list[Path]:
-        """Return the mapping files that exist now, sorted.
+        """Return the paths of the mapping files, sorted.
 
-        A path without wildcards is included even if it does not exist. Without `mappings` the result is the
-        identity mapping that the package contains.
+        A pattern with wildcards gives the files that match it now; a path without wildcards is included even
+        if it does not exist. Without `mappings` the result is the shipped identity.yaml.
         """
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
@@ -644,7 +669,7 @@ class Settings(Documented, BaseSettings):
         return sorted(found)
 
     def found_by(self, pattern: str) -> list[Path]:
-        """Return the mapping files that one entry of `mappings` matches now."""
+        """Return the paths of the mapping files for one path or pattern in `mappings`."""
         path = str(self.mappings_folder / pattern)
         if set(pattern) & set("*?["):
             return _glob(path)
@@ -655,13 +680,16 @@ class Settings(Documented, BaseSettings):
 
     @property
     def mappings_folder(self) -> Path:
-        """Folder that `mappings` are relative to: that of the configuration file, if the file sets them."""
+        """Folder to which the paths in `mappings` are relative.
+
+        It is that of the configuration file if this file sets `mappings`, else the working directory.
+        """
         path = self._read_from.path
         said_there = path is not None and self.origin_of(("mappings",)).file == str(path)
         return path.parent if path is not None and said_there else Path()
 
     def files(self) -> list[tuple[Place, Path]]:
-        """Return every file that the configuration names and that must be readable, with its key."""
+        """Return key and path of the files that the configuration names and that this process has to read."""
         paths: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:

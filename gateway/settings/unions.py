@@ -1,7 +1,7 @@
-"""Union types of listeners and links: each protocol's options are a class of their own.
+"""Union types of listeners and links: each protocol has a class with its own options.
 
-The protocol name, or the scheme of a URL, selects the class, so options of other protocols are unknown keys,
-and the error message names the protocol that they belong to.
+The name of the protocol, or the scheme of a URL, selects the class. So options of other protocols are unknown
+keys, and the error message names the protocol that they belong to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NONE = ""  # Tag of a section without a known protocol.
 
 
 class UnknownListener(ListenerSettings):
-    """Listener with an unknown protocol, so that the error message concerns the protocol alone."""
+    """Listener whose protocol is unknown. It accepts all options, so that only the protocol is an error."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -29,7 +29,7 @@ class UnknownListener(ListenerSettings):
 
 
 class UnknownLink(LinkSettings):
-    """Link with an unknown protocol, so that the error message concerns its URL alone."""
+    """Link whose protocol is unknown. It accepts all options, so that only the URL is an error."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -17,23 +17,23 @@ from gateway.settings.tree import User, check_users
 
 
 class _Whole(Section):
-    """Model of the file's content."""
+    """Pydantic model of a users file."""
 
     users: dict[str, User]
 
 
 class UsersFile(NamedTuple):
-    """Users of a file, and the file's text."""
+    """Content of a users file: the users by name, and the text."""
 
     users: dict[str, User]
     text: str
 
 
 def read_users(path: Path, before: str = "") -> UsersFile:
-    """Read a users file. `before` is the text of the previous reading.
+    """Read a users file.
 
-    Raises ConfigurationError with one line per fault (place, key and reason), also if only a beginning of
-    `before` is left.
+    `before` is the text that was read from it last. Raises ConfigurationError with one line per fault
+    (position, key and reason), also if the file seems to have lost its end since then.
     """
     document = read(path)
     refuse_lost_end(before, document.text, document.file, sections=False)

@@ -1,8 +1,8 @@
-"""Views of the effective configuration and its JSON Schema, for people and editors.
+"""Output of the effective configuration and of its JSON Schema, for people and editors.
 
 `effective` returns the configuration with defaults and without secrets; `masked` returns the same as YAML;
-`json_schema` returns the schema. Absent values and options of disabled sections are left out. Nothing here
-reads or changes settings.
+`json_schema` returns the schema. Absent values and options of disabled sections are left out. The module
+neither loads nor changes settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def masked(settings: Settings) -> str:
 
 
 def _stated(part: Any) -> Any:
-    """Return a copy without absent and empty values, recursively."""
+    """Return a copy of a JSON value without the absent and empty values in it."""
     if isinstance(part, dict):
         stated = {name: _stated(value) for name, value in part.items()}
         return {name: value for name, value in stated.items() if value not in (None, {}, [])}
@@ -53,10 +53,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without(part: Any, references: set[str]) -> Any:
-    """Return a copy of a schema without alternatives in `references`, and with `anyOf` for `oneOf`.
+    """Return a copy of a JSON Schema without the alternatives that refer to one of `references`.
 
-    Several link classes may accept the same section, because its protocol is part of a URL, which no schema
-    parses.
+    In the copy `oneOf` is `anyOf`: several link classes may accept the same section, because their protocol
+    is part of a URL, which no schema parses.
     """
     if isinstance(part, dict):
         return {

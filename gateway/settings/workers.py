@@ -1,7 +1,7 @@
 """Settings of one worker, derived from the settings of the gateway.
 
 A worker is a replica with folders of its own that shares the ports of the listeners. Limits apply to each
-worker; memory alone is divided, because all workers use the same machine.
+worker; only the memory is divided, because all workers use the same machine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gateway.settings.tree import HealthSettings, Settings
 
 
 def worker_name(number: int) -> str:
-    """Return the name of a worker, which is used for folders."""
+    """Return the name of the worker with this number, after which its folders are called."""
     return f"worker-{number}"
 
 
 def settings_of_worker(
     settings: Settings, number: int, ports: Mapping[str, int], memory_bytes_max: int
 ) -> Settings:
-    """Return the settings of worker `number`, from 1 on.
+    """Return the settings of the worker with this number, from 1 on.
 
-    `ports` are the bound ports of the listeners by name; `memory_bytes_max` is the memory of all workers
-    together.
+    `ports` are the ports that the listeners are bound to, by name. `memory_bytes_max` is the memory of all
+    workers together, in bytes.
     """
     name = worker_name(number)
     changes: dict[str, Any] = {
@@ -53,5 +53,5 @@ def settings_of_worker(
 
 
 def _beside(path: Path, name: str) -> Path:
-    """Return the path with the worker's name: `audit.log` becomes `audit.worker-1.log`."""
+    """Return a path in the same folder with the worker's name in it, such as `audit.worker-1.log`."""
     return path.with_name(f"{path.stem}.{name}{path.suffix}")
