@@ -1,8 +1,8 @@
 """Authentication of clients: decides which user a login belongs to.
 
 Back ends identify the client, in the order of the settings (backends.py). Names and passwords come from MQTT,
-AMQP's SASL PLAIN and AMQP/Fast; both anonymous access and the user `guest` may be limited to clients on
-this machine, as RabbitMQ does for guest. Clients whose logins fail are delayed, then refused (failures.py).
+AMQP's SASL PLAIN and AMQP/Fast. Anonymous access and the user `guest` may both be limited to clients on this
+machine, as RabbitMQ limits guest. Clients whose logins fail are delayed, then refused (failures.py).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
 
 
 class Access:
-    """Authentication of a gateway's clients. Password users are the only back end until `ask` is called.
+    """Authentication of a gateway's clients.
 
-    `users` maps names to argon2 hashes, "" for a user without a password here; `scram` maps names to SCRAM
-    keys; `guest` is `loopback`, `always` or `never`.
+    `users` has argon2 hashes by user name, "" for a user without a password here; `scram` has SCRAM keys by
+    user name. `guest` is `loopback`, `always` or `never`: from where the user guest may log in. Users with
+    passwords are the only back end until `ask` is called.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class Access:
         self._key = os.urandom(32)
 
     def ask(self, backends: Sequence[Backend]) -> None:
-        """Replace the back ends, in query order. Password users count only if `self.users` is one of them."""
+        """Replace the back ends, which are queried in this order.
+
+        Users with passwords can log in only if `self.users` is one of them.
+        """
         self.backends = tuple(backends)
 
     @property
@@ -73,7 +77,7 @@ class Access:
         return any(isinstance(backend, Certificates) for backend in self.backends)
 
     def anonymous(self, remote: str, policy: str) -> Principal | None:
-        """Return the anonymous principal, or None if `policy` does not let it connect from `remote`.
+        """Return the principal of anonymous clients, or None if such a client may not connect from `remote`.
 
         `policy` is `always`, `loopback` or `never`; `remote` is host:port.
         """
@@ -87,20 +91,24 @@ class Access:
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
-        """Return True if this user name is ignored because nothing could authenticate it.
+        """Return True if a client with this user name is anonymous, because no back end could know the name.
 
         That is so if no users and no other back ends are configured, and the name is not `guest`.
         """
         return self._alone and self.users.empty and user != GUEST
 
     def recognizes(self, credentials: Credentials) -> bool:
-        """Return True if a login without a user name may identify a user by a certificate or a token."""
+        """Return True if a back end may accept this login although it has no user name.
+
+        Certificates and tokens identify their user without one.
+        """
         return any(backend.claims(credentials) for backend in self.backends)
 
     def known(self, credentials: Credentials) -> Principal | None:
-        """Return the principal of a login that a back end accepts without waiting; None: call `verify`.
+        """Return the principal of a login if a back end accepts it without waiting.
 
-        None is also returned for a login that is refused after failures, or that no back end accepts.
+        Return None if `verify` has to be called: if a back end has to wait, the login is refused after
+        failures, or no back end accepts it.
         """
         if self.failures.refuses(credentials.remote, credentials.user):
             return None  # otherwise guesses at a remembered password would cost nothing
@@ -115,10 +123,11 @@ class Access:
         return None
 
     def _order(self, credentials: Credentials) -> list[Backend]:
-        """Return the back ends to query, in order. If the login names no password user, `users` comes last.
+        """Return the back ends to query for a login, in order.
 
-        An unknown name costs a password hash there, so that attackers cannot find out names. Tokens, which
-        another back end accepts, do not pay for it.
+        If the login does not name a user with a password, `users` comes last: there an unknown name costs a
+        password hash, so that attackers cannot find out names, and a token that another back end accepts
+        should not cost one.
         """
         if credentials.backend:
             return [
@@ -133,7 +142,7 @@ class Access:
     def external(self, credentials: Credentials) -> Principal | None:
         """Return the principal of a client that authenticates by its certificate (AMQP's EXTERNAL), or None.
 
-        Without a back end for certificates the common name has to be the name of a user.
+        Without a back end for certificates, the common name has to be the name of a user.
         """
         if credentials.certificate is None:
             return None
@@ -149,7 +158,7 @@ class Access:
         return principal_of(name, credentials.certificate)
 
     def loggable(self, user: str) -> str:
-        """Return the form of an unauthenticated user name that may be logged.
+        """Return the form of an unauthenticated user name in which it may be logged.
 
         The name of an existing user and an empty name are returned unchanged. Any other is returned as
         `unknown DIGEST`, the same for the same name while this process runs, because people type passwords
@@ -167,24 +176,28 @@ class Access:
         return self._with_users and self.users.proves
 
     def exchange(self) -> ScramExchange:
-        """Return the server's side of a new authentication by SCRAM."""
+        """Return the server's side of a new SCRAM authentication."""
         return self.users.exchange()
 
     def proved(self, name: str) -> Principal | None:
-        """Return the principal of a user who has proved its password, or None if it no longer exists."""
+        """Return the principal of a user who has authenticated by SCRAM.
+
+        Return None if the user no longer exists.
+        """
         return self.users.named(name) if self._with_users else None
 
     def stamp(self, principal: Principal) -> str:
         """Return a digest that changes with the user's password, for a later call of `stands`.
 
-        The digest is "" for a principal of another back end, which cannot be queried.
+        It is "" for a principal of another back end, whose password is not known here.
         """
         return self.users.stamp(principal.name) if principal.backend == self.users.kind else ""
 
     def stands(self, principal: Principal, stamp: str) -> bool:
         """Return True if the principal has not expired and its user still has the password of `stamp`.
 
-        For a principal of another back end only the expiry is checked.
+        `stamp` is an earlier result of the method `stamp`. For a principal of another back end only the
+        expiry is checked.
         """
         if principal.expires is not None and principal.expires <= clock.unix_time():
             return False
@@ -202,21 +215,21 @@ class Access:
     # Tokens
 
     def takes_tokens(self, method: str) -> bool:
-        """Return True if AUTH packets of this authentication method may carry a token."""
+        """Return True if a client may send a token in MQTT 5 AUTH packets of this authentication method."""
         return method in self.methods
 
     @property
     def methods(self) -> list[str]:
-        """Authentication methods of AUTH packets that carry a token, without duplicates."""
+        """Names of the authentication methods of MQTT 5 AUTH packets that carry a token, each once."""
         return list(dict.fromkeys(one.method for one in self.backends if isinstance(one, Tokens)))
 
     # Work
 
     async def verify(self, credentials: Credentials) -> Principal | Denial:
-        """Return the principal if a back end accepts the login, otherwise the reason for its denial.
+        """Query the back ends, and return the principal of a login, or the reason for its denial.
 
-        A login with failures before it is delayed or refused. Verifying a password takes tens of milliseconds
-        in a thread. Cancelling the call removes the login from the queue.
+        A login after failed ones is delayed or refused. Verifying a password takes tens of milliseconds in a
+        thread. Cancelling the call removes the login from the queue for this work.
         """
         failures, remote, user = self.failures, credentials.remote, credentials.user
         if failures.refuses(remote, user):

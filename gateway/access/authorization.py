@@ -1,7 +1,7 @@
-"""Rights of clients: the configured roles, the users that have them, and the rules now in force.
+"""Authorization of clients: the configured roles, the users that have them, and the rules now in force.
 
-Rules may change while clients are connected: `use` replaces the roles and increments `generation`; callers
-then repeat the checks whose results they have stored.
+Rules may change while clients are connected: `use` replaces the roles and increments `generation`. Whoever
+has stored the results of checks then has to repeat the checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Roles:
         users: Mapping[str, tuple[str, ...]] | None = None,
         default: DefaultRoles | None = None,
     ) -> None:
-        """Set the roles by name, the role names of every configured user, and the default roles."""
+        """Set the roles by name, the role names by configured user, and the default roles."""
         self.roles = dict(roles or {})
         self.users = dict(users or {})
         self.default = default or DefaultRoles()
@@ -41,7 +41,10 @@ class Roles:
     __hash__ = None  # type: ignore[assignment]
 
     def of(self, principal: Principal) -> tuple[str, ...]:
-        """Return the names of a client's roles. A client with own roles or scopes gets no default roles."""
+        """Return the names of a client's roles.
+
+        A client with a role of its own, or with scopes that give rights, has no default roles.
+        """
         own = (*self.users.get(principal.name or ANONYMOUS, ()), *principal.roles)
         if own or parse_scopes(principal.scopes):
             return tuple(dict.fromkeys(own))
@@ -53,10 +56,16 @@ class Roles:
 
 
 class Authorization:
-    """Roles and authorizer in force. `generation` increases by one when the roles change."""
+    """Roles and authorizer in force.
+
+    `generation` is incremented when the roles change, so that stored results of checks can be discarded.
+    """
 
     def __init__(self, roles: Roles | None = None, authorizer: Authorizer | None = None) -> None:
-        """Put the roles in force. `authorizer` decides what no rule allows; None: that is denied."""
+        """Put the roles in force.
+
+        `authorizer` decides on actions that no rule allows or denies; with None they are denied.
+        """
         self.generation = 0
         self.authorizer = authorizer
         self.roles = roles or Roles()
@@ -79,7 +88,10 @@ class Authorization:
         return True
 
     def _of_clients(self) -> frozenset[str]:
-        """Return the names of roles by which two clients of one user may have different rights."""
+        """Return the names of roles that depend on the client identifier.
+
+        By such a role, two clients of one user may have different rights.
+        """
         return frozenset(
             name
             for name, role in self.roles.roles.items()
@@ -88,11 +100,17 @@ class Authorization:
 
     @property
     def in_force(self) -> bool:
-        """True if rules apply: a role or an authorizer is configured."""
+        """True if rules apply, because a role or an authorizer is configured.
+
+        Otherwise everything is allowed.
+        """
         return bool(self.roles.roles) or self.authorizer is not None
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
-        """Return the rights of a client; clients with the same rights share one object."""
+        """Return the rights of a client by the rules in force.
+
+        Clients with the same rights share one object.
+        """
         names = self.roles.of(principal) if self.in_force else ()
         if not (principal.scopes or self.authorizer or self._by_client.intersection(names)):
             client_id = ""
@@ -107,10 +125,11 @@ class Authorization:
         return found
 
     def may_hold(self, user: str | None) -> bool:
-        """Return True if a full queue or session of this user may make publishers wait.
+        """Return True if publishers may be held while a queue or session of this user is full (`Role.hold`).
 
-        A `user` of None is the operator. The roles that a token or an HTTP back end gave at the last login
-        count until the rules change; after that, and after a restart, those of the configuration do.
+        A `user` of None is the operator, whose queues may hold them. The roles that a token or an HTTP back
+        end gave at the last login count until the rules change; after that, and after a restart, those of the
+        configuration do.
         """
         if user is None or not self.in_force:
             return True
@@ -120,6 +139,7 @@ class Authorization:
         return found
 
     def _note_holder(self, user: str, names: tuple[str, ...]) -> bool:
+        """Store and return if a user with these roles may have publishers held by its full queues."""
         if len(self._holders) >= KEPT_MAX:
             self._holders.clear()
         roles = self.roles.roles
@@ -127,21 +147,22 @@ class Authorization:
         return found
 
     def enters(self, user: str) -> None:
-        """Count one more connection of this user."""
+        """Count a new connection of this user."""
         self.connections[user] = self.connections.get(user, 0) + 1
 
     def leaves(self, user: str) -> None:
-        """Count one connection of this user less."""
+        """Count a connection of this user as closed."""
         self.connections[user] -= 1
         if not self.connections[user]:
             del self.connections[user]
 
     def full(self, rights: Rights, user: str) -> bool:
-        """Return True if a user has as many connections as its rights permit."""
+        """Return True if a user has as many connections as `rights` permit."""
         most = rights.connections_max
         return bool(most) and self.connections.get(user, 0) >= (most or 0)
 
     def _made(self, principal: Principal, names: tuple[str, ...], client_id: str, key: object) -> Rights:
+        """Return a new object with the rights of a client that has the roles `names`."""
         if not self.in_force and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
@@ -158,7 +179,7 @@ class Authorization:
 
 
 class CurrentRights:
-    """Rights of one client, computed again after the rules have changed."""
+    """Rights of one client, which are computed again after the rules have changed."""
 
     __slots__ = ("_authorization", "_generation", "_rights")
 
@@ -168,7 +189,10 @@ class CurrentRights:
         self._rights: Rights | None = None
 
     def of(self, principal: Principal | None, client_id: str = "") -> Rights:
-        """Return the client's rights by the rules now in force. Raises AssertionError without a principal."""
+        """Return the client's rights by the rules now in force.
+
+        `principal` must not be None, except while the stored rights are in force.
+        """
         rights, authorization = self._rights, self._authorization
         if rights is None or self._generation != authorization.generation:
             assert principal is not None
@@ -177,5 +201,5 @@ class CurrentRights:
         return rights
 
     def forget(self) -> None:
-        """Discard the stored rights: the client has reauthenticated and may have other ones."""
+        """Discard the stored rights, because the client has reauthenticated and may have other ones."""
         self._rights = None

@@ -14,7 +14,7 @@ from gateway.access.principal import Principal
 
 
 class Denial(Enum):
-    """Reasons for denying a login; the values are the outcomes in counters."""
+    """Reason for denying a login. Its value is the outcome in the counters of logins."""
 
     WRONG = "wrong"
     EXPIRED = "expired"
@@ -24,7 +24,7 @@ class Denial(Enum):
 
     @property
     def text(self) -> str:
-        """Reason for the log, in words."""
+        """Reason in words, for the log."""
         return DENIAL_TEXTS[self]
 
 
@@ -38,27 +38,36 @@ DENIAL_TEXTS: Final = {
 
 
 class Backend(Protocol):
-    """Source of principals: users of the configuration, certificates, tokens or an HTTP server."""
+    """Authentication back end: users of the configuration, certificates, tokens or an HTTP server."""
 
     @property
     def kind(self) -> str:
-        """Name of the back end in the settings and in metrics."""
+        """Kind of the back end, which is its name in the settings and in metrics."""
 
     def speaks(self, method: str) -> bool:
-        """Return True if the back end handles logins by this method; "" means a password."""
+        """Return True if the back end can verify logins by this authentication method.
+
+        "" means a password.
+        """
 
     def claims(self, credentials: Credentials) -> bool:
-        """Return True if the back end may accept this login without a user name."""
+        """Return True if the back end may accept this login although it has no user name."""
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the result if it is known without waiting; None: call `look`."""
+        """Return the principal or denial of a login if this is possible without waiting, else None."""
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Return the result, waiting for it if needed. Cancelling removes the login from the queue."""
+        """Verify a login, waiting if needed, and return its principal or denial.
+
+        Cancelling the call removes the login from the queue.
+        """
 
 
 class Remembered:
-    """Cache of login results with expiry. Beyond `entries_max` entries the oldest are dropped first."""
+    """Cache of results of logins, which expire.
+
+    At more than `entries_max` entries the oldest are dropped.
+    """
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -68,12 +77,15 @@ class Remembered:
         return len(self._answers)
 
     def find(self, key: bytes, now: float) -> Principal | Denial | None:
-        """Return the result stored for `key` if it has not expired at `now`, otherwise None."""
+        """Return the result stored for `key`, or None if there is none or it has expired at `now`."""
         expires_at, answer = self._answers.get(key, (0.0, None))
         return answer if expires_at > now else None
 
     def add(self, key: bytes, answer: Principal | Denial, expires_at: float) -> None:
-        """Store a result for `key` until `expires_at`, in seconds of the same clock as `now` of `find`."""
+        """Store the result of a login for `key` until `expires_at`.
+
+        The time is in seconds of the same clock as `now` in `find`.
+        """
         self._answers.pop(key, None)
         self._answers[key] = (expires_at, answer)
         if len(self._answers) > self._entries_max:

@@ -57,9 +57,10 @@ def _read(der: bytes) -> Certificate:
 
 
 def from_balancer(common_name: str, der: bytes) -> Certificate | None:
-    """Return the certificate that a PROXY header describes, or None if the header names no client.
+    """Return the client certificate that the PROXY header of a load balancer describes.
 
-    `der` is the certificate itself; if it is not empty, `common_name` is ignored.
+    `der` is the certificate itself; if it is not empty, `common_name` is ignored. Return None if the header
+    has neither, or the certificate cannot be parsed.
     """
     if der:
         return from_bytes(der)
@@ -69,8 +70,8 @@ def from_balancer(common_name: str, der: bytes) -> Certificate | None:
 class Certificates:
     """Back end that authenticates clients by their certificates.
 
-    `name` selects the name in the certificate that is the user's. If `users` is given, it has to contain
-    that user.
+    `name` selects which name in the certificate is the user name. If `users` is given, a user of this name
+    has to exist there.
     """
 
     kind: Final = "certificates"
@@ -88,7 +89,7 @@ class Certificates:
         return credentials.certificate is not None and not credentials.password
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the principal that the certificate names, or Denial.WRONG.
+        """Return the principal that the client's certificate names, or Denial.WRONG.
 
         A login with a password, or with a user name other than that of the certificate, is denied.
         """
@@ -107,6 +108,9 @@ class Certificates:
 
 
 def principal_of(name: str, certificate: Certificate) -> Principal:
-    """Return a principal called `name`, with the certificate's names as fields for templates of rules."""
+    """Return a principal with this name, and the names in its certificate as fields.
+
+    The placeholders of rules can refer to these fields.
+    """
     fields = {FIELDS[key]: value for key, value in certificate.names.items() if key in FIELDS}
     return Principal(name, fields=fields, backend=Certificates.kind)

@@ -1,4 +1,4 @@
-"""Rights at the console and the HTTP interface: what a caller may read, and what it may change."""
+"""Rights at the console and the HTTP API: what a caller may read and change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ORDER: Final[tuple[Right, ...]] = ("none", "read", "write")
 
 
 class WithConsole(Protocol):
-    """Role with settings for the console."""
+    """Role, as far as it concerns the console."""
 
     @property
     def console(self) -> Right:
-        """Right that the role gives at the console: none, read or write."""
+        """Right that the role gives at the console: `none`, `read` or `write`."""
 
     @property
     def console_bodies(self) -> bool:
@@ -26,13 +26,15 @@ class WithConsole(Protocol):
 
     @property
     def console_virtual_hosts(self) -> tuple[str, ...] | None:
-        """Virtual hosts that the role applies to; None: everything."""
+        """Names of the virtual hosts to which the right is limited; None: no limit."""
 
 
 class ConsoleRights(NamedTuple):
-    """Console rights of one caller: right, access to bodies, and virtual hosts it may read and change.
+    """Rights of one caller at the console and the HTTP API.
 
-    With `bodies` it may read bodies of messages in `body_hosts`.
+    `right` is the highest right in any virtual host. The caller may read objects in `read_hosts` and change
+    objects in `write_hosts`; with `bodies` it may read bodies of messages in `body_hosts`. None stands for
+    all virtual hosts, and for objects that belong to none.
     """
 
     right: Right
@@ -42,18 +44,18 @@ class ConsoleRights(NamedTuple):
     body_hosts: Hosts = None
 
     def hosts(self, *, reading: bool) -> Hosts:
-        """Return the virtual hosts that a request may read (`reading` True) or change (False)."""
+        """Return the virtual hosts that a request may read (`reading` True) or change (False); None: all."""
         return self.read_hosts if reading else self.write_hosts
 
     def shows_bodies(self, host: str | None) -> bool:
-        """Return True if bodies of messages in a virtual host may be read.
+        """Return True if the caller may read bodies of messages in a virtual host.
 
         None stands for messages that may be in any virtual host, or in none.
         """
         return self.bodies and (self.body_hosts is None or host in self.body_hosts)
 
     def within(self, other: ConsoleRights) -> ConsoleRights:
-        """Return the rights that both this and `other` give."""
+        """Return the rights that are contained both in these rights and in `other`."""
         return ConsoleRights(
             min(self.right, other.right, key=ORDER.index),
             self.bodies and other.bodies,
@@ -68,7 +70,10 @@ EVERYTHING: Final = ConsoleRights("write", bodies=True)
 
 
 def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> ConsoleRights:
-    """Return the console rights that the principal's roles give together; an unknown role gives none."""
+    """Return the console rights that the roles of a principal give together.
+
+    Names of roles that do not exist give none.
+    """
     own_roles = [roles[name] for name in principal.roles if name in roles and roles[name].console != "none"]
     if not own_roles:
         return NOTHING
@@ -83,6 +88,7 @@ def console_rights(principal: Principal, roles: Mapping[str, WithConsole]) -> Co
 
 
 def _hosts_of(roles: Iterable[WithConsole]) -> Hosts:
+    """Return the virtual hosts that any of the roles concerns, or None if one concerns all."""
     found: set[str] = set()
     for role in roles:
         if role.console_virtual_hosts is None:

@@ -1,8 +1,8 @@
-"""Login sessions of the console, by a random identifier in a cookie, and links that log in once.
+"""Login sessions of the console, found by a random identifier in a cookie, and links that log in once.
 
 Only digests of identifiers are stored. A request that changes something also needs the session's second
-secret (`csrf`), which the cookie does not carry: a page of another site can make a browser send the cookie,
-but does not know that secret.
+secret (`csrf`), which is not in the cookie: a page of another site can make a browser send the cookie, but
+does not know that secret.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ LINKS_MAX: Final = 100
 
 
 class ConsoleSession:
-    """Login session at the console, with all rights (`everything`) or those of the principal's roles.
+    """Login session of a user at the console.
 
-    `token` is the digest of the token used to log in, "" for none; `stamp` is the user's stamp at that time
+    It has all rights with `everything`, else those of the principal's roles or of a token. `token` is the
+    digest of the token with which the session began, "" without one; `stamp` is the user's stamp at that time
     (`Access.stamp`). `last_used` and `ends` are in seconds of the clock of `ConsoleSessions`.
     """
 
@@ -44,19 +45,22 @@ class ConsoleSession:
 
     @property
     def owner(self) -> str:
-        """Name of the user in whose share the session counts."""
+        """Name of the user for whom the session is counted."""
         return self.principal.name
 
     def proves(self, secret: str) -> bool:
-        """Return True if `secret` is the session's CSRF secret: a page of the console made the request."""
+        """Return True if `secret` is the session's CSRF secret.
+
+        Then a page of the console made the request.
+        """
         return hmac.compare_digest(self.csrf.encode(), secret.encode(errors="surrogatepass"))
 
 
 class ConsoleSessions:
-    """Console sessions and login links of a gateway. `clock` returns the seconds of a clock that nobody sets.
+    """Console sessions and login links of a gateway. `clock` returns the seconds of a monotonic clock.
 
-    When there are more sessions than `shares` permits, the least recently used one is removed, among those
-    of a user who has more than an equal share.
+    Beyond the number of sessions that `shares` permits, the least recently used session is removed, out of
+    those of a user who has more than an equal share.
     """
 
     def __init__(
@@ -80,7 +84,10 @@ class ConsoleSessions:
     def begin(
         self, principal: Principal, *, everything: bool = False, token: str = "", stamp: str = ""
     ) -> tuple[str, ConsoleSession]:
-        """Begin a session for a principal that has logged in. Return its identifier and the session."""
+        """Begin a session for a principal that has logged in.
+
+        Return its identifier, for the cookie, and the session.
+        """
         now = self._clock()
         ends = now + self._longest_secs
         text = secrets.token_urlsafe(BYTES)
@@ -98,7 +105,10 @@ class ConsoleSessions:
         self._entries.discard(key)
 
     def find(self, text: str) -> ConsoleSession | None:
-        """Return the session with this identifier and note its use, or None if it has ended."""
+        """Return the session with this identifier and record its use.
+
+        Return None if there is none or it has ended.
+        """
         key, now = _digest(text), self._clock()
         session = self._sessions.get(key)
         if session is None:
@@ -114,11 +124,11 @@ class ConsoleSessions:
         return session
 
     def end(self, text: str) -> None:
-        """End the session with this identifier, if any: its owner has logged out."""
+        """End the session with this identifier, if there is one, because its owner has logged out."""
         self._forget(_digest(text))
 
     def make_link(self) -> str:
-        """Return a new code that logs in once as the administrator, within LINK_SECS seconds.
+        """Return a new code for a link that logs in once as the administrator, within LINK_SECS seconds.
 
         Only the newest LINKS_MAX codes are valid.
         """
@@ -129,7 +139,7 @@ class ConsoleSessions:
         return text
 
     def use_link(self, text: str) -> bool:
-        """Return True if the code is valid. The code is invalid afterwards."""
+        """Return True if the code of a login link is valid. It is not valid again afterwards."""
         return self._links.pop(_digest(text), 0.0) > self._clock()
 
 

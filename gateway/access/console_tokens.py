@@ -1,9 +1,9 @@
 """Bearer tokens of the console: created with a name, listed by that name, and revoked.
 
-Only a digest of each is stored, in one file that only its owner may read. The first start creates a token for
-the administrator and writes its text to a file in the same folder. Each start also creates a token for the
-command line, which is valid as long as the process runs. The command line finds that token in a folder that
-only the same user of this machine can read, in a file named after the port.
+Only a digest of each token is stored, in one file that only its owner may read. The first start creates a
+token for the administrator and writes its text to a file in the same folder. Each start also creates a token
+for the command line, which is valid as long as the process runs. The command line finds that token in a
+folder that only the same user of this machine can read, in a file named after the port.
 
 A newer gateway may store properties of a token that this one does not know, such as a restriction. Such a
 token is not valid here, and stays in the file for the newer one.
@@ -40,21 +40,22 @@ log = structlog.get_logger()
 
 
 class TokenRefused(Exception):
-    """Error of a token that cannot be created; its text gives the reason."""
+    """Error for a token that cannot be created; the text gives the reason."""
 
 
 class TokenInTheWay(TokenRefused):
-    """Error of a token that conflicts with existing ones: the name is in use, or there are too many."""
+    """Error for a token that existing ones prevent: its name is in use, or there are too many."""
 
 
 class TokenShareFull(TokenRefused):
-    """Error of a token that exceeds the share of the user who requested it."""
+    """Error for a token with which its user would have more tokens than one user may have."""
 
 
 class Maker(NamedTuple):
-    """User who created a token, directly or by another token; the token ends with this user.
+    """User who created a token, at the console or by another token; the token becomes invalid with this user.
 
-    `stamp` is the user's stamp at that time (`Access.stamp`), `roles` the role names from its back end.
+    `backend` is the kind of the back end that authenticated the user, and `roles` are the roles that it gave.
+    `stamp` is the user's stamp at that time (`Access.stamp`).
     """
 
     name: str
@@ -64,15 +65,16 @@ class Maker(NamedTuple):
 
     @property
     def principal(self) -> Principal:
-        """Principal of the user, without scopes, fields and expiry, which only its login had."""
+        """Principal of the user, without scopes, fields and expiry, which belong to a single login."""
         return Principal(self.name, roles=self.roles, backend=self.backend)
 
 
 class StoredToken(NamedTuple):
-    """Stored data of one token. Times are in seconds since 1970; `expires` None: never.
+    """Token as it is stored, without its secret text. Times are in seconds since 1970; `expires` None: never.
 
-    `bodies` permits reading the bodies of messages, which a token with `console` "write" always does.
-    `maker` None: an administrator created the token.
+    `console` is its right. `bodies` permits reading the bodies of messages, which a token with the right
+    `write` always may. `by` is the name of the caller who created it, `maker` that user, or None for an
+    administrator.
     """
 
     name: str
@@ -86,12 +88,15 @@ class StoredToken(NamedTuple):
 
     @property
     def principal(self) -> Principal:
-        """Identity that acts by this token: its user; of an administrator's token, the token's name."""
+        """Principal of a request with this token: the user who made it.
+
+        For a token of an administrator it has the name of the token.
+        """
         name = self.name if self.maker is None else self.maker.name
         return Principal(name, expires=self.expires)
 
     def shown(self) -> dict[str, Any]:
-        """Return the token's data for users and programs: without the digest, `user` in place of `maker`."""
+        """Return the token as a JSON object of the API (TokenRow), without its digest."""
         row = self._asdict()
         del row["digest"]
         row["user"] = None if self.maker is None else self.maker.name
@@ -99,7 +104,7 @@ class StoredToken(NamedTuple):
         return row
 
     def kept(self) -> dict[str, Any]:
-        """Return the token's data as the file stores it."""
+        """Return the token as a JSON object for the file."""
         return self._asdict() | {"maker": None if self.maker is None else self.maker._asdict()}
 
 
@@ -107,13 +112,13 @@ KEYS: Final = frozenset(StoredToken._fields)
 
 
 class ConsoleTokens:
-    """Console tokens of a gateway, stored in `folder`; None: in memory only."""
+    """Console tokens of a gateway, stored in a file in `folder`, or only in memory if it is None."""
 
     def __init__(self, folder: Path | None = None, shares: UserShares | None = None) -> None:
-        """Read the stored tokens, or create the administrator's if there is no file yet.
+        """Read the stored tokens, or create the administrator's token if there is no file yet.
 
-        `shares` has the limit of tokens, and the part of it that one user may have. Raises ConfigurationError
-        if the folder or the file in it cannot be used.
+        `shares` has the limit of tokens, and how many of them one user may have. Raises ConfigurationError if
+        the folder or the file in it cannot be used.
         """
         self._folder = folder
         self._shares = shares or UserShares("console tokens", count_max=TOKENS_MAX)
@@ -146,6 +151,7 @@ class ConsoleTokens:
             log.warning("console tokens of a newer gateway not valid here", tokens=len(self._unknown))
 
     def _keep(self) -> None:
+        """Write the tokens to the file. Raises OSError."""
         if self._folder is not None:
             document = {"tokens": [token.kept() for token in self._tokens.values()] + self._unknown}
             written(self._folder / FILE, orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
@@ -160,11 +166,11 @@ class ConsoleTokens:
         bodies: bool = False,
         maker: Maker | None = None,
     ) -> str:
-        """Create a token and return its text, which is not stored. `expires` is in seconds since 1970.
+        """Create a token and return its secret text, which is not stored.
 
-        Raises TokenRefused if the name is not 1 to NAME_MAX printable characters, TokenInTheWay if the name
-        is in use or there are TOKENS_MAX tokens, TokenShareFull if too many are the maker's, and OSError if
-        the token cannot be stored.
+        `expires` is in seconds since 1970. Raises TokenRefused if the name does not have 1 to NAME_MAX
+        printable characters, TokenInTheWay if the name is in use or there are too many tokens, TokenShareFull
+        if the maker has too many, and OSError if the token cannot be stored.
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
@@ -185,9 +191,9 @@ class ConsoleTokens:
         return text
 
     def _check_share(self, maker: Maker | None) -> None:
-        """Raise TokenInTheWay or TokenShareFull if there is no capacity for another token of this maker.
+        """Raise TokenInTheWay or TokenShareFull if this maker may not create another token.
 
-        Administrators, who may revoke all tokens, have no share.
+        Administrators, who may revoke all tokens, are only subject to the limit of all tokens.
         """
         shares = self._shares
         owners = Counter([OPERATOR if one.maker is None else one.maker.name for one in self._tokens.values()])
@@ -222,11 +228,11 @@ class ConsoleTokens:
         return True
 
     def find(self, text: str) -> StoredToken | None:
-        """Return the token with this text, or None if there is none or it has expired."""
+        """Return the token with this secret text, or None if there is none or it has expired."""
         return self.by_digest(_digest(text))
 
     def holds(self, digest: str) -> bool:
-        """Return True if there is a token with this digest and it has not expired."""
+        """Return True if a token with this digest exists and has not expired."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
         return token is not None and (token.expires is None or token.expires > clock.unix_time())
 
@@ -249,7 +255,10 @@ def _digest(text: str) -> str:
 
 
 def written(path: Path, text: str) -> None:
-    """Write a file atomically, readable by its owner only: complete, or unchanged. Raises OSError."""
+    """Write a file that only its owner may read, atomically. Raises OSError.
+
+    If it fails, an earlier file of this name is unchanged.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -264,9 +273,10 @@ def written(path: Path, text: str) -> None:
 
 
 def meeting_places() -> list[Path]:
-    """Return folders for this user's tokens, in order of preference; they may not exist.
+    """Return the folders in which a gateway stores tokens for local commands of the same user.
 
-    The list is empty if no folder of this machine can be written.
+    They are in order of preference, and may not exist. The system's temporary folder is left out if it has
+    none that can be written.
     """
     runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(runtime_folder) / "gateway"] if runtime_folder else []
@@ -284,7 +294,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def leave_token(port: int, text: str) -> Path | None:
-    """Write the command line's token for this port. Return the file, or None if no folder can be used."""
+    """Store a token for local commands of the same user, in a file named after the HTTP port.
+
+    Return the path of the file, or None if no folder can be used.
+    """
     for folder in meeting_places():
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -297,7 +310,7 @@ def leave_token(port: int, text: str) -> Path | None:
 
 
 def left_tokens(port: int) -> list[Path]:
-    """Return the existing token files for this port in folders of this user."""
+    """Return the files with tokens that a gateway at this HTTP port has stored for this user."""
     found = []
     for folder in meeting_places():
         try:

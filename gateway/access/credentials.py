@@ -10,19 +10,21 @@ NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Certificate(NamedTuple):
-    """Names of the owner of a certificate that a trusted authority has signed.
+    """Names in a client certificate that a trusted authority has signed.
 
-    The keys are the values of the setting `name` of the back end for certificates, and `ou` and `o`.
+    The keys of `names` are the values of the setting `name` of the back end for certificates, and `ou` and
+    `o`.
     """
 
     names: Mapping[str, str] = NO_NAMES
 
 
 class Credentials(NamedTuple):
-    """Login attempt of a client. `user` is "" without a name, `remote` host:port, `client` "" if not known.
+    """Login of a client, as it was received.
 
-    If `backend` is not empty, only back ends of that kind that handle `method` are queried. `method` is the
-    authentication method of AUTH packets that carry a token, "" for a password.
+    `user` is "" without a user name, `remote` is host:port, and `client` the client identifier, or "" if it
+    is not known. If `backend` is not empty, only back ends of that kind that can verify `method` are queried.
+    `method` is the authentication method of MQTT 5 AUTH packets that carry a token, "" for a password.
     """
 
     user: str

@@ -27,7 +27,11 @@ EVERYWHERE: Final = frozenset({"administrator", "monitoring"})  # tags that see 
 
 
 class Imported(NamedTuple):
-    """Content of a definitions file: password hashes, roles, role names of users, and virtual hosts."""
+    """Users and virtual hosts in a definitions file of RabbitMQ.
+
+    `hashes` are password hashes and `users` role names by user name, `roles` the roles by name, and `hosts`
+    the names of the virtual hosts.
+    """
 
     hashes: dict[str, str]
     roles: dict[str, Role]
@@ -36,12 +40,12 @@ class Imported(NamedTuple):
 
 
 def role_name(user: str) -> str:
-    """Return the name of the role for a user imported from RabbitMQ."""
+    """Return the name of the role that is made for a user imported from RabbitMQ."""
     return f"rabbitmq:{user}"
 
 
 def read_users(file: Path) -> Imported:
-    """Read a definitions file and return its content.
+    """Read the users, permissions and virtual hosts in a definitions file of RabbitMQ.
 
     Raises ConfigurationError if the file cannot be read, is not JSON, or is not as RabbitMQ exports it.
     """
@@ -103,10 +107,14 @@ def _imported(content: dict[str, Any]) -> Imported:
 
 
 def _tags(tags: str | list[str]) -> Iterator[str]:
-    """Yield the tags of a user: a list in newer versions of RabbitMQ, a text with commas in older ones."""
+    """Yield the tags of a user in a definitions file of RabbitMQ.
+
+    They are a list in newer versions of RabbitMQ, and a text with commas in older ones.
+    """
     yield from (one.strip() for one in (tags.split(",") if isinstance(tags, str) else tags))
 
 
 def _console(tags: Iterable[str]) -> Literal["none", "read", "write"]:
+    """Return the console right that corresponds to RabbitMQ's user tags."""
     found = {CONSOLE.get(tag, "none") for tag in tags}
     return "write" if "write" in found else "read" if "read" in found else "none"

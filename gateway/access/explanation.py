@@ -1,4 +1,7 @@
-"""Checks of a client's rights by protocol and action, in the terms that users know from that protocol."""
+"""Checks of a client's rights by protocol and action, for `gateway access explain`.
+
+Actions and addresses are named as users know them from the protocol.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Failed logins: further logins are delayed, then refused for a while.
+"""Throttling of failed logins: further logins are delayed, then refused for a while.
 
 Failures are counted in three ways. A pair of user name and place (places.py, a client's network origin) is
 refused after too many failures, so that no client can lock out a user at another place. A place is refused
 when it has failed with many names, except for users that recently logged in from there: a whole plant may
-share one address. A user name alone, from any place, only delays logins.
+share one address. Failures of a user name from all places together only delay its logins.
 
 A connection that breaks the rules of a protocol before it names a user is counted by its place alone. The
 place is then blocked as a whole, unless a user recently logged in from there.
 
-Attackers can invent names and, with IPv6, places: the tables are bounded, and the entries that failed longest
+Attackers can invent names and, with IPv6, places: the tables are limited, and the entries that failed longest
 ago are dropped first. Failures from this machine are never counted.
 """
 
@@ -29,7 +29,7 @@ DELAYS_MAX: Final = 4
 
 
 class _Tally:
-    """Failures of one key in one window, and the time in seconds until which the key is refused."""
+    """Failures of one key in its current window, and the time in seconds until which the key is refused."""
 
     __slots__ = ("count", "refused_until", "window_start")
 
@@ -40,9 +40,10 @@ class _Tally:
 
 
 class _Table:
-    """Tallies by key: `most` failures within `window_secs` refuse a key for `refused_secs`; 0: never.
+    """Counts of failures by key, such as a place.
 
-    `now` is in seconds of one monotonic clock.
+    A key with `most` failures within `window_secs` is refused for `refused_secs`; with `most` 0 none is
+    refused. `now` is in seconds of one monotonic clock.
     """
 
     def __init__(self, most: int, window_secs: float, refused_secs: float) -> None:
@@ -55,7 +56,7 @@ class _Table:
         return len(self._tallies)
 
     def add(self, key: Hashable, now: float) -> None:
-        """Count a failure of this key, and refuse the key after too many."""
+        """Count a failure of this key, and refuse the key if it has too many."""
         tally = self._tallies.pop(key, None)
         if tally is None or now - tally.window_start >= self._window_secs:
             refused_until = 0.0 if tally is None else tally.refused_until
@@ -74,17 +75,20 @@ class _Table:
         return 0 if tally is None or now - tally.window_start >= self._window_secs else tally.count
 
     def refused(self, key: Hashable, now: float) -> bool:
-        """Return True if the key is refused at `now`, after too many failures."""
+        """Return True if the key is refused at the time `now`, because it had too many failures."""
         tally = self._tallies.get(key)
         return tally is not None and now < tally.refused_until
 
     def forget(self, key: Hashable) -> None:
-        """Delete the failures of this key after a successful login."""
+        """Delete the failures of this key, because a login has succeeded."""
         self._tallies.pop(key, None)
 
 
 class Failures:
-    """Failed logins at all listeners of a gateway. `remote` is host:port."""
+    """Failed logins at all listeners of a gateway, and the delays and refusals that follow from them.
+
+    `remote` is the client's address as host:port.
+    """
 
     def __init__(
         self, options: LoginSettings | None = None, clock: Callable[[], float] | None = None
@@ -100,7 +104,7 @@ class Failures:
         self._right: dict[tuple[str, str], float] = {}
 
     def refuses(self, remote: str, user: str) -> bool:
-        """Return True if this login has to be refused without verification."""
+        """Return True if a login has to be refused without verifying its password."""
         place = place_of(remote)
         if place == LOOPBACK:
             return False
@@ -110,7 +114,11 @@ class Failures:
         return self._places.refused(place, now) and not self.trusts(remote, user)
 
     def blocks(self, remote: str) -> bool:
-        """Return True if a place has broken so many negotiations that all connections from it are refused."""
+        """Return True if connections from the place of `remote` are refused.
+
+        That is so after many connections from there have broken the rules of their protocol, unless a user
+        recently logged in from there.
+        """
         place, now = place_of(remote), self._clock()
         if not self._negotiations.refused(place, now):
             return False
@@ -123,7 +131,7 @@ class Failures:
             self._negotiations.add(place, self._clock())
 
     def delay_secs(self, remote: str, user: str) -> float:
-        """Return the delay of this login, in seconds, before it is verified."""
+        """Return for how many seconds a login has to be delayed before it is verified."""
         place = place_of(remote)
         if place == LOOPBACK or self.trusts(remote, user):
             return 0.0
@@ -136,7 +144,7 @@ class Failures:
         return self._delay_secs * min(steps, DELAYS_MAX)
 
     def trusts(self, remote: str, user: str) -> bool:
-        """Return True if the user logged in from this place within RIGHT_SECS and no login failed since."""
+        """Return True if the user logged in from this place within RIGHT_SECS, and no login failed since."""
         pair = (place_of(remote), _short(user))
         return self._right.get(pair, 0.0) > self._clock()
 
@@ -151,7 +159,7 @@ class Failures:
         self._users.add(name, now)
 
     def succeeded(self, remote: str, user: str) -> None:
-        """Note a successful login: trust the user at this place and delete the failures of the pair."""
+        """Record a successful login: trust the user at this place, and delete the failures of the two."""
         pair = (place_of(remote), _short(user))
         self._pairs.forget(pair)
         self._right.pop(pair, None)
@@ -161,7 +169,10 @@ class Failures:
 
 
 def _short(user: str) -> str:
-    """Return a user name as a key: a name over NAME_MAX characters as its digest, to bound memory."""
+    """Return the key under which a user name is counted.
+
+    It is the name, or the digest of a name with more than NAME_MAX characters, to limit the memory.
+    """
     if len(user) <= NAME_MAX:
         return user
     return hashlib.sha256(user.encode(errors="surrogatepass")).hexdigest()

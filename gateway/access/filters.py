@@ -1,7 +1,8 @@
-"""Comparison of topic filters: one covers another, or both match a common topic.
+"""Comparison of MQTT topic filters: one covers another, or both match a common topic.
 
-A subscribed filter is granted if one rule covers it; two rules that only together cover it do not grant it.
-A filter is refused if it has a topic in common with a denied filter. A topic is a filter without wildcards.
+A subscription to a filter is granted if the filter of one rule covers it; two rules that only together cover
+it do not grant it. It is refused if it has a topic in common with a denied filter. A topic is a filter
+without wildcards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ Rule = tuple["list[str] | None", str, str]  # levels (None with placeholders), f
 
 
 def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
-    """Return True if `allowed` matches every topic that `levels` matches. Both are lists of levels."""
+    """Return True if `allowed` matches every topic that `levels` matches.
+
+    Both are topic filters, divided into their levels.
+    """
     if levels[0][:1] == "$" and allowed[0] in WILD:
         return False  # a wildcard first does not match topics that begin with $ (5: 4.7.2)
     count = len(levels)
@@ -29,7 +33,7 @@ def covers(allowed: Sequence[str], levels: Sequence[str]) -> bool:
 
 
 def meets(denied: Sequence[str], levels: Sequence[str]) -> bool:
-    """Return True if both filters, as lists of levels, match a common topic."""
+    """Return True if some topic matches both topic filters, which are divided into their levels."""
     first = denied[0], levels[0]
     if any(one[:1] == "$" for one in first) and any(one in WILD for one in first):
         return False
@@ -46,7 +50,7 @@ def meets(denied: Sequence[str], levels: Sequence[str]) -> bool:
 class FilterSet:
     """Topic filters of rules, each with the name of its rule.
 
-    Filters may contain placeholders, which the caller of a check fills in; so all clients of a role share
+    Filters may contain placeholders, for which each check gives the values; so all clients of a role share
     one set.
     """
 
@@ -68,9 +72,9 @@ class FilterSet:
                 self._by_first.setdefault(levels[0], []).append((fixed, text, rule))
 
     def covering(self, topic_filter: str, fill: Fill = str) -> str | None:
-        """Return the name of a rule that covers a topic or filter, or None.
+        """Return the name of a rule whose filter covers a topic or topic filter, or None.
 
-        `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
+        `fill` replaces the placeholders of a rule's filter; if it returns None, the rule does not apply.
         """
         found = self._exact.get(topic_filter)
         if found is not None:
@@ -84,9 +88,9 @@ class FilterSet:
         return None
 
     def meeting(self, topic_filter: str, fill: Fill = str) -> str | None:
-        """Return the name of a rule that matches a topic also matched by `topic_filter`, or None.
+        """Return the name of a rule whose filter has a topic in common with `topic_filter`, or None.
 
-        `fill` fills in the placeholders of a filter; if `fill` returns None, the rule does not apply.
+        `fill` replaces the placeholders of a rule's filter; if it returns None, the rule does not apply.
         """
         if not (self._by_first or self._wild):
             return None

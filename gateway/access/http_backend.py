@@ -32,7 +32,10 @@ log = structlog.get_logger(limited=True)
 
 
 class HttpUsers:
-    """Back end that authenticates users by requests to an HTTP server."""
+    """Back end that authenticates users with passwords by requests to an HTTP server.
+
+    `options` are its settings, `asker` is the HTTP client.
+    """
 
     kind: Final = "http"
 
@@ -48,22 +51,28 @@ class HttpUsers:
         self._down = False
 
     def speaks(self, method: str) -> bool:
-        """Return True if `method` is empty: only passwords are supported."""
+        """Return True if `method` is empty, because only passwords are supported."""
         return not method
 
     def claims(self, credentials: Credentials) -> bool:
-        """Return False: a login without a user name is never accepted."""
+        """Return False, because a login without a user name is never accepted."""
         return False
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the cached result of this login, or None. Denial.WRONG without a user name."""
+        """Return the cached result of this login, or None if there is none.
+
+        Return Denial.WRONG for a login without a user name.
+        """
         if not credentials.user:
             return Denial.WRONG
         key, now = self._digest(credentials), clock.monotonic()
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Return the server's result; concurrent logins with the same credentials share one request."""
+        """Return the server's principal or denial for a login, or Denial.BUSY if too many logins wait.
+
+        Concurrent logins with the same credentials share one request.
+        """
         key = self._digest(credentials)
         while (found := self.known(credentials)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
@@ -83,6 +92,7 @@ class HttpUsers:
             done.set()
 
     async def _ask(self, key: bytes, credentials: Credentials) -> Principal | Denial:
+        """Send a login to the server, and return and cache its result under `key`."""
         options = self._options
         fields = {
             "username": credentials.user.encode(errors="replace").decode(),
@@ -125,7 +135,10 @@ class HttpUsers:
 
 
 def read_answer(user: str, body: bytes) -> Principal | Denial:
-    """Parse `allow TAG TAG` or `deny` as a principal or a denial. Raises Unanswered for anything else."""
+    """Parse the response to the login of `user`: `allow TAG TAG` is a principal, `deny` a denial.
+
+    The tags are roles of the principal. Raises Unanswered for any other response.
+    """
     words = body.decode(errors="replace").split()
     verdict = words[0].lower() if words else ""
     if verdict == "allow":

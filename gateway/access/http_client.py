@@ -1,4 +1,4 @@
-"""HTTP requests to back ends: one client for each, with a limit on time and size, and no redirects.
+"""HTTP requests to back ends: one client for each, with limits of time and size, and no redirects.
 
 Every failure, from an unknown host name to a response that is too long, raises one error: `Unanswered`.
 """
@@ -18,11 +18,14 @@ ANSWER_BYTES_MAX: Final = 1_048_576
 
 
 class Unanswered(Exception):
-    """Error of a request without a usable response; its text gives the reason."""
+    """Error for a request without a usable response; the text gives the reason."""
 
 
 class Asker:
-    """HTTP client of one back end. `timeout_secs` limits a request together with its response."""
+    """HTTP client of one back end.
+
+    `timeout_secs` limits the time of a request and its response in seconds.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Keys that verify the signatures of tokens, from a file or from a URL.
+"""Keys that verify the signatures of JSON Web Tokens, from a file or from a URL.
 
 Keys of a URL are fetched regularly, because their owner changes them. If the server does not respond for a
 while, the last keys stay valid for `kept_secs`. A token that names an unknown key has the keys fetched at
@@ -34,7 +34,10 @@ log = structlog.get_logger(limited=True)
 
 
 class SignatureKey:
-    """Key for signatures. `kid` is its name, `algorithm` the only one it is for; None: any."""
+    """Key that verifies signatures. `kid` is its name, or None if it has none.
+
+    `algorithm` is the only algorithm that the key may be used with, None: any.
+    """
 
     __slots__ = ("algorithm", "key", "kid")
 
@@ -44,12 +47,12 @@ class SignatureKey:
         self.algorithm = algorithm
 
     def fits(self, kid: str | None, algorithm: str) -> bool:
-        """Return True if a token with this key name and algorithm in its head may be signed with the key."""
+        """Return True if the key may verify a token with this `kid` and algorithm in its head."""
         return (kid is None or self.kid is None or kid == self.kid) and self.algorithm in (None, algorithm)
 
 
 def parse_jwks(text: bytes) -> list[SignatureKey]:
-    """Return the public keys for signatures in a JWKS document. Raises ValueError if none can be used."""
+    """Return the public keys for signatures in a JWKS document. Raises ValueError if there is none."""
     document = orjson.loads(text)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -73,7 +76,7 @@ def _text(value: object) -> str | None:
 
 
 def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
-    """Parse the content of a key file: a secret (`symmetric`), PEM or JWKS.
+    """Return the keys in the content of a key file: PEM or JWKS, or with `symmetric` a secret.
 
     Raises ValueError if the content cannot be used, is a private key, or is a secret of under 32 bytes.
     """
@@ -93,7 +96,10 @@ def parse_keys(text: bytes, *, symmetric: bool) -> list[SignatureKey]:
 
 
 class KeysFile:
-    """Keys from a file, reloaded when it changes. A file that cannot be used leaves the old keys in force."""
+    """Keys from a file, which is read again when it changes.
+
+    If the changed file cannot be used, the previous keys stay valid.
+    """
 
     def __init__(self, path: Path, *, symmetric: bool) -> None:
         """Read the keys. Raises ConfigurationError if they cannot be used."""
@@ -112,27 +118,27 @@ class KeysFile:
 
     @property
     def there(self) -> bool:
-        """True: a key file always has a key."""
+        """Always True: a key file that could be read has a key."""
         return True
 
     def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may have signed a token with this key name and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
         return [key for key in self._file.value if key.fits(kid, algorithm)]
 
     @property
     def may_change(self) -> bool:
-        """False: waiting for `fetched` never brings other keys."""
+        """Always False: waiting for `fetched` brings no other keys."""
         return False
 
     async def fetched(self) -> None:
-        """Return at once: the keys of a file are not fetched."""
+        """Return at once, because the keys of a file are not fetched."""
 
     def look(self) -> None:
-        """Reload the file if it has changed and is not being written."""
+        """Read the file again if it has changed and is not being written any more."""
         self._file.look_settled()
 
     def reload(self) -> None:
-        """Reload the file at once."""
+        """Read the file again at once."""
         self._file.reload()
 
     def _report_taken(self, keys: list[SignatureKey]) -> None:
@@ -149,7 +155,7 @@ class KeysFile:
 
 
 class KeysUrl:
-    """Keys from a URL, fetched by `run`. `clock` returns seconds."""
+    """Keys from a URL, which the task `run` fetches. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -175,30 +181,30 @@ class KeysUrl:
 
     @property
     def age_secs(self) -> float:
-        """Seconds since the keys were fetched; infinite: never."""
+        """Seconds since the keys were fetched; infinite if they never were."""
         return self._clock() - self._fetched_at
 
     @property
     def there(self) -> bool:
-        """True if there are keys and they are not too old to be used."""
+        """True if there are keys, and they are not too old to be used."""
         return bool(self._keys) and self.age_secs <= self._refresh_secs + self._kept_secs
 
     def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may have signed a token with this key name and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
         return [key for key in self._keys if key.fits(kid, algorithm)] if self.there else []
 
     @property
     def may_change(self) -> bool:
-        """True if waiting for `fetched` may bring other keys."""
+        """True if waiting for `fetched` may bring other keys, because the last fetch was long enough ago."""
         return self._refresh.is_set() or self._clock() - self._tried_at >= self._again_secs
 
     async def fetched(self) -> None:
-        """Have the keys fetched, and wait until that has succeeded or failed."""
+        """Have `run` fetch the keys, and wait until that has succeeded or failed."""
         self._refresh.set()
         await self._tried.wait()
 
     async def run(self) -> None:
-        """Fetch the keys now, regularly, and whenever `fetched` is called, until cancelled."""
+        """Fetch the keys at once, then regularly and whenever `fetched` is called, until cancelled."""
         while True:
             well = await self._fetch()
             tried, self._tried = self._tried, trio.Event()

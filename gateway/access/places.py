@@ -1,8 +1,9 @@
-"""Places: network origins of clients, for fairness. Addresses that one owner can choose freely are one place.
+"""Places: network origins of clients, by which limits and queues treat clients fairly.
 
-With IPv6 a customer gets a network of 64 bits at least and may use a new address for every connection, so the
-place is that network. With IPv4 the place is the address, shared by all clients behind the same address
-translator. This machine is a place of its own: an attacker who can connect from here could do worse.
+Addresses that one owner can choose freely are one place. With IPv6 a customer gets a network of 64 bits at
+least and may use a new address for every connection, so the place is that network. With IPv4 the place is the
+address, shared by all clients behind the same address translator. This machine is a place of its own, which
+is not limited: an attacker who can connect from here could do worse.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ NETWORK_BITS: Final = 64  # of IPv6
 
 
 def is_loopback(remote: str) -> bool:
-    """Return True if an address (host, or host:port as streams write it) is on this machine."""
+    """Return True if an address (host, or host:port) is a loopback address of this machine."""
     address = _address(remote.rsplit(":", 1)[0])
     return address is not None and address.is_loopback
 
 
 def place_of(remote: str) -> str:
-    """Return the place of an address (host:port, as streams write it)."""
+    """Return the place of an address host:port: an IPv4 address, an IPv6 network of 64 bits, or LOOPBACK."""
     return place_of_host(remote.rpartition(":")[0])
 
 
 @lru_cache(maxsize=4_096)
 def place_of_host(host: str) -> str:
-    """Return the place of an address without a port; of a text that is no IP address, the text itself."""
+    """Return the place of an address without a port: an IPv4 address, an IPv6 network, or LOOPBACK.
+
+    For a text that is no IP address, return the text itself.
+    """
     address = _address(host)
     if address is None:
         return host
@@ -40,7 +44,10 @@ def place_of_host(host: str) -> str:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IP address, IPv4 mapped to IPv6 as IPv4. Return None if `host` is not an address."""
+    """Parse an IP address. Return None if `host` is not an address.
+
+    IPv4 addresses that are mapped to IPv6 are returned as IPv4 addresses.
+    """
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Principals: authenticated identities for which connections act."""
+"""Principals: the authenticated identities of clients and callers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Principal:
-    """Authenticated identity; "" is the name of the anonymous user.
+    """Authenticated identity. `name` is the user name, or "" for an anonymous client.
 
-    `roles` are role names from the back end, in addition to those of the configuration; `scopes` are a
-    token's (`read:vhost/name/key`); `fields` are values that templates of rules may use beside `{user}`
-    (`cn`, a certificate's names, claims). `expires` is the time when the identity ends (seconds since 1970),
-    None: never. `backend` is the kind of the back end that authenticated it, "" for the anonymous user.
+    `roles` are role names from the back end, in addition to those of the configuration. `scopes` are those of
+    a token (`read:vhost/name/key`). `fields` are values that placeholders of rules may refer to besides
+    `{user}`: names in a certificate, such as `cn`, and claims of a token. `expires` is the time at which the
+    identity becomes invalid, in seconds since 1970; None: never. `backend` is the kind of the back end that
+    authenticated the identity, "" for an anonymous client.
     """
 
     __slots__ = ("backend", "expires", "fields", "name", "roles", "scopes")

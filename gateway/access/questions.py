@@ -29,7 +29,7 @@ log = structlog.get_logger(limited=True)
 
 
 class Question(NamedTuple):
-    """Request to an authorizer: its kind, and its form fields as pairs of name and value."""
+    """Request to an authorizer about a right: its kind, and its form fields as pairs of name and value."""
 
     kind: Literal["vhost", "resource", "topic"]
     fields: tuple[tuple[str, str], ...]
@@ -41,38 +41,48 @@ class Question(NamedTuple):
 
     @property
     def byte_count(self) -> int:
-        """Approximate memory of the request and its cached response; a topic may have 64 KiB."""
+        """Approximate memory of the request and its cached response in bytes; a topic may have 64 KiB."""
         texts = [value for _, value in self.fields]
         return ENTRY_BYTES // 2 + sum([len(text) * (1 if text.isascii() else 4) for text in texts])
 
 
 class Authorizer(Protocol):
-    """External decider on the rights of clients."""
+    """External service that decides on the rights of clients, besides the roles."""
 
     mqtt_host: str
     """Name of the virtual host in which rights for MQTT are checked."""
 
     def known(self, question: Question) -> bool | None:
-        """Return the stored response, True if allowed; None: call `ask` first."""
+        """Return the stored response, True if the action is allowed.
+
+        Return None if `ask` has to be called first.
+        """
 
     async def ask(self, question: Question) -> None:
-        """Have the response fetched, unless it is stored, so that `known` returns it."""
+        """Wait until the response is stored, so that `known` returns it; query the service if needed."""
 
 
 class AuthorizerResponse:
-    """Pending response of an authorizer to one request, for Pending.awaited."""
+    """Response of an authorizer that is not available yet.
+
+    A pending check waits for it (Pending.awaited).
+    """
 
     def __init__(self, question: Question, authorizer: Authorizer) -> None:
         self._question = question
         self._authorizer = authorizer
 
     async def wait(self) -> None:
-        """Query the authorizer, unless its response is stored."""
+        """Wait until the authorizer has responded."""
         await self._authorizer.ask(self._question)
 
 
 class HttpQuestions:
-    """Authorizer that queries an HTTP server. `failures` counts requests without a usable response."""
+    """Authorizer that queries an HTTP server and caches its responses.
+
+    `failures` counts requests without a usable response. `options` are its settings, `asker` is the HTTP
+    client.
+    """
 
     def __init__(self, options: HttpAuthorizer, asker: Asker) -> None:
         self.failures = 0
@@ -99,12 +109,18 @@ class HttpQuestions:
         return len(self._answers)
 
     def known(self, question: Question) -> bool | None:
-        """Return the cached response, True if allowed, or None if there is none or it has expired."""
+        """Return the cached response, True if the action is allowed.
+
+        Return None if there is none or it has expired.
+        """
         found = self._answers.get(question)
         return None if found is None or found[1] <= clock.monotonic() else found[0]
 
     async def ask(self, question: Question) -> None:
-        """Fetch the response, unless cached; concurrent calls with equal questions share one request."""
+        """Query the server, unless its response is cached.
+
+        Concurrent calls with equal questions share one request.
+        """
         while self.known(question) is None and question in self._in_flight:
             await self._in_flight[question].wait()
         if self.known(question) is not None:
@@ -118,7 +134,10 @@ class HttpQuestions:
             done.set()
 
     async def _answer(self, question: Question) -> tuple[bool, float]:
-        """Return the server's response, and the seconds to cache it for. A failed request is a denial."""
+        """Query the server. Return True if it allows the action, and for how many seconds to cache this.
+
+        A failed request is a denial.
+        """
         options = self._options
         fields = dict(question.fields)
         try:
@@ -163,7 +182,10 @@ class HttpQuestions:
 
 
 def read_verdict(body: bytes) -> bool:
-    """Parse `allow` as True and `deny` as False. Raises Unanswered for anything else."""
+    """Parse the response of the server: `allow` is True, `deny` is False.
+
+    Raises Unanswered for any other response.
+    """
     word = body.decode(errors="replace").split(maxsplit=1)[:1]
     if word and word[0].lower() in ("allow", "deny"):
         return word[0].lower() == "allow"

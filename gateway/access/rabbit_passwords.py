@@ -1,7 +1,7 @@
 """Password hashes as RabbitMQ stores and exports them: a salt of four bytes and a digest, in base64.
 
-Their form here is `rabbitmq-sha256$BASE64`. These hashes are fast to compute, so passwords are easy to guess:
-users who stay should get a hash by `gateway passwd`.
+The gateway writes them as `rabbitmq-sha256$BASE64`. These hashes are fast to compute, so passwords are easy
+to guess: users who stay should get a hash by `gateway passwd`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULE: Final = "rabbit_password_hashing_"  # prefix of the digest's name in exp
 
 
 def imported_hash(password_hash: str, algorithm: str) -> str:
-    """Convert an exported hash to the form used here; "" for a user without a password.
+    """Convert a hash that RabbitMQ has exported to the gateway's notation; "" for a user without a password.
 
     Raises ValueError if the hash is malformed or its algorithm is unknown.
     """
@@ -36,7 +36,7 @@ def imported_hash(password_hash: str, algorithm: str) -> str:
 
 
 def is_rabbit_hash(text: str) -> bool:
-    """Return True if the text is a well-formed hash of RabbitMQ in the form used here."""
+    """Return True if the text is a well-formed hash of RabbitMQ in the gateway's notation."""
     try:
         _parts(text)
     except ValueError:

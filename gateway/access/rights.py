@@ -1,7 +1,8 @@
 """Rights of one client: a decision on each action, with the rule that decides.
 
-As long as no role is configured everything is allowed (`UNLIMITED`). Otherwise an action that no rule allows
-is denied. Callers store decisions by address (or by connection) until `Authorization.generation` changes.
+As long as no role and no authorizer is configured everything is allowed (`UNLIMITED`). Otherwise an action
+that no rule allows is denied. Callers store decisions by address (or by connection) until
+`Authorization.generation` changes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TO_KEY: Final = str.maketrans({"/": ".", "+": "*"})
 
 
 class Decision(NamedTuple):
-    """Result of a check: `allowed`, and the rule that allows the action or the reason for its denial."""
+    """Result of a check: `allowed`, and the rule that allows the action or the reason why it is denied."""
 
     allowed: bool
     rule: str
@@ -42,7 +43,7 @@ NOTHING: Final = "no rule allows it"
 
 
 class Rights:
-    """Rights of one client. `key` is equal for clients with the same rights."""
+    """Rights of one client by its roles and scopes. `key` is equal for clients with the same rights."""
 
     unlimited = False
 
@@ -57,7 +58,7 @@ class Rights:
         authorizer: Authorizer | None = None,
         shared: dict[tuple[str, ...], MqttGrant] | None = None,
     ) -> None:
-        """Set up the rights from `roles`, pairs of name and role, and the principal's scopes.
+        """Set up the rights that `roles`, pairs of name and role, and the principal's scopes give.
 
         `host` is the virtual host in which a token's scopes apply to MQTT. `authorizer` decides what no rule
         allows; with one, each check may raise Pending. `shared` holds compiled rules by role names, for all
@@ -87,14 +88,18 @@ class Rights:
         self.receive_messages_per_sec_max = self._largest("receive_messages_per_sec_max")
 
     def _largest(self, word: str) -> int | None:
-        """Return the largest value of this limit in the roles; 0: no limit, None: no role sets the limit."""
+        """Return the largest value of the limit `word` in the client's roles.
+
+        0 stands for no limit, and None for roles that do not set it.
+        """
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)
 
     def _elsewhere(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
-        """Return the authorizer's decision on an action that no rule allows; a denial without an authorizer.
+        """Return the authorizer's decision on an action that no rule allows or denies.
 
-        Raises Pending if the authorizer's response is not known yet.
+        `fields` are those of the request. Without an authorizer return a denial. Raises Pending if the
+        authorizer's response is not available yet.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -109,7 +114,7 @@ class Rights:
     # All protocols.
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Decide if the client may use this client identifier, or client-name."""
+        """Decide if the client may use this MQTT client identifier, or AMQP/Fast client-name."""
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
             compiled = wildcard(text, {**self._variables, "client_id": ""})
@@ -118,7 +123,10 @@ class Rights:
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Decide if the client may publish to an address, as a route or a reply does."""
+        """Decide if the client may publish to an address of any protocol, for example as a reply.
+
+        `host` is the virtual host, for protocols that have them.
+        """
         publishes = PUBLISHES.get(address.protocol)
         return Decision(False, NOTHING) if publishes is None else publishes(self, address, host)
 
@@ -158,7 +166,7 @@ class Rights:
         return self._topic("publish", topic)
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Decide if the client may subscribe to an MQTT topic filter, which may be a shared one."""
+        """Decide if the client may subscribe to an MQTT topic filter, also to one with `$share/GROUP/`."""
         if topic_filter.startswith(SHARED):
             if not self.mqtt.shared:
                 return Decision(False, "mqtt.shared: subscriptions may not be shared")
@@ -166,6 +174,10 @@ class Rights:
         return self._topic("subscribe", topic_filter, qos)
 
     def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
+        """Decide if the client may `publish` to a topic or `subscribe` to a filter.
+
+        A denying rule decides first, then an allowing one, then AMQP permissions that also apply to MQTT.
+        """
         grant = self.mqtt
         denied = grant.denied(action, name, self._variables)
         if denied is not None:
@@ -187,7 +199,10 @@ class Rights:
         return self._scope_host if self._authorizer is None else self._authorizer.mqtt_host
 
     def _topic_as_key(self, host: str, action: str, name: str, qos: int) -> Decision:
-        """Decide on an MQTT action by the AMQP permissions that RabbitMQ's MQTT plug-in checks."""
+        """Decide on an MQTT action by AMQP permissions in a virtual host, as RabbitMQ's MQTT plug-in does.
+
+        `action` is `publish` or `subscribe`, `name` the topic or filter.
+        """
         key = name.translate(TO_KEY)
         permission = "write" if action == "publish" else "read"
         exchange = self.amqp(host, permission, MQTT_EXCHANGE, EXCHANGE)
@@ -203,7 +218,10 @@ class Rights:
     # AMQP 0-9-1.
 
     def amqp_grants(self, host: str) -> list[AmqpGrant]:
-        """Return the permissions in a virtual host of AMQP 0-9-1; an empty list: the client may not enter."""
+        """Return the client's permissions in a virtual host of AMQP 0-9-1, by role or scope.
+
+        An empty list means that no rule lets the client enter the virtual host.
+        """
         found = self._amqp.get(host)
         if found is None:
             found = self._amqp[host] = amqp_grants(self._roles, self._scopes, host, self._variables)
@@ -215,14 +233,17 @@ class Rights:
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Decide if the client has `configure`, `write` or `read` on an exchange or a queue."""
+        """Decide if the client has a permission on an exchange or a queue.
+
+        The permission is `configure`, `write` or `read`.
+        """
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
                 return Decision(True, f"{grant.rule}.{permission}")
         return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Decide if the client has a permission on a topic exchange with a routing key.
+        """Decide if the client has a permission on a topic exchange for a routing key.
 
         A key of None means every key; a request to an authorizer then has `#` as the key.
         """
@@ -243,7 +264,10 @@ class Rights:
     # AMQP/Fast.
 
     def fast_grants(self, host: str) -> list[FastGrant]:
-        """Return the rights in a virtual host of AMQP/Fast; an empty list: no rule lets the client enter."""
+        """Return the client's rights in a virtual host of AMQP/Fast, by role or scope.
+
+        An empty list means that no rule lets the client enter the virtual host.
+        """
         found = self._fast.get(host)
         if found is None:
             found = self._fast[host] = fast_grants(self._roles, self._scopes, host, self._variables)
@@ -255,9 +279,10 @@ class Rights:
         return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Decide if the client has `right` on a destination, or on all (`whole`) that begin with `name`.
+        """Decide if the client has a right on an AMQP/Fast destination `name` of a service.
 
-        The rights are `read`, `browse`, `write` and `create`, and `talk` for a peer.
+        With `whole` decide on all destinations whose names begin with `name`. The rights are `read`,
+        `browse`, `write` and `create`, and `talk` for a peer.
         """
         for grant in self.fast_grants(host):
             if grant.allows(right, service, name, whole=whole):
@@ -270,7 +295,7 @@ class Rights:
         )
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Decide if the client has any right on a destination, or on some that begin with `name`."""
+        """Decide if the client may have a right on a destination, or on one whose name begins with `name`."""
         for grant in self.fast_grants(host):
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
@@ -279,7 +304,7 @@ class Rights:
         return Decision(False, NOTHING)
 
     def fast_out_of_band(self, host: str, folder: str) -> Decision:
-        """Decide if a channel of the client may use a folder.
+        """Decide if a channel of the client may use a folder for bodies that are transferred as files.
 
         `folder` is its name in the shared folder, or "" for the shared folder itself, which no rule allows.
         """
@@ -290,7 +315,11 @@ class Rights:
 
 
 class AllRights(Rights):
-    """Rights of every client while no role is configured: all checks return UNLIMITED."""
+    """Rights without limits: all checks return UNLIMITED.
+
+    They are those of every client while neither a role nor an authorizer is configured, and of administrators
+    who change the broker over HTTP.
+    """
 
     unlimited = True
 
@@ -298,51 +327,51 @@ class AllRights(Rights):
         super().__init__(Principal(""), (), key=key)
 
     def has_client_id(self, client_id: str) -> Decision:
-        """Return UNLIMITED for every client identifier: no role is configured."""
+        """Return UNLIMITED for every client identifier."""
         return UNLIMITED
 
     def publish(self, address: Address, host: str = "/") -> Decision:
-        """Return UNLIMITED for every address: no role is configured."""
+        """Return UNLIMITED for every address."""
         return UNLIMITED
 
     def enters_mqtt(self) -> Decision:
-        """Return UNLIMITED for every client: no role is configured."""
+        """Return UNLIMITED: the client may use MQTT."""
         return UNLIMITED
 
     def mqtt_publish(self, topic: str) -> Decision:
-        """Return UNLIMITED for every topic: no role is configured."""
+        """Return UNLIMITED for every topic."""
         return UNLIMITED
 
     def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
-        """Return UNLIMITED for every topic filter: no role is configured."""
+        """Return UNLIMITED for every topic filter."""
         return UNLIMITED
 
     def enters_amqp(self, host: str) -> Decision:
-        """Return UNLIMITED for every virtual host: no role is configured."""
+        """Return UNLIMITED for every virtual host."""
         return UNLIMITED
 
     def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
-        """Return UNLIMITED for every permission on every exchange and queue: no role is configured."""
+        """Return UNLIMITED for every permission on every exchange and queue."""
         return UNLIMITED
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str | None) -> Decision:
-        """Return UNLIMITED for every routing key: no role is configured."""
+        """Return UNLIMITED for every permission and routing key."""
         return UNLIMITED
 
     def enters_fast(self, host: str) -> Decision:
-        """Return UNLIMITED for every virtual host: no role is configured."""
+        """Return UNLIMITED for every virtual host."""
         return UNLIMITED
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
-        """Return UNLIMITED for every right on every destination: no role is configured."""
+        """Return UNLIMITED for every right on every destination."""
         return UNLIMITED
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
-        """Return UNLIMITED for every destination: no role is configured."""
+        """Return UNLIMITED for every destination."""
         return UNLIMITED
 
     def fast_out_of_band(self, host: str, folder: str) -> Decision:
-        """Return UNLIMITED for every folder: no role is configured."""
+        """Return UNLIMITED for every folder."""
         return UNLIMITED
 
 

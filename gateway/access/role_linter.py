@@ -1,4 +1,4 @@
-"""Linting of roles: rules that never apply, routes that no client may feed, users without a role.
+"""Checks of roles: rules that never apply, routes to which no client may publish, users without a role.
 
 Roles from tokens and certificates are not known here: a role that no user has may be a token's.
 """
@@ -26,7 +26,7 @@ CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
 
 
 def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
-    """Return all findings about roles and their rules."""
+    """Return all findings about the roles, their rules, and routes that depend on them."""
     routes = list(routes)
     findings = list(_asked_for(roles, routes))
     if not roles.roles:
@@ -50,6 +50,7 @@ def _nothing_said(settings: Settings) -> Iterator[Finding]:
 
 
 def _asked_for(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
+    """Yield a finding for each route that requires a role which does not exist."""
     for route in routes:
         if route.rule.role is not None and route.rule.role not in roles.roles:
             text = f"route {route.name!r}: there is no role {route.rule.role!r}, so nobody may feed it"
@@ -57,6 +58,7 @@ def _asked_for(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
 
 
 def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
+    """Yield findings about users without a role, roles without a user, and anonymous clients without one."""
     default = roles.default
     for name, has in roles.users.items():
         if not has and not default.authenticated:
@@ -75,7 +77,7 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
 
 
 def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
-    """Yield a finding for each rule of one role that never applies or that another rule includes."""
+    """Yield a finding for each rule of a role that never applies or that another rule includes."""
     protocols = {*settings.endpoints().values(), *(one.protocol for one in settings.listeners.values())}
     speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
     for word, there in speaks.items():
@@ -125,7 +127,10 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
 
 
 def _may_feed(role: Role, source: dict[str, str], protocol: str) -> bool:
-    """Return True if a role may permit publishing to a route's source; placeholders match any value."""
+    """Return True if a role may permit publishing to the source of a route of this protocol.
+
+    Placeholders in rules count as any value.
+    """
     feeds = FEEDS.get(protocol)
     return feeds is None or feeds(role, source)
 

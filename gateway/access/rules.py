@@ -1,4 +1,4 @@
-"""Compiled rules of roles for one client: placeholders filled in, expressions and filters compiled."""
+"""Rules of roles, compiled for checks: placeholders filled in, expressions and filters compiled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tupl
 
 
 class MqttGrant:
-    """Rights in MQTT of clients with the same roles. Roles that set nothing in `mqtt` are ignored."""
+    """MQTT rights of clients with the same roles. Roles that set nothing in `mqtt` are ignored."""
 
     __slots__ = (
         "_filters",
@@ -63,16 +63,26 @@ class MqttGrant:
         ]
 
     def allowed(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule by which a client with these variables may `publish` or `subscribe`, or None."""
+        """Return the rule that allows an action (`publish` or `subscribe`) on a topic or filter, or None.
+
+        `variables` are the client's values for placeholders.
+        """
         return self._filters[action].covering(name, lambda text: topic_filter(text, variables))
 
     def denied(self, action: str, name: str, variables: Variables) -> str | None:
-        """Return the rule that denies a client with these variables to `publish` or `subscribe`, or None."""
+        """Return the rule that denies an action (`publish` or `subscribe`) on a topic or filter, or None.
+
+        `variables` are the client's values for placeholders.
+        """
         return self._filters[f"deny_{action}"].meeting(name, lambda text: denied_filter(text, variables))
 
 
 class AmqpGrant(NamedTuple):
-    """Permissions, as in RabbitMQ, of one role or one scope in one virtual host of AMQP 0-9-1."""
+    """AMQP 0-9-1 permissions that one role or one scope gives in one virtual host, as in RabbitMQ.
+
+    `names` are the expressions for names by permission, `topics` those for routing keys by exchange and
+    permission. `key` is the expression for routing keys of a scope.
+    """
 
     rule: str
     names: Mapping[str, Regex]
@@ -80,12 +90,15 @@ class AmqpGrant(NamedTuple):
     key: Regex | None = None
 
     def allows(self, permission: str, name: str) -> bool:
-        """Return True if `permission` is given on the exchange or queue called `name`."""
+        """Return True if the permission is given on the exchange or queue called `name`."""
         found = self.names.get(permission)
         return found is not None and found.search(name)
 
     def allows_key(self, permission: str, exchange: str, key: str | None) -> bool:
-        """Return True if `permission` is given on a topic exchange with a routing key (None: every key)."""
+        """Return True if the permission is given on a topic exchange for a routing key.
+
+        None stands for every key.
+        """
         if not self.allows(permission, exchange):
             return False
         found = self.key
@@ -99,7 +112,7 @@ class AmqpGrant(NamedTuple):
 
 
 def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
-    """Yield the keys of `several`, a mapping by virtual host, that apply to `host`."""
+    """Yield those keys of `several`, which are names or patterns of virtual hosts, that apply to `host`."""
     for key in several:
         if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
             yield key
@@ -108,7 +121,11 @@ def _given_in(host: str, several: Mapping[str, object], variables: Variables) ->
 def amqp_grants(
     roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
 ) -> list[AmqpGrant]:
-    """Return a client's permissions in a virtual host of AMQP 0-9-1; an empty list: it may not enter."""
+    """Return the AMQP 0-9-1 permissions that roles and scopes give a client in a virtual host.
+
+    An empty list means that none lets the client enter it. `variables` are the client's values for
+    placeholders.
+    """
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
@@ -134,7 +151,11 @@ def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -
 
 
 class FastGrant(NamedTuple):
-    """Rights of one role or one scope in one virtual host of AMQP/Fast."""
+    """AMQP/Fast rights that one role or one scope gives in one virtual host.
+
+    `names` are names of destinations, or beginnings of names followed by `*`, by service and right; `folders`
+    are those of shared folders. `pattern` and `rights` are those of a scope.
+    """
 
     rule: str
     names: Mapping[tuple[str, str], tuple[str, ...]]
@@ -143,7 +164,10 @@ class FastGrant(NamedTuple):
     rights: tuple[str, ...] = ()
 
     def concerns(self, service: str, name: str) -> bool:
-        """Return True if any right is given on a destination, or on some whose names begin with `name`."""
+        """Return True if a right may be given on a destination, or on one whose name begins with `name`.
+
+        A scope counts as concerning all queues and topics.
+        """
         if self.pattern is not None:
             return service in SERVICES
         return any(
@@ -154,7 +178,7 @@ class FastGrant(NamedTuple):
         )
 
     def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
-        """Return True if `right` is given on a destination, or (`whole`) on all that begin with `name`."""
+        """Return True if a right is given on a destination, or with `whole` on all that begin with `name`."""
         if self.pattern is not None:
             return right in self.rights and service in SERVICES and not whole and self.pattern.search(name)
         return _covers(self.names.get((service, right), ()), name, whole=whole)
@@ -165,7 +189,10 @@ class FastGrant(NamedTuple):
 
 
 def _covers(texts: Iterable[str], name: str, *, whole: bool) -> bool:
-    """Return True if a rule's text matches `name`, or (`whole`) all names that begin with `name`."""
+    """Return True if one of the rules' texts matches `name`, or with `whole` all names that begin with it.
+
+    A text is a name, or the beginning of names followed by `*`.
+    """
     for text in texts:
         if text[-1:] == "*" and name.startswith(text[:-1]):
             return True
@@ -175,14 +202,21 @@ def _covers(texts: Iterable[str], name: str, *, whole: bool) -> bool:
 
 
 def _may_mean(text: str, name: str) -> bool:
-    """Return True if a rule's text matches `name`, or some names that begin with `name`."""
+    """Return True if a rule's text matches `name`, or a name that begins with `name`.
+
+    The text is a name, or the beginning of names followed by `*`.
+    """
     return text.rstrip("*").startswith(name) or (text[-1:] == "*" and name.startswith(text[:-1]))
 
 
 def fast_grants(
     roles: Named, scopes: Sequence[PermissionScope], host: str, variables: Variables
 ) -> list[FastGrant]:
-    """Return a client's rights in a virtual host of AMQP/Fast; an empty list: it may not enter."""
+    """Return the AMQP/Fast rights that roles and scopes give a client in a virtual host.
+
+    An empty list means that none lets the client enter it. `variables` are the client's values for
+    placeholders.
+    """
     variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
@@ -211,7 +245,10 @@ def _fast_grant(rule: str, permissions: FastPermissions, variables: Variables) -
 
 
 def _folders(folders: bool | tuple[str, ...], variables: Variables) -> tuple[str, ...]:
-    """Return the names of the folders that may be used, or their beginnings and a `*`."""
+    """Return the names of the folders that a role allows, or beginnings of names followed by `*`.
+
+    `folders` is the rule: True allows the folder that has the user's name.
+    """
     if isinstance(folders, tuple):
         return _filled(folders, variables)
     user = variables.get("user", "")

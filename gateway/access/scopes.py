@@ -17,7 +17,11 @@ SCOPE: Final = re.compile(r"(configure|write|read):([^/]+)/([^/]+)(?:/(.+))?")
 
 
 class PermissionScope(NamedTuple):
-    """Permission in matching virtual hosts, on matching names and with matching routing keys (None: any)."""
+    """Parsed scope of a token: a permission in virtual hosts, on names and for routing keys that match.
+
+    `text` is the scope, `permission` is `configure`, `write` or `read`. `key` None stands for every routing
+    key.
+    """
 
     text: str
     permission: str
@@ -27,7 +31,7 @@ class PermissionScope(NamedTuple):
 
 
 def parse_scope(text: str) -> PermissionScope | None:
-    """Parse a scope. Return None if it gives no right here."""
+    """Parse a scope of a token. Return None if it gives no right in the gateway."""
     found = SCOPE.fullmatch(text)
     if found is None:
         return None
@@ -41,7 +45,7 @@ def parse_scope(text: str) -> PermissionScope | None:
 
 
 def parse_scopes(texts: Iterable[str]) -> list[PermissionScope]:
-    """Parse scopes, and leave out those that give no right here."""
+    """Parse the scopes of a token, and leave out those that give no right in the gateway."""
     return [scope for text in texts if (scope := parse_scope(text)) is not None]
 
 

@@ -2,8 +2,8 @@
 
 The data stored for a user is derived from the password and cannot be used to log in elsewhere: a salt, a
 number of iterations, and two keys, written `SCRAM-SHA-256$4096:salt$stored:server` with the three in base64.
-An exchange does not disclose which users exist: an unknown user gets a salt as well, and fails at the end.
-Channel binding is not offered.
+An authentication does not disclose which users exist: an unknown user gets a salt as well, and fails at the
+end. Channel binding is not offered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGE_BYTES_MAX: Final = 4_096
 
 
 class ScramError(Exception):
-    """Error of a peer that has not proved that it knows the password, or has sent malformed SCRAM."""
+    """Error of a peer that has not proved that it knows the password, or whose SCRAM message is malformed."""
 
 
 class Keys(NamedTuple):
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
 
 
 def parse_keys(text: str) -> Keys:
-    """Parse keys as `str` writes them. Raises ValueError if the text is malformed."""
+    """Parse the SCRAM data of a user in the form that `str` writes. Raises ValueError if it is malformed."""
     method, _, rest = text.partition("$")
     cost, _, keys = rest.partition("$")
     iterations, _, salt = cost.partition(":")
@@ -58,7 +58,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
-    """Return the keys for a password. Raises ValueError if SASLprep forbids the password (RFC 4013)."""
+    """Return the SCRAM data for a password. Raises ValueError if SASLprep forbids the password (RFC 4013)."""
     salted = _salted(password, salt, iterations)
     client = _hmac(salted, b"Client Key")
     return Keys(salt, iterations, hashlib.sha256(client).digest(), _hmac(salted, b"Server Key"))
@@ -69,7 +69,7 @@ def _salted(password: str, salt: bytes, iterations: int) -> bytes:
 
 
 def prepared(text: str) -> str:
-    """Return the text as SASLprep normalises it (RFC 4013). Raises ValueError if SASLprep forbids it."""
+    """Return a text as SASLprep normalizes it (RFC 4013). Raises ValueError if SASLprep forbids it."""
     mapped = [" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)]
     found = unicodedata.normalize("NFKC", "".join(mapped))
     if any(table(one) for one in found for table in _FORBIDDEN):
@@ -107,7 +107,7 @@ def _text(message: bytes) -> str:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return the attributes of a message, by letter. Raises ScramError if the message is malformed."""
+    """Return the attributes of a SCRAM message by their letters. Raises ScramError if it is malformed."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
@@ -118,7 +118,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _user(name: str) -> str:
-    """Decode a user name: `=2C` is a comma, `=3D` an equals sign (RFC 5802, 5.1).
+    """Decode the user name in a SCRAM message: `=2C` is a comma, `=3D` an equals sign (RFC 5802, 5.1).
 
     Raises ScramError if the name is malformed or empty.
     """
@@ -132,7 +132,7 @@ def _xor(one: bytes, other: bytes) -> bytes:
 
 
 class Proof:
-    """Client's side of one authentication.
+    """Client's side of one SCRAM authentication.
 
     The caller sends `first`, then the result of `answer` for the server's first message, and calls `check`
     with the server's last message, which proves that the server knows the password, too.
@@ -149,11 +149,11 @@ class Proof:
 
     @property
     def first(self) -> bytes:
-        """First message of the client, which declares that channel binding is not supported."""
+        """First message of the client. It declares that channel binding is not supported."""
         return f"n,,{self._bare}".encode()
 
     def answer(self, message: bytes) -> bytes:
-        """Return the client's proof, for the server's message with salt, iterations and nonce.
+        """Return the client's proof, in response to the server's message with salt, iterations and nonce.
 
         Raises ScramError if the message is malformed, asks for too few or too many iterations, or is the
         second one, and if SASLprep forbids the password.
@@ -189,7 +189,7 @@ class Proof:
 
 
 class ScramExchange:
-    """Server's side of one authentication.
+    """Server's side of one SCRAM authentication.
 
     The caller sends the result of `answer` for the client's first message, then for its last one; then `done`
     is True and `user` has proved the password.
@@ -198,9 +198,10 @@ class ScramExchange:
     __slots__ = ("_bare", "_find", "_first", "_header", "_keys", "_nonce", "done", "user")
 
     def __init__(self, find: Callable[[str], Keys], nonce: str) -> None:
-        """Prepare the authentication. `find` returns a user's keys, invented ones for an unknown user.
+        """Prepare the authentication.
 
-        `nonce` is a random, printable text.
+        `find` returns the SCRAM data of a user, or invented data for an unknown user. `nonce` is a random,
+        printable text.
         """
         self.user = ""
         self.done = False
@@ -210,13 +211,19 @@ class ScramExchange:
         self._keys: Keys | None = None
 
     def answer(self, message: bytes) -> bytes:
-        """Return the response to the client's next message. Raises ScramError if it is malformed or wrong."""
+        """Return the response to the client's next message.
+
+        Raises ScramError if the message is malformed or its proof is wrong.
+        """
         text = _text(message)
         stated = self._begin(text) if self._keys is None else self._finish(text, self._keys)
         return stated.encode()
 
     def _begin(self, text: str) -> str:
-        """Respond to the client's first message (RFC 5802, section 7): user name and half of the nonce."""
+        """Return the response to the client's first message, which has the user name and half of the nonce.
+
+        The response has the whole nonce, the salt and the iterations (RFC 5802, section 7).
+        """
         binding, _, rest = text.partition(",")
         other, _, bare = rest.partition(",")
         if binding not in ("n", "y"):

@@ -18,9 +18,9 @@ NOT_IN_A_LEVEL: Final = frozenset("/+#\0")
 
 
 def fill(text: str, variables: Variables, quote: Callable[[str], str | None]) -> str | None:
-    """Return the text with its placeholders replaced by their values, quoted by `quote`.
+    """Return a text whose placeholders are replaced by their values, each passed through `quote`.
 
-    Return None if a value is missing or `quote` returns None for a value.
+    Return None if a value is missing, or `quote` returns None for it.
     """
     missing = False
 
@@ -40,9 +40,9 @@ def _one_level(value: str) -> str | None:
 
 
 def topic_filter(text: str, variables: Variables) -> str | None:
-    """Return a topic filter with its placeholders filled in; None if a value is missing or not accepted.
+    """Return a topic filter with its placeholders replaced by their values.
 
-    A value with `/`, a wildcard or NUL is not accepted, nor one by which the filter begins with `$`.
+    Return None if a value is missing, contains `/`, a wildcard or NUL, or lets the filter begin with `$`.
     """
     filled = fill(text, variables, _one_level)
     if filled is None or (filled[:1] == "$") != (text[:1] == "$"):
@@ -51,10 +51,10 @@ def topic_filter(text: str, variables: Variables) -> str | None:
 
 
 def denied_filter(text: str, variables: Variables) -> str:
-    """Return the topic filter of a denial with its placeholders filled in.
+    """Return the topic filter of a denying rule with its placeholders replaced by their values.
 
-    If a value is missing or not accepted, the filter matches everything from that level on: a denial fails
-    closed.
+    If a value is missing, or contains `/`, a wildcard or NUL, the filter ends in `#` at that level. So a rule
+    that cannot be completed denies more, not less.
     """
     levels: list[str] = []
     for level in text.split("/"):
@@ -66,10 +66,10 @@ def denied_filter(text: str, variables: Variables) -> str:
 
 
 def expression(text: str, variables: Variables) -> Regex | None:
-    """Return the compiled regular expression of `text` with its placeholders filled in, or None.
+    """Compile a regular expression after its placeholders are replaced by their values, taken literally.
 
-    The result is None if `text` is empty (it matches nothing, as in RabbitMQ), a value is missing, or the
-    expression is invalid or too large with the values filled in.
+    Return None if `text` is empty (it matches nothing, as in RabbitMQ), a value is missing, or the expression
+    is then invalid or too large.
     """
     try:
         filled = fill(text, variables, quote) if text else None
@@ -79,9 +79,10 @@ def expression(text: str, variables: Variables) -> Regex | None:
 
 
 def wildcard(text: str, variables: Variables) -> Regex | None:
-    """Return a regular expression for a whole text in which `*` stands for any characters.
+    """Compile a pattern in which `*` stands for any characters, after its placeholders are replaced.
 
-    Return None if a value is missing, or the expression is too large with the values filled in.
+    The expression matches whole texts. Return None if a value is missing, or the expression is too large with
+    the values.
     """
     pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
     complete = [piece for piece in pieces if piece is not None]
@@ -92,7 +93,7 @@ def wildcard(text: str, variables: Variables) -> Regex | None:
 
 
 def beginning(text: str, variables: Variables) -> str | None:
-    """Return a name, or a prefix of names followed by `*`, with its placeholders filled in.
+    """Return a name, or a beginning of names followed by `*`, with its placeholders replaced by values.
 
     Return None if a value is missing or contains `*` or `.`.
     """

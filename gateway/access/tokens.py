@@ -1,8 +1,8 @@
 """JSON Web Tokens as passwords: a token identifies its bearer if a trusted key has signed it.
 
-PyJWT parses and verifies tokens; this module selects the keys and claims that count. Each login verifies its
-token again, because the key may have been withdrawn. That takes 0.1 ms and is done at once; only an unknown
-key is worth waiting for (keys.py).
+PyJWT parses and verifies tokens; this module selects the keys and claims to use. Each login verifies its
+token again, because the key may have been withdrawn. That takes 0.1 ms and is done at once; only for an
+unknown key a login waits until keys are fetched (keys.py).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class KeySource(Protocol):
 
     @property
     def there(self) -> bool:
-        """True if there is any key that may be used."""
+        """True if there are keys that may be used."""
 
     @property
     def may_change(self) -> bool:
         """True if waiting for `fetched` may bring other keys."""
 
     def fitting(self, kid: str | None, algorithm: str) -> list[SignatureKey]:
-        """Return the keys that may have signed a token with this key name and algorithm in its head."""
+        """Return the keys that may verify a token with this `kid` and algorithm in its head."""
 
     async def fetched(self) -> None:
         """Have the keys fetched, and wait until that has succeeded or failed."""
 
 
 class Tokens:
-    """Back end that authenticates by tokens. A user name sent with a token is ignored."""
+    """Back end that authenticates clients by JSON Web Tokens. A user name sent with a token is ignored."""
 
     kind: Final = "jwt"
 
@@ -55,7 +55,7 @@ class Tokens:
         self._keys = keys
 
     def speaks(self, method: str) -> bool:
-        """Return True for "", a token as password, and for the configured method of AUTH packets."""
+        """Return True for "" (a token as password), and for the configured method of MQTT 5 AUTH packets."""
         return method in ("", self.method)
 
     def claims(self, credentials: Credentials) -> bool:
@@ -63,7 +63,10 @@ class Tokens:
         return _head(credentials.password) is not None
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the principal or denial for a token; None: its key may have to be fetched, call `look`."""
+        """Return the principal or denial of a login with a token.
+
+        Return None if the key is unknown and may be fetched, so that `look` has to be called.
+        """
         head = _head(credentials.password)
         if head is None:
             return Denial.WRONG
@@ -78,7 +81,7 @@ class Tokens:
         return self._judge(credentials.password, found, algorithm)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Fetch the keys, then return the principal or denial for a token."""
+        """Have the keys fetched, then return the principal or denial of a login with a token."""
         await self._keys.fetched()
         found = self.known(credentials)
         if found is None:
@@ -86,6 +89,7 @@ class Tokens:
         return found
 
     def _judge(self, token: bytes, keys: list[SignatureKey], algorithm: str) -> Principal | Denial:
+        """Verify a token with the first key that fits its signature, and return its principal or denial."""
         options = self._options
         required = ["exp"] if options.expiry_required else []
         for key in keys[:TRIED_MAX]:
@@ -114,6 +118,10 @@ class Tokens:
         return Denial.WRONG
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal | Denial:
+        """Return the principal that the claims of a verified token describe.
+
+        Return Denial.WRONG if the claims for user name or expiry cannot be used.
+        """
         options = self._options
         name = _claim(claims, options.user_claim)
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or not name.isprintable():
@@ -140,7 +148,7 @@ class Tokens:
 
 
 def _head(password: bytes) -> dict[str, Any] | None:
-    """Return the head of a token, or None if the password is not a token."""
+    """Return the head of a JSON Web Token, or None if the password does not have the form of one."""
     if not password.startswith(b"ey") or len(password) > TOKEN_BYTES_MAX or password.count(b".") != 2:
         return None
     first = password.partition(b".")[0]
@@ -152,7 +160,7 @@ def _head(password: bytes) -> dict[str, Any] | None:
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """Return the claim called `path`, or None. `a.b` is the claim `b` within `a`.
+    """Return the claim at `path`, or None if there is none. `a.b` is the claim `b` within the claim `a`.
 
     A claim whose own name is `a.b` has precedence.
     """
@@ -165,6 +173,6 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def _names(claim: Any) -> tuple[str, ...]:
-    """Return the names in a list, or in a text separated by blanks, without too long ones."""
+    """Return the names in a claim: a list, or a text separated by blanks. Too long names are left out."""
     listed = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     return tuple(one for one in listed if isinstance(one, str) and 0 < len(one) <= NAME_MAX)[:NAMES_MAX]

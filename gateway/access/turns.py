@@ -18,11 +18,11 @@ DISPLACED: Final = "displaced"
 
 
 class Crowded(Exception):
-    """Error of a login that the full queue does not accept, or that another login has displaced."""
+    """Error of a login that a full queue does not accept, or that was removed from it for another login."""
 
 
 class _Waiter:
-    """Login in the queue, until `state` is no longer WAITING."""
+    """Login that waits in the queue. It waits no longer once `state` is not WAITING."""
 
     __slots__ = ("place", "state", "user", "woken")
 
@@ -39,7 +39,10 @@ class _Waiter:
 
 
 class _RoundRobin:
-    """Waiting logins by place and user; a place and user that had a turn go to the end of their rounds."""
+    """Waiting logins by place and user, from which the next one is chosen in turn.
+
+    A place, and a user at it, that had a turn go to the end of their rounds.
+    """
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, dict[_Waiter, None]]] = {}
@@ -86,7 +89,7 @@ class _RoundRobin:
 
 
 class LoginQueue:
-    """Fair queue in which `slots` logins work at a time and at most `waiting_max` wait."""
+    """Fair queue for logins: at most `slots` of them work at a time, and at most `waiting_max` wait."""
 
     def __init__(self, slots: int, waiting_max: int) -> None:
         self.waiting = 0
@@ -96,9 +99,10 @@ class LoginQueue:
         self._others = _RoundRobin()
 
     async def take(self, place: str, user: str, *, trusted: bool = False) -> None:
-        """Wait for a slot; the caller frees it by `give_back`. A trusted login goes first.
+        """Wait until the login may work; the caller has to call `give_back` afterwards.
 
-        Raises Crowded if the queue is full, or if another login displaces this one.
+        Trusted logins go first. Raises Crowded if the queue is full, or if this login is removed for another
+        one.
         """
         if self._free:
             self._free -= 1
@@ -122,7 +126,7 @@ class LoginQueue:
             raise Crowded
 
     def give_back(self) -> None:
-        """Free a slot, or pass it to the next waiting login."""
+        """End the work of a login, and let the next waiting login work."""
         waiters = self._trusted or self._others
         if not waiters:
             self._free += 1
@@ -131,7 +135,11 @@ class LoginQueue:
         waiters.next().wake(GRANTED)
 
     def _make_room(self, place: str, user: str, trusted: bool) -> None:
-        """Displace a waiting login for a new one. Raises Crowded if none has to give way to it."""
+        """Remove a waiting login from the full queue for a new one.
+
+        For a trusted login, that is any login that is not trusted; for another one, only a login of a place
+        or user with more entries. Raises Crowded if there is none.
+        """
         others = self._others
         if not others:
             raise Crowded

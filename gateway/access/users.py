@@ -1,4 +1,4 @@
-"""Users with passwords, from the configuration and from a file, and the usual guest.
+"""Users with passwords, from the configuration and from a file, and the default user `guest`.
 
 Hashing a password takes tens of milliseconds by design, so it runs in a thread, after a fair queue
 (turns.py). Right passwords are cached for a while as keyed digests, so that a reconnecting fleet does not
@@ -37,10 +37,10 @@ VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 
 
 class Users:
-    """Back end for users with passwords.
+    """Back end of users with passwords.
 
-    `hashes` maps names to argon2 hashes, "" for a user without a password here; `scram` maps names to SCRAM
-    keys; `guest` is `loopback`, `always` or `never`.
+    `hashes` has argon2 hashes by user name, "" for a user without a password here; `scram` has SCRAM keys by
+    user name. `guest` is `loopback`, `always` or `never`: from where the default user guest may log in.
     """
 
     kind: Final = "users"
@@ -83,15 +83,18 @@ class Users:
 
     @property
     def empty(self) -> bool:
-        """True if there are no users but the usual guest and the anonymous one, and no passwords."""
+        """True if no user can log in but the default user guest, and anonymous clients."""
         return self.names <= {GUEST, ANONYMOUS} and not self._hashes and not self._scram
 
     def named(self, name: str) -> Principal | None:
-        """Return the principal of a user that is authenticated already, or None if there is no such user."""
+        """Return the principal of a user who has been authenticated already, or None if it does not exist."""
         return self._principal(name) if name in self.names and name != ANONYMOUS else None
 
     def exists(self, name: str) -> bool:
-        """Return True if a user of this name exists, or it is the usual guest and `guest` is not `never`."""
+        """Return True if a user of this name exists.
+
+        The default user guest exists unless `guest` is `never`.
+        """
         return (name in self.names and name != ANONYMOUS) or (self._is_guest(name) and self.guest != "never")
 
     def stamp(self, name: str) -> str:
@@ -100,23 +103,29 @@ class Users:
         return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
     def speaks(self, method: str) -> bool:
-        """Return True if `method` is empty: only passwords are supported."""
+        """Return True if `method` is empty, because only passwords are supported."""
         return not method
 
     def claims(self, credentials: Credentials) -> bool:
-        """Return False: a login without a user name is never accepted."""
+        """Return False, because a login without a user name is never accepted."""
         return False
 
     def has(self, credentials: Credentials) -> bool:
-        """Return True if the login names a user with a password hash here, or the usual guest."""
+        """Return True if the login names a user with a password hash here, or the default user guest."""
         return credentials.user in self._hashes or self._is_guest(credentials.user)
 
     def _is_guest(self, name: str) -> bool:
-        """Return True for the user `guest` unless a password is configured; its password is then `guest`."""
+        """Return True if this is the default user guest, whose password is guest.
+
+        The default user does not exist if a password is configured for guest.
+        """
         return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
 
     def known(self, credentials: Credentials) -> Principal | Denial | None:
-        """Return the result for the usual guest, or the cached result; None: call `look`."""
+        """Return the principal of the default user guest, or the cached result of a login.
+
+        Return None if `look` has to be called.
+        """
         if self._is_guest(credentials.user):
             allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
             return self._principal(GUEST) if allowed and credentials.password == GUEST.encode() else None
@@ -124,10 +133,10 @@ class Users:
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def look(self, credentials: Credentials) -> Principal | Denial:
-        """Verify the password and return the principal or a denial.
+        """Verify the password of a login, and return the principal or a denial.
 
-        Cancelling the call removes the login from the queue. Of concurrent logins with the same
-        name and password only one waits in the queue and is hashed.
+        Cancelling the call removes the login from the queue. Of concurrent logins with the same name and
+        password only one waits in the queue and is hashed.
         """
         key = self._digest(credentials)
         while (found := self._recalled(key)) is None and key in self._in_flight:
@@ -150,6 +159,7 @@ class Users:
         return self._right.find(key, now) or self._wrong.find(key, now)
 
     async def _hash(self, key: bytes, credentials: Credentials) -> Principal | Denial:
+        """Wait in the queue, hash the password of a login, and return and cache the result under `key`."""
         remote, user = credentials.remote, credentials.user
         trusted = self._failures.trusts(remote, user)
         await self._turns.take(place_of(remote), user, trusted=trusted)
@@ -177,10 +187,14 @@ class Users:
         return bool(self._scram)
 
     def exchange(self) -> ScramExchange:
-        """Return the server's side of a new authentication by SCRAM."""
+        """Return the server's side of a new SCRAM authentication."""
         return ScramExchange(self._keys_of, secrets.token_urlsafe(18))
 
     def _keys_of(self, user: str) -> Keys:
+        """Return the SCRAM data of a user, or invented data for an unknown user.
+
+        Invented data has the same salt at each call.
+        """
         found = self._scram.get(user)
         if found is None:
             salt = hmac.digest(self._salt_key, user.encode(), hashlib.sha256)[:SALT_BYTES]
@@ -188,7 +202,7 @@ class Users:
         return found
 
     def _usual_iterations(self) -> int:
-        """Return the most frequent number of iterations, so that unknown users do not stand out."""
+        """Return the most frequent number of SCRAM iterations, so that unknown users do not stand out."""
         counts = [keys.iterations for keys in self._scram.values()]
         return max(set(counts), key=counts.count) if counts else ITERATIONS
 
@@ -206,7 +220,7 @@ _HASHER = argon2.PasswordHasher()
 
 
 def _salt_key(scram: Mapping[str, Keys]) -> bytes:
-    """Return the key from which the salts of unknown users are derived.
+    """Return the key from which the SCRAM salts of unknown users are derived.
 
     The key is derived from the secrets of all users, so that every replica derives the same salt for a name,
     also after a restart: a different salt would disclose that there is no such user.
@@ -220,7 +234,10 @@ def _salt_key(scram: Mapping[str, Keys]) -> bytes:
 
 @cache
 def _decoy() -> str:
-    """Return a hash that no password has, computed at first use, which makes the start 20 % shorter."""
+    """Return the hash of a random password, which is verified for users without a hash.
+
+    It is computed at first use, which makes the start 20 % shorter.
+    """
     return _HASHER.hash(os.urandom(16))
 
 
@@ -241,6 +258,7 @@ def is_hash(text: str) -> bool:
 
 
 def _matches(stored: str | None, password: bytes) -> bool:
+    """Return True if a password has the stored hash. This takes the same time for all users, known or not."""
     decoy = _decoy()  # also for a known user, so that the time of the first login discloses nothing
     if stored is not None and is_rabbit_hash(stored):
         _verify(decoy, password)  # takes the time of other hashes, so that names cannot be found out
