@@ -244,6 +244,10 @@ class Access:
         return found
 
     async def _look(self, credentials: Credentials) -> Principal | Denial:
+        """Query the back ends for a login in order, and return the first principal.
+
+        If none accepts it, return the denial to report.
+        """
         denials = []
         for backend in self._order(credentials):
             found = backend.known(credentials) if backend is not self.users else None

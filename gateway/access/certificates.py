@@ -40,6 +40,7 @@ def from_bytes(der: bytes) -> Certificate | None:
 
 
 def _read(der: bytes) -> Certificate:
+    """Return the names in the subject and the alternative names of a DER certificate."""
     certificate = x509.load_der_x509_certificate(der)
     subject = certificate.subject
     names = {"distinguished_name": subject.rfc4514_string()}

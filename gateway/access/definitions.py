@@ -65,6 +65,7 @@ def read_users(file: Path) -> Imported:
 
 
 def _imported(content: dict[str, Any]) -> Imported:
+    """Return the users, roles and virtual hosts that the parsed definitions of RabbitMQ describe."""
     users: list[dict[str, Any]] = content.get("users", [])
     permissions = {(one["user"], one["vhost"]): one for one in content.get("permissions", [])}
     topics: dict[tuple[str, str], dict[str, TopicPermission]] = {}

@@ -56,11 +56,17 @@ class Asker:
         )
 
     async def get(self, url: str, query: Mapping[str, str] | None = None) -> bytes:
-        """Send a GET request and return the response's body. Raises Unanswered unless its status is 200."""
+        """Send a GET request and return the body of the response.
+
+        Raises Unanswered unless its status is 200.
+        """
         return await self._ask("GET", url, query=query)
 
     async def post(self, url: str, form: Mapping[str, str]) -> bytes:
-        """Send a form by POST and return the response's body. Raises Unanswered unless its status is 200."""
+        """Send a form by POST and return the body of the response.
+
+        Raises Unanswered unless its status is 200.
+        """
         return await self._ask("POST", url, form=form)
 
     async def _ask(
@@ -71,6 +77,10 @@ class Asker:
         query: Mapping[str, str] | None = None,
         form: Mapping[str, str] | None = None,
     ) -> bytes:
+        """Send a request and return the body of the response.
+
+        Raises Unanswered if there is no response in time, it is too long, or its status is not 200.
+        """
         import httpx
 
         where = httpx.URL(url)

@@ -215,6 +215,7 @@ class KeysUrl:
                 await self._refresh.wait()
 
     async def _fetch(self) -> bool:
+        """Fetch the keys once. Return False, and log the error, if that fails."""
         try:
             keys = parse_jwks(await self._asker.get(self._url))
         except (Unanswered, ValueError) as error:

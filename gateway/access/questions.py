@@ -168,6 +168,7 @@ class HttpQuestions:
         await self._asker.close()
 
     def _remember(self, question: Question, allowed: bool, secs: float) -> None:
+        """Cache a response for `secs` seconds, and drop the oldest responses beyond the limits."""
         self._entries.discard(question)
         self._entries.add(question, question.user, question.byte_count)
         self._answers[question] = (allowed, clock.monotonic() + secs)

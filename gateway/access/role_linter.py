@@ -42,6 +42,7 @@ def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Findi
 
 
 def _nothing_said(settings: Settings) -> Iterator[Finding]:
+    """Yield a warning if there are users but no roles, so that every client may do everything."""
     if settings.users:
         yield _warning(
             "users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING, in every virtual host;"
@@ -100,6 +101,7 @@ def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
 
 
 def _filters(at: str, word: str, patterns: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield a finding for each MQTT filter of a role that a denied filter or another filter covers."""
     for text in dict.fromkeys(patterns):
         levels = text.split("/")
         if any(covers(one.split("/"), levels) for one in denied):

@@ -139,6 +139,7 @@ def amqp_grants(
 
 
 def _amqp_grant(rule: str, permissions: AmqpPermissions, variables: Variables) -> AmqpGrant:
+    """Return the AMQP 0-9-1 rights that `permissions` of the role `rule` give, with placeholders replaced."""
     words = ("configure", "write", "read")
     compiled = {word: expression(getattr(permissions, word), variables) for word in words}
     names = {word: one for word, one in compiled.items() if one is not None}
@@ -232,6 +233,7 @@ def fast_grants(
 
 
 def _fast_grant(rule: str, permissions: FastPermissions, variables: Variables) -> FastGrant:
+    """Return the AMQP/Fast rights that `permissions` of the role `rule` give, with placeholders replaced."""
     names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(permissions.peers, variables)}
     services: tuple[tuple[str, Destinations], ...] = (
         ("queue", permissions.queues),

@@ -201,6 +201,7 @@ class ClientsApi:
         return ListPage(len(found), fastest, None)
 
     async def _disconnect(self, request: Request) -> Response:
+        """Disconnect the clients that the body of the request selects, and return their number."""
         choice = await _choice(request)
         mine, fits = hosts_of(request), chooser(choice)
         chosen = [one for one in self._connected() if mine(one.virtual_host) and fits(one)]

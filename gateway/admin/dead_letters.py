@@ -108,6 +108,7 @@ class LettersApi:
         return answer(shown(found[0], message, whole=True))
 
     async def _purge(self, request: Request) -> Response:
+        """Delete the dead letters that the body selects, except those that are being redriven."""
         ids = await self._chosen(request)
         there = [letter.id for letter in await self._found(ids)]
         # Deleting these would not stop their messages.
@@ -125,6 +126,10 @@ class LettersApi:
         return answer({"purged": len(deleted), "waiting": waiting, "unknown": unknown})
 
     async def _redrive(self, request: Request) -> Response:
+        """Redrive the dead letters that the body selects, some at a time, and return the results.
+
+        The rest is not tried once some are not settled in time.
+        """
         ids = await self._chosen(request)
         outcomes: dict[str, Outcome] = {}
         unknown: list[str] = []

@@ -84,6 +84,7 @@ class ObjectHistory(Generic[T]):
             self._dropped(key)
 
     def _note(self, key: str, one: T) -> None:
+        """Add the present numbers of an object to its history, or begin a history with them."""
         steps = self._steps.get(key)
         if steps is None:
             if len(self._steps) < OBJECTS_MAX:

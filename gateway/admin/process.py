@@ -258,6 +258,7 @@ class ProcessApi:
         return page.answer()
 
     async def _journal(self, request: Request) -> Response:
+        """Return a page of the journal's newest rows, without bodies if the caller may not see these."""
         choice, count, after = await query_of(request, table.JOURNAL.choice)
         if self._process.journal is None:
             raise AbsentError("the journal is disabled (journal.enabled)")

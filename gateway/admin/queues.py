@@ -183,6 +183,7 @@ class QueuesApi:
         ]
 
     async def _peek(self, request: Request) -> Response:
+        """Return the first messages of the queue that the body names, without consuming them."""
         choice = asked_of(await choice_of(request), PeekAsked)
         several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
         host = several.get(choice.protocol, {}).get(choice.virtual_host)
@@ -276,6 +277,7 @@ class QueuesApi:
         }
 
     async def _remove(self, request: Request) -> Response:
+        """Delete the queues that the body selects, except those in use, and return the numbers."""
         choice = await removal_of(request, REMOVE_QUEUES)
         in_use = choice.pop("in_use", False)
         chosen = _chooser(choice, hosts_of(request))

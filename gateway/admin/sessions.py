@@ -81,6 +81,10 @@ class SessionsApi:
         return page.answer()
 
     async def _remove(self, request: Request) -> Response:
+        """End the sessions that the body selects.
+
+        Return how many have ended, are in use, or are still ending.
+        """
         choice = await removal_of(request, REMOVE_SESSIONS)
         in_use = choice.pop("in_use", False)
         namespace = self._namespace

@@ -58,6 +58,7 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
 
 
 def _own(stats: EndpointStats) -> dict[str, Any]:
+    """Return the part of an endpoint's state that only listeners or only links have."""
     if isinstance(stats, ListenerStats):
         return {"kind": "listener", "accepted": stats.accepted, "refused": dict(stats.refused.counts)}
     assert isinstance(stats, LinkStats)

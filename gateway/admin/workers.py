@@ -40,6 +40,8 @@ class WorkersState:
 
 
 def _routes(state: WorkersState) -> list[BaseRoute]:
+    """Return the routes of the supervisor's HTTP server. All other paths name the workers' consoles."""
+
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n", headers=NEVER_STORE)
 

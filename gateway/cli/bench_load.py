@@ -218,6 +218,7 @@ class BenchReceiver:
         return self._last - self._first
 
     def _run(self) -> None:
+        """Receive messages until `end` is called, and record the latency of those of this run."""
         try:
             while not self._over.is_set():
                 arrivals, self._early = [*self._early, *self._client.arrivals(0.2)], []

@@ -54,6 +54,10 @@ def read_context(env: Mapping[str, str] = os.environ) -> Context:
 
 
 def _read_file(path: Path) -> dict[str, str]:
+    """Return the keys in a context file, with paths made relative to its folder.
+
+    Raises ConfigurationError for an unknown key, or a value that is not a text.
+    """
     document = read(path)
     content = document.content
     if not isinstance(content, dict):

@@ -79,6 +79,10 @@ def mosquitto(
 
 
 def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool, as_json: bool) -> None:
+    """Import `file` with `make`, write the results to the folder `to`, and print the findings.
+
+    Raises typer.Exit if there are errors, and BadParameter if files would be overwritten without `force`.
+    """
     paths = [to / "gateway.yaml", to / "mapping.yaml", to / "imported-definitions.json"]
     if not force and (there := [str(path) for path in paths if path.exists()]):
         raise typer.BadParameter(f"there is {' and '.join(there)} already; say --force, or --to elsewhere")

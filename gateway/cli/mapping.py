@@ -117,6 +117,7 @@ def explain_address(
 
 
 def _text(found: Explanation) -> str:
+    """Return an explanation of routes as lines of text for people."""
     lines = [f"{found.endpoint}: {found.address}"]
     for match in found.matches:
         lines.append(f"  + {match.route} ({match.file}:{match.line})")
@@ -139,7 +140,7 @@ def _text(found: Explanation) -> str:
 
 
 def _made(words: dict[str, Any]) -> str:
-    """Return a line of text about the crossed message: its properties that are not empty."""
+    """Return a line of text about the message that a route publishes: its properties that are not empty."""
     parts = [
         f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"
         for word in ("qos", "retain", "content_type", "reply_to", "headers", "body")

@@ -120,6 +120,7 @@ def _document(findings: Findings) -> dict[str, Any]:
 
 
 def _tell(findings: Findings) -> None:
+    """Print what could not be read from a store, and how much could."""
     for line in findings.file:
         typer.echo(f"the file: {line}")
     for table, count in sorted(findings.hidden.items()):

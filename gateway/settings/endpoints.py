@@ -134,6 +134,7 @@ class ListenerSettings(FrontOptions):
     @model_validator(mode="before")
     @classmethod
     def _own_port(cls, value: Any) -> Any:
+        """Add the standard port of the protocol, with or without TLS and WebSocket, if no port is set."""
         if not isinstance(value, dict) or value.get("port") is not None:
             return value
         way = "+".join(word for word in ("websocket", "tls") if value.get(_SAYS[word])) or "plain"
@@ -378,6 +379,7 @@ class Remote(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Check URLs, password and reconnect times together. Raises ValueError."""
         targets = [parse_url(url) for url in self.all_urls]
         if not targets:
             raise ValueError("set url or urls, the address of the broker")

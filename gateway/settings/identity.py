@@ -125,6 +125,7 @@ class JwtBackend(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Check that the keys and the algorithms fit each other. Raises ValueError."""
         if (self.keys_file is None) == (self.keys_url is None):
             raise ValueError("set exactly one of keys_file and keys_url")
         symmetric = SYMMETRIC & set(self.algorithms)

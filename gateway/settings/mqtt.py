@@ -88,6 +88,7 @@ class MqttLink(LinkSettings):
 
     @model_validator(mode="after")
     def _says_what_its_version_has(self) -> Self:
+        """Check that the options fit the MQTT version of the link. Raises ValueError."""
         if self.authentication != "password":
             if self.version not in ("auto", "5.0"):
                 raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")

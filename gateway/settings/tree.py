@@ -362,6 +362,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _names(self) -> Self:
+        """Check the names of listeners and links. Raises ValueError."""
         for name in (*self.listeners, *self.links):
             if not ENDPOINT_NAME.fullmatch(name):
                 raise ValueError(f"the endpoint name {name!r} must match {ENDPOINT_NAME.pattern}")
@@ -371,6 +372,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _engine(self) -> Self:
+        """Check that listeners and declarations are possible with a RabbitMQ cluster. Raises ValueError."""
         if not isinstance(self.broker, RabbitEngine):
             return self
         if ENGINE in self.listeners or ENGINE in self.links:
@@ -389,6 +391,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _elected(self) -> Self:
+        """Check links that are elected or have a shared outbox. Raises ValueError."""
         for name, link in self.links.items():
             if link.elected and not isinstance(self.broker, RabbitEngine):
                 raise ValueError(f"links.{name}.elected: needs broker.engine: rabbitmq")
@@ -402,6 +405,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _workers(self) -> Self:
+        """Check that the configuration is possible with several workers. Raises ValueError."""
         if self.workers == 1:
             return self
         if not isinstance(self.broker, RabbitEngine):
@@ -421,6 +425,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _roles(self) -> Self:
+        """Check that all roles of users and default roles exist. Raises ValueError."""
         role_lists = [(f"users.{name}.roles", user.roles) for name, user in self.users.items()]
         default = self.default_roles
         role_lists += [
@@ -460,6 +465,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _forward(self) -> Self:
+        """Check the endpoint and address for copies of dead letters. Raises ValueError."""
         forward = self.dead_letters.forward
         if forward is not None:
             endpoints = self.endpoints()
@@ -478,6 +484,10 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _virtual_hosts(self) -> Self:
+        """Check that listeners configure an AMQP/Fast virtual host alike, within the limits.
+
+        Raises ValueError.
+        """
         stated: dict[str, tuple[str, FastVirtualHost]] = {}
         for name, one in self.listeners.items():
             for host, options in one.virtual_hosts.items() if isinstance(one, FastListener) else ():
@@ -506,6 +516,7 @@ class Settings(Documented, BaseSettings):
 
     @model_validator(mode="after")
     def _ports(self) -> Self:
+        """Check that no two servers bind the same port. Raises ValueError."""
         by_port: dict[tuple[str, int], str] = {}
         places = [(f"listeners.{name}", one.host, one.port) for name, one in self.listeners.items()]
         if self.http.enabled:

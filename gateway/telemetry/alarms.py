@@ -88,6 +88,7 @@ class Alarms:
                 yield "GatewayCertificateExpires", key, text
 
     def _of_links(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the alarms about links."""
         paused = set(self._metrics.sources.paused_links())
         for name, stats in self._metrics.links.items():
             if not stats.up and stats.leads is not False and name not in paused:
@@ -104,6 +105,7 @@ class Alarms:
             yield "GatewayPaused", f"link {name}", "paused by an operator"
 
     def _of_work(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the alarms about messages that wait or were not delivered, and about blocked publishers."""
         sources, gauges = self._metrics.sources, self._metrics.sources.gauges
         for route, count in sources.paused_routes().items():
             yield "GatewayPaused", f"route {route}", f"paused by an operator; messages held: {count}"
@@ -123,6 +125,7 @@ class Alarms:
             yield "GatewayStateDown", "", "the database of shared state is unreachable"
 
     def _of_disks(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the alarms about the store, the journal and free disk space."""
         disks = self._metrics.disks()
         if "store" in disks and not disks["store"]["healthy"]:
             yield "GatewayStoreUnhealthy", "", "the store is not writable; durable messages are refused"

@@ -460,6 +460,7 @@ class Metrics(Collector):
             yield "gateway_internal_errors", (where,), counted[where]
 
     def _by_one_label(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        """Yield the metrics that have one label, whose values are the keys of a table."""
         sources = self.sources
         counts: tuple[tuple[str, Mapping[str, int]], ...] = (
             ("gateway_dropped", sources.dropped()),
@@ -486,6 +487,7 @@ class Metrics(Collector):
             yield "gateway_link_paused", (name,), 1
 
     def _shortages(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        """Yield the metrics of resources that run out: certificates, disk space and limits."""
         for key, end in self.sources.certificates().items():
             yield "gateway_certificate_expiry_timestamp_seconds", (key,), end
         for of, (free, total) in self.sources.disk_space().items():
@@ -495,6 +497,7 @@ class Metrics(Collector):
             yield "gateway_limit_used_ratio", (limit,), ratio
 
     def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        """Yield the metrics of authentication and of the audit log."""
         for (backend, outcome), count in self.sources.authentications().items():
             yield "gateway_authentications", (backend, outcome), count
         for backend, count in self.sources.authentication_failures().items():

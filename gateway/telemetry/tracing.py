@@ -276,6 +276,7 @@ class MessageTrace:
         self._end(ACCEPTED, self.now_ns())
 
     def _told(self, outcome: Outcome) -> None:
+        """Record the span `settle` and complete the trace."""
         now = clock.now()
         at = self._ns(now)
         settle = self._tracing.tracer.start_span(

@@ -71,6 +71,7 @@ class FastCommands:
         return ""
 
     async def _send(self, message: Message, transaction: int | None, show: Show) -> None:
+        """Send a message, or with `transaction` the lines of its body in transactions."""
         address, head = _address(message), encode_properties(message)
         async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
             channel = await client.channel(transacted=transaction is not None)
@@ -105,6 +106,7 @@ class FastCommands:
                 await trio.sleep(RETRY_SECS)
 
     async def _upload_once(self, message: Message, file: Path, restartable: bool) -> None:
+        """Connect and send a file as one message; if `restartable`, continue an interrupted transfer."""
         address, head = _address(message), encode_properties(message)
         async with connect(
             self.target,
@@ -188,6 +190,7 @@ class FastCommands:
         save: Path | None,
         selection: MessageSelection,
     ) -> None:
+        """Connect, and pass the messages of a destination to `show` until it returns False."""
         async with connect(
             self.target,
             client_name=f"gateway-cli-{secrets.token_hex(4)}",
@@ -259,6 +262,7 @@ async def _consume(
     save: Path | None,
     selection: MessageSelection,
 ) -> None:
+    """Consume messages, and pass them to `show` until it returns False."""
     if transaction is not None:
         await _consume_in_transactions(channel, address, show, transaction, save, selection)
         return

@@ -113,6 +113,7 @@ def _sent(
     to: Address | None,
     at_target: bool,
 ) -> Replayed:
+    """Publish the recorded messages in `rows`, and return the numbers of sent and refused ones."""
     from gateway.pipeline.jobs.replay import Replay
     from gateway.pipeline.live.sink import client_of
 
