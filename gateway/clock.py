@@ -36,7 +36,7 @@ perf_counter: Callable[[], float] = time.perf_counter
 thread_time: Callable[[], float] = time.thread_time
 """Return the seconds for which this thread has run."""
 unix_time: Callable[[], float] = time.time
-"""Return the wall clock's seconds since 1970 as a plain number, which no type protects: see `wall`."""
+"""Return the wall clock's seconds since 1970 as a float; `wall` returns them with a type of their own."""
 unix_time_ns: Callable[[], int] = time.time_ns
 """Return the wall clock's nanoseconds since 1970, for names that differ from those of an earlier process."""
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 PREFIX: Final = "/api/v1"
 
 Kind = type | tuple[str, ...] | Callable[[], tuple[str, ...]]
-"""Type of a word's value: str, int, float (not negative), bool, list (of texts), the texts that the word may
-be, or a function that returns these.
+"""Type of a parameter's value: str, int, float (not negative), bool, list (of texts), the permitted texts, or
+a function that returns the permitted texts.
 """
 
 
@@ -79,7 +79,7 @@ class ApiOperation(NamedTuple):
     conflicts: bool = False  # the response may be 409
     streams: bool = False  # the response is server-sent events
     is_open: bool = False
-    by_host: bool = False  # callers with rights in some virtual hosts only may call it, for these
+    by_host: bool = False  # a caller with rights in some virtual hosts only may call it, for these
 
     @property
     def url(self) -> str:

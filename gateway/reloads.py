@@ -60,7 +60,10 @@ class ChangeDetector(Generic[Seen]):
         self._accepted = self._look()
 
     def changed(self) -> bool:
-        """Check the files. Return True once for each change."""
+        """Check the files.
+
+        Return True once for each change, when two checks in a row have found the same state.
+        """
         before, self._before = self._before, self._look()
         if self._before == self._accepted or self._before != before:
             return False
@@ -103,7 +106,7 @@ class ReloadedValue(Generic[Value]):
             self.reload()
 
     def reload(self) -> bool:
-        """Rebuild the value. Return False, with the old value in force, if that fails."""
+        """Rebuild the value. If that fails, report the error, keep the old value and return False."""
         self._loaded_stamps = self._stamps()
         try:
             value = self._build()

@@ -91,9 +91,10 @@ class Access:
         return not self._alone or len(self.users.names - {ANONYMOUS}) > 1
 
     def ignores(self, user: str) -> bool:
-        """Return True if a client with this user name is anonymous, because no back end could know the name.
+        """Return True if a client with this user name counts as anonymous.
 
-        That is so if no users and no other back ends are configured, and the name is not `guest`.
+        That is so if no users and no other back ends are configured, and the name is not `guest`: then
+        nothing could authenticate it.
         """
         return self._alone and self.users.empty and user != GUEST
 

@@ -22,7 +22,7 @@ KEPT_MAX: Final = 10_000  # rights of clients, each some hundred bytes and its c
 
 
 class Roles:
-    """Configured roles, and the role names of each user."""
+    """Configured roles, the role names of each user, and the roles of clients without one."""
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class Authorization:
         self._by_client = self._of_clients()
 
     def use(self, roles: Roles) -> bool:
-        """Replace the roles and return True; return False if `roles` equals those in force."""
+        """Replace the roles in force, and return True.
+
+        Return False if `roles` equals those in force.
+        """
         if roles == self.roles:
             return False
         self.roles = roles

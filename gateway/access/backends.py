@@ -1,4 +1,4 @@
-"""Interface of authentication back ends, each of which identifies the users of some logins.
+"""Interface of authentication back ends, each of which can authenticate some clients.
 
 Back ends are queried in the order of the settings. The first that accepts a login decides; a login that none
 accepts is denied.

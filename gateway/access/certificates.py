@@ -1,7 +1,7 @@
-"""Certificates as identities: names of their owners, and the back end that authenticates by them.
+"""Certificates as identities: names in certificates, and the back end that authenticates by them.
 
-This module does not verify signatures. TLS has checked that a trusted authority signed the certificate, or
-the load balancer that announces the client has. A balancer sends the common name, and may send the
+This module does not verify signatures. Either TLS or the load balancer that sends the client's certificate
+has verified that a trusted authority signed it. A load balancer sends the common name, and may send the
 certificate itself.
 """
 

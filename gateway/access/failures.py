@@ -149,7 +149,7 @@ class Failures:
         return self._right.get(pair, 0.0) > self._clock()
 
     def failed(self, remote: str, user: str) -> None:
-        """Count a login that failed because its name or password was wrong."""
+        """Record a login that failed because its name or password was wrong."""
         place, name, now = place_of(remote), _short(user), self._clock()
         self._right.pop((place, name), None)
         if place == LOOPBACK:

@@ -4,8 +4,8 @@ There are three kinds of requests: may this user enter a virtual host (`vhost`),
 or read a queue or an exchange (`resource`), and may the user do so with a routing key at a topic exchange
 (`topic`). The response is `allow` or `deny`. Any other response, or none in time, counts as `deny`.
 
-A request takes time, but a check of rights is synchronous: the check raises Pending, and is repeated when the
-response has arrived. Responses are cached for a while.
+A request takes time, but a check of rights is synchronous: without a cached response the check raises
+Pending, and is repeated when the response has arrived. Responses are cached for a while.
 """
 
 from __future__ import annotations

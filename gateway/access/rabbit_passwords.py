@@ -45,7 +45,10 @@ def is_rabbit_hash(text: str) -> bool:
 
 
 def matches(text: str, password: bytes) -> bool:
-    """Return True if the password is not empty and has this hash. Raises ValueError for a malformed hash."""
+    """Return True if a password is not empty and has the hash `text`.
+
+    Raises ValueError for a malformed hash.
+    """
     digest, salt, expected = _parts(text)
     return bool(password) and hmac.compare_digest(digest(salt + password).digest(), expected)
 

@@ -146,14 +146,14 @@ class Rights:
 
     @property
     def mqtt(self) -> MqttGrant:
-        """Compiled MQTT rules of the client's roles: topic filters, QoS, retain, will and session limits."""
+        """MQTT rules of the client's roles, compiled at the first use."""
         if self._mqtt is None:
             shared = self._shared
             self._mqtt = shared.get(self.roles) or shared.setdefault(self.roles, MqttGrant(self._roles))
         return self._mqtt
 
     def enters_mqtt(self) -> Decision:
-        """Decide if the client may use MQTT at all."""
+        """Decide if the client may connect by MQTT."""
         rule = self.mqtt.rule
         if rule is not None:
             return Decision(True, rule)
@@ -335,7 +335,7 @@ class AllRights(Rights):
         return UNLIMITED
 
     def enters_mqtt(self) -> Decision:
-        """Return UNLIMITED: the client may use MQTT."""
+        """Return UNLIMITED, because every client may use MQTT."""
         return UNLIMITED
 
     def mqtt_publish(self, topic: str) -> Decision:
@@ -380,4 +380,4 @@ PUBLISHES: Final[dict[str, Callable[[Rights, Address, str], Decision]]] = {
     AMQP091.name: Rights._publish_by_exchange,
     AMQPFAST.name: Rights._publish_to_destination,
 }
-"""Checks for `Rights.publish`, by the protocol of the address."""
+"""Functions that `Rights.publish` calls, by the protocol of the address."""

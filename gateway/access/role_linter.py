@@ -172,7 +172,7 @@ FEEDS: Final[dict[str, Callable[[Role, dict[str, str]], bool]]] = {
     AMQP091.name: _feeds_exchange,
     AMQPFAST.name: _feeds_destination,
 }
-"""Checks for `_may_feed` by the protocol of the route's source."""
+"""Functions that `_may_feed` calls, by the protocol of the route's source."""
 
 
 def _begins_alike(one: str, other: str) -> bool:

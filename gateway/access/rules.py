@@ -21,7 +21,7 @@ from gateway.settings.access import (
 Named = Sequence[tuple[str, Role]]
 SERVICES: Final = ("queue", "topic")
 EVERY_KEY: Final = frozenset({".*", "^.*", ".*$", "^.*$", "^"})
-"""Regular expressions known to match every routing key; other ones that do are not recognized."""
+"""Regular expressions that are known to match every routing key; others that match all are not recognized."""
 
 
 def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tuple[str, str]]:

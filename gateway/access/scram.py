@@ -29,7 +29,10 @@ class ScramError(Exception):
 
 
 class Keys(NamedTuple):
-    """SCRAM data stored for a user: salt, iterations, and the stored and server keys (32 bytes each)."""
+    """SCRAM data stored for a user.
+
+    It has the salt, the number of iterations, and the stored and server keys of 32 bytes each.
+    """
 
     salt: bytes
     iterations: int

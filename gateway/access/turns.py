@@ -65,7 +65,7 @@ class _RoundRobin:
             del self._places[waiter.place]
 
     def next(self) -> _Waiter:
-        """Remove and return the login whose turn it is."""
+        """Remove and return the waiting login that may work next."""
         place, users = next(iter(self._places.items()))
         user, line = next(iter(users.items()))
         waiter = next(iter(line))
@@ -82,7 +82,7 @@ class _RoundRobin:
         return sum(map(len, users.values())) if user is None else len(users.get(user, ()))
 
     def last_of_most(self) -> _Waiter:
-        """Return the newest login of the user with most waiting logins at the place with most."""
+        """Return the newest login of the user with most waiting logins, at the place with most of them."""
         place = max(self._places, key=self.count)
         users = self._places[place]
         return next(reversed(users[max(users, key=lambda user: len(users[user]))]))

@@ -43,7 +43,7 @@ READING: Final = frozenset(("GET", "HEAD"))
 # Counts in responses that are copied to the audit log.
 COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")
 BODIES: Final = frozenset(("body", "payload"))
-TARGET_MAX: Final = 10  # Words of a request's choice that are written to the audit log.
+TARGET_MAX: Final = 10  # Parameters of a request that are written to the audit log.
 ELSEWHERE: Final = "has rights in some virtual hosts only, and this concerns more"
 LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 

@@ -106,7 +106,7 @@ KEYS: Final[Mapping[str, Callable[[Connected], str]]] = {
     "user": lambda one: f"{one.user}\n{one.key}",
     "since": lambda one: f"{one.opened_at or 0.0:020.6f}\n{one.key}",
 }
-"""Keys that pages are ordered by, by the word `sort`."""
+"""Functions that return the sort key of a connection, by the value of the parameter `sort`."""
 
 
 class ClientsApi:

@@ -30,7 +30,7 @@ BODY_SHOWN: Final = 1_024  # Bytes of a body in a list.
 SHOWN_APART: Final = frozenset(("content_type", "headers"))
 
 Hide = Callable[[str, Message], Message]
-"""Function that removes private fields from a message that took the route of this name ("": none)."""
+"""Function that takes the name of a route ("": none) and a message, and removes private fields from it."""
 Asked = TypeVar("Asked", bound=Model)
 
 

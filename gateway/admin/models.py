@@ -91,7 +91,7 @@ class ConnectionRow(Model):
 
 
 class SessionRow(Model):
-    """MQTT session."""
+    """MQTT session with its numbers of subscriptions and messages."""
 
     client: str
     user: str
@@ -162,7 +162,7 @@ class QueueRow(Model):
 
 
 class ConsumerRow(Model):
-    """Consumer of a queue or durable subscription."""
+    """Consumer of a queue or durable subscription, with its client."""
 
     protocol: str
     virtual_host: str
@@ -183,7 +183,7 @@ class ConsumerRow(Model):
 
 
 class ExchangeRow(Model):
-    """AMQP 0-9-1 exchange."""
+    """Exchange of AMQP 0-9-1 with its properties."""
 
     virtual_host: str
     name: str
@@ -197,7 +197,7 @@ class ExchangeRow(Model):
 
 
 class BindingRow(Model):
-    """AMQP 0-9-1 binding."""
+    """Binding of a queue or exchange to an AMQP 0-9-1 exchange."""
 
     virtual_host: str
     source: str
@@ -208,7 +208,7 @@ class BindingRow(Model):
 
 
 class DestinationRow(Model):
-    """AMQP/Fast destination."""
+    """AMQP/Fast destination: a queue or topic."""
 
     virtual_host: str
     service: Literal["queue", "topic"]
@@ -358,7 +358,7 @@ class OutboxRow(Model):
 
 
 class UserRow(Model):
-    """User of the gateway, without secrets."""
+    """User of the gateway with the roles, without secrets."""
 
     name: str
     roles: list[str]
@@ -384,7 +384,7 @@ class LimitRow(Model):
 
 
 class JournalRow(Whatever):
-    """Row of the journal; its columns are in the reference of the journal."""
+    """Row of the journal, whose columns the reference of the journal describes."""
 
 
 class JournalRows(Model):

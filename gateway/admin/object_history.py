@@ -35,7 +35,7 @@ class ObjectSteps:
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
         self.values = [array("f") for _ in numbers]
-        self.round = 0  # number of the walk that has found the object
+        self.round = 0  # number of the last `step` that has found the object
 
 
 class ObjectHistory(Generic[T]):
@@ -64,7 +64,7 @@ class ObjectHistory(Generic[T]):
         self._dropped = dropped
         self._steps: dict[str, ObjectSteps] = {}
         self._round = 0
-        self._at: float | None = None  # wall time at which the last walk began
+        self._at: float | None = None  # wall-clock time at which the last `step` began
 
     async def run(self) -> None:
         """Read the objects every STEP_SECS until cancelled."""

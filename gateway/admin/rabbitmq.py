@@ -67,7 +67,7 @@ VERSIONS: Final = {"v5": "MQTT 5-0", "v311": "MQTT 3-1-1", "v31": "MQTT 3-1"}
 Asked = Callable[..., Any]
 DEFAULT: Final = "amq.default"  # in a path: the exchange whose name is empty
 EXCHANGE_TYPES: Final = [{"name": kind, "enabled": True, "description": ""} for kind in KINDS]
-FREE: Final = "*"  # in PATHS: any word, which is passed on
+FREE: Final = "*"  # in PATHS and CHANGES: any part of a path, which is an argument
 
 
 class NotThereError(Exception):
@@ -132,7 +132,7 @@ class RabbitApi:
         self._consuming = consuming
         self._changes = RabbitChanges(broker, flush)
         self._unsent = UnsentResponses()
-        self._is_part = False  # True for some virtual hosts only: data of all of them is left out
+        self._is_part = False  # True if limited to some virtual hosts: data of the whole gateway is left out
 
     def routes(self, admission: Admission) -> list[BaseRoute]:
         """Return the HTTP routes of this API, with admission control before them.
@@ -247,7 +247,7 @@ class RabbitApi:
         return {"name": caller.principal.name, "tags": _tags_of(caller.rights)}
 
     async def cluster_name(self, _: Request) -> Fields:
-        """Return the name of the cluster, which is that of the only node."""
+        """Return the name of the cluster, which is the name of its only node."""
         return {"name": self._node}
 
     async def nodes(self, _: Request) -> list[Fields]:
@@ -394,12 +394,12 @@ class RabbitApi:
         return _only(await self.exchanges(request, of), _exchange_name(name))
 
     async def bindings_from(self, request: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings whose source is an exchange."""
+        """Return the bindings whose source is the exchange `name`."""
         await self.exchange(request, of, name)
         return [one for one in await self.bindings(request, of) if one["source"] == _exchange_name(name)]
 
     async def bindings_to(self, request: Request, of: str, name: str) -> list[Fields]:
-        """Return the bindings whose destination is an exchange."""
+        """Return the bindings by which the exchange `name` is bound to other exchanges."""
         await self.exchange(request, of, name)
         leads = ("exchange", _exchange_name(name))
         every = await self.bindings(request, of)
@@ -440,14 +440,14 @@ class RabbitApi:
         return [one for one in rows if (one["destination_type"], one["destination"]) == leads]
 
     async def connections(self, _: Request) -> list[Fields]:
-        """Return the connections that the caller may see."""
+        """Return the connections of clients that the caller may see."""
         rows: list[Fields] = []
         async for some in slices(list(self._clients())):
             rows += [self._connection(one) for one in some]
         return rows
 
     async def connection(self, request: Request, name: str) -> Fields:
-        """Return the connection of this name."""
+        """Return the connection of this name, which is the client's address."""
         return _only(await self.connections(request), name)
 
     async def vhost_connections(self, request: Request, of: str) -> list[Fields]:
@@ -588,7 +588,7 @@ class RabbitApi:
         return [one for one in await self.permissions(request) if one["vhost"] == host.name]
 
     async def user_permissions(self, request: Request, name: str) -> list[Fields]:
-        """Return the permissions of a user."""
+        """Return the AMQP 0-9-1 permissions of a user in all virtual hosts."""
         await self.user(request, name)
         return [one for one in await self.permissions(request) if one["user"] == name]
 
@@ -702,7 +702,7 @@ class RabbitApi:
         return {"status": "ok"}
 
     async def port_open(self, _: Request, port: str) -> Fields:
-        """Return status `ok` if a listener has this port.
+        """Return status `ok` if a listener of the gateway has this port.
 
         Raises UnavailableError if none has.
         """
@@ -1100,7 +1100,7 @@ PATHS: Final[Mapping[str, Asked]] = {
     "health/checks/virtual-hosts": RabbitApi.checked,
     "health/checks/port-listener/*": RabbitApi.port_open,
 }
-"""Paths that can be read, each with the method of the response; `*` is a word that is passed on."""
+"""Methods that return the response to GET, by path; a part `*` of a path is an argument of the method."""
 OF_ALL_HOSTS: Final = frozenset(
     {
         RabbitApi.nodes,
@@ -1115,7 +1115,7 @@ OF_ALL_HOSTS: Final = frozenset(
         RabbitApi.port_open,
     }
 )
-"""Methods denied to callers who may see some virtual hosts only: nodes, users and their permissions."""
+"""Methods denied to callers who may see some virtual hosts only: nodes, ports, users and permissions."""
 CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
     "DELETE": {
         "connections/*": RabbitApi.close_connection,
@@ -1136,4 +1136,4 @@ CHANGES: Final[Mapping[str, Mapping[str, Asked]]] = {
         "queues/*/*/get": RabbitApi.get,
     },
 }
-"""Methods for DELETE, PUT and POST, by path."""
+"""Methods that perform a DELETE, PUT or POST, by HTTP method and path."""

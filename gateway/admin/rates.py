@@ -24,8 +24,8 @@ SHOWN_MAX: Final = 200  # Series per page, of 360 numbers each.
 class Meter:
     """Rates of counters that are read only when somebody requests the rate.
 
-    A rate is the average since the previous request for this counter, if that was at least METERED_SECS_MIN
-    seconds ago. At METERED_MAX counters, the one requested longest ago is forgotten.
+    A rate is the average since the previous request for this counter. Within METERED_SECS_MIN seconds the
+    previous rate is returned again. At METERED_MAX counters, the one requested longest ago is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:

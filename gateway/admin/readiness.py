@@ -1,8 +1,9 @@
 """Readiness of this process for traffic, with the reasons if it is not ready.
 
-A condition is registered once, as not met; its provider reports when it is met or lost. Conditions known
-elsewhere (the store cannot be written, memory is short) are checked at each request. Draining makes the
-process unready, so that Kubernetes sends new connections elsewhere.
+A condition, such as an open listener, is registered once, as not met; the part that provides it reports when
+it is met or lost. Conditions that other parts know at any time (the store cannot be written, memory is short)
+are checked at each request. Draining makes the process not ready, so that Kubernetes sends new connections
+elsewhere.
 """
 
 from __future__ import annotations

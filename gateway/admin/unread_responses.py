@@ -68,7 +68,7 @@ class UnsentResponses:
 
 
 class Unsent(Response):
-    """Response that counts against a user's share of unsent bytes while it is sent."""
+    """Response whose body is counted for a user from the beginning of sending until it has been sent."""
 
     def __init__(self, shares: UserShares, owner: str, response: Response) -> None:
         super().__init__(None, response.status_code)

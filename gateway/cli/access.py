@@ -1,4 +1,4 @@
-"""`gateway access`: shows the rights of users by the configuration, before anything runs."""
+"""`gateway access`: shows the rights of users by the configuration, without a running gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of `gateway explain`: resolves the routes of an address, or of a message as a client publishes it."""
+"""Functions of `gateway explain`: which routes match an address, or a message as a client publishes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Groups of commands whose modules are imported only when a command of them is needed.
+"""Groups of commands whose modules are imported only when a command of them is used.
 
-A module of commands holds their arguments, options and texts. A command imports what it needs only when it
+A module of commands has their arguments, options and texts. A command imports what it needs only when it
 runs, so that help and completion are fast, and no command loads the imports of another one.
 """
 
@@ -85,7 +85,7 @@ def group_of(package: str, files: Mapping[str, str], prefix: str = "") -> type[T
 
 
 def _write_plainly(app: typer.Typer) -> None:
-    """Turn off colours and boxes, which take longer than everything else in `--help`."""
+    """Turn off colours and boxes in the help of commands, because drawing them takes longer than all else."""
     app.rich_markup_mode = None
     for group in app.registered_groups:
         if group.typer_instance is not None:

@@ -1,4 +1,4 @@
-"""`gateway test` and `gateway explain`: show what mapping files do, before anything runs."""
+"""`gateway test` and `gateway explain`: show what mapping files do, without a running gateway."""
 
 from __future__ import annotations
 

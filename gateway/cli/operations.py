@@ -272,7 +272,7 @@ def _print_page(found: Document, columns: Columns, *, pages: bool) -> None:
 
 
 def _quoted(key: str) -> str:
-    """Return a key quoted for a shell."""
+    """Return the key of a list's next page, quoted for a shell."""
     quoted = key.replace("'", "'\\''")
     return f"'{quoted}'"
 

@@ -67,9 +67,10 @@ def settings_of(config: Path | None) -> Settings:
 
 
 def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """Send a request to a gateway and return the parsed JSON of its response, with a progress bar.
+    """Send a request to a gateway, with a progress bar, and return the JSON of its response.
 
-    Raises GatewayError if the gateway does not respond or refuses, BadParameter for an invalid `url`.
+    `choice` is the JSON body of a POST request; None sends a GET request. Raises GatewayError if the gateway
+    does not respond or refuses, and BadParameter for an invalid `url`.
     """
     from gateway.cli.api_client import answered
     from gateway.cli.progress import shown
@@ -79,7 +80,10 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
 
 
 def checked(url: str) -> str:
-    """Return the URL of the HTTP interface unchanged. Raises BadParameter if it is not http:// or https://."""
+    """Check the URL of the HTTP interface, and return it unchanged.
+
+    Raises BadParameter if it does not begin with http:// or https://.
+    """
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
     return url

@@ -46,7 +46,7 @@ DEFAULTED: Final = frozenset(("service",))  # words that have a default
 
 
 Show = Callable[[Message, Path | None], bool]
-"""Function that prints a message, or the path of its saved body; False: no more messages are wanted."""
+"""Function that prints a message, or the path of its saved body. It returns False if it wants no more."""
 
 
 class MessagePrinter:

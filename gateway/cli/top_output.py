@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
 
 def look(url: str, token_file: Path | None) -> Look:
-    """Request a snapshot from the gateway. Raises GatewayError."""
+    """Request status and longest queues from the gateway. Raises GatewayError."""
     status = answered(checked(url), token_file, STATUS.url)
     query = f"count={QUEUES_READ}&empty=false&sort=messages"
     found = answered(checked(url), token_file, f"{QUEUES.url}?{query}")

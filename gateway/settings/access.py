@@ -1,9 +1,9 @@
 """Sections `roles`, `default_roles` and `authorizer`: access rules in the words of each protocol.
 
-Without a role, every client that may connect may do everything. With the first role, clients may do only what
-their roles allow: allowing rules of several roles of one client are joined, and a denying rule of one role
-overrides all of them. This module only describes and checks the rules; `gateway/access` compiles and applies
-them.
+Without a role and an authorizer, every client that may connect may do everything. Otherwise clients may do
+only what their roles or the authorizer allow: allowing rules of several roles of one client are joined, and a
+denying rule of one role overrides all of them. This module only describes and checks the rules;
+`gateway/access` compiles and applies them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Beginnings = Annotated[
 
 
 class MqttRules(Section):
-    """MQTT rules of a role. Filters may contain placeholders: `{user}`, `{client_id}`, `{cn}`."""
+    """MQTT rules of a role. Topic filters may contain placeholders: `{user}`, `{client_id}`, `{cn}`."""
 
     publish: Filters = ()
     """Topic filters: topics that match one of them may be published to, also by a will. A topic that begins
@@ -203,7 +203,7 @@ class DefaultRoles(Section):
 
 
 class HttpAuthorizer(Section):
-    """HTTP server that decides on requests which no role allows or denies.
+    """HTTP server that decides on actions of clients which no role allows or denies.
 
     The protocol is that of RabbitMQ's `rabbitmq_auth_backend_http`. An MQTT topic is sent as a routing key of
     exchange `amq.topic`, an AMQP/Fast queue as a queue, an AMQP/Fast topic as an exchange.

@@ -22,7 +22,7 @@ Compatibility = Literal["rfc", "openamq-2005"]
 
 
 class PeerService(Section):
-    """Peer service that the gateway itself provides: clients stream bytes to it, and it responds."""
+    """Peer service of AMQP/Fast that the gateway itself provides."""
 
     kind: Literal["echo", "tcp"] = "tcp"
     """Kind of service: `echo` returns every message. `tcp` connects to an address and forwards bytes in both

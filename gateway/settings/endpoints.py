@@ -164,7 +164,7 @@ class AnonymousListener(ListenerSettings):
 
 
 class WebListener(ListenerSettings):
-    """Listener of a protocol that also runs over WebSocket."""
+    """Listener of a protocol that also runs over WebSocket, with the options for it."""
 
     websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
     """Path at which the listener accepts WebSocket connections, instead of plain TCP."""

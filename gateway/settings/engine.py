@@ -19,7 +19,7 @@ from gateway.settings.limits import Section
 EMBEDDED: Final = "embedded"
 RABBITMQ: Final = "rabbitmq"
 ENGINE: Final = "engine"
-"""Name of the connection to the cluster in lists of endpoints."""
+"""Name of the connection to the RabbitMQ cluster where endpoints are named, as in metrics."""
 
 
 class EmbeddedEngine(Section):
@@ -54,7 +54,7 @@ class StateDatabase(Section):
         return masked_url(url)
 
     def password(self) -> str:
-        """Return the password from `password_file`. Raises ConfigurationError if it cannot be read."""
+        """Return the password in `password_file`. Raises ConfigurationError if it cannot be read."""
         assert self.password_file is not None
         return secret_from(self.password_file)
 

@@ -1,7 +1,8 @@
 """Loader of the configuration: merges environment, file and defaults, in this order of precedence.
 
-`load_settings` is the entry point. Faults are collected and raised as one ConfigurationError, with the place
-of each key in the file or the name of its variable. Values that may be secrets do not appear in messages.
+`load_settings` is the entry point. Faults are collected and raised as one ConfigurationError, with the
+position of each key in the file or the name of its variable. Values that may be secrets do not appear in
+messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Section `tracing` of the configuration: traces by OpenTelemetry.
 
-The section selects the messages to trace and the collector. It needs the extra `otel`, and its absence is a
-configuration error.
+The section selects the messages to trace and the collector to which traces are sent. It needs the extra
+`otel`, and its absence is a configuration error.
 """
 
 from __future__ import annotations

@@ -332,7 +332,8 @@ class Settings(Documented, BaseSettings):
     """Back ends that establish who a client is, in the order in which they are tried. The first that accepts
     decides. Absent: `users` alone."""
     roles: dict[str, Role] = {}
-    """Permissions by role name. Without roles, every client that may connect may do everything."""
+    """Permissions by role name. Without roles and without `authorizer`, every client that may connect may do
+    everything."""
     default_roles: DefaultRoles = DefaultRoles()
     authorizer: HttpAuthorizer | None = None
     """Server that decides on requests which no role allows or denies. Absent: such requests are refused."""
@@ -549,7 +550,7 @@ class Settings(Documented, BaseSettings):
         read_from.empty = [str(key) for key, value in stated.items() if value is None]
 
     def empty_sections(self) -> list[str]:
-        """Return the keys at the top level of the file that have no value."""
+        """Return the keys at the top level of the configuration file that have no value."""
         return self._read_from.empty
 
     @property
@@ -559,7 +560,7 @@ class Settings(Documented, BaseSettings):
 
     @property
     def text(self) -> str:
-        """Text of the file that the settings were read from."""
+        """Text of the configuration file."""
         return self._read_from.text
 
     @property
@@ -627,10 +628,10 @@ class Settings(Documented, BaseSettings):
         return self.workers > 1 and not isinstance(self.broker, RabbitEngine)
 
     def divides(self, endpoint: str, queue: str | None) -> bool:
-        """Return True if each message from a source reaches only one of the replicas that consume from it.
+        """Return True if each message of an endpoint reaches only one of the replicas that consume from it.
 
-        The source is the queue `queue`, or another one if that is None, of a link. Messages of a listener
-        always reach one replica.
+        `queue` is the queue that they consume from; None stands for another source, such as a topic. Messages
+        of a listener always reach one replica.
         """
         return endpoint not in self.links or self.links[endpoint].divides(queue)
 

@@ -6,7 +6,7 @@ printable, and masked where it looks like a token, because people enter tokens a
 
 Peers can cause events at will, so at most `per_second_max` lines of one kind are written per second. Further
 ones are counted, and one line of that kind reports their number: in the next second that has such an event,
-or at the tick.
+or when `Trail.tell` is called.
 
 Where there are several users, each has a share of these lines, and of the bytes of a file. A user whose share
 of the current file is full gets one line of each kind per second until the next file. So no user suppresses

@@ -104,8 +104,8 @@ class History:
     def _go_to(self, step: int, began: float, counts: dict[CounterKey, int]) -> None:
         """Begin the step with number `step`, and clear the ring buffers for it and for skipped steps.
 
-        `began` is the wall-clock time in seconds at which the step began. `counts` has the counters that
-        exist; others that have not increased for an hour are removed.
+        Do nothing if that step has begun already. `began` is the wall-clock time in seconds at which it
+        began. `counts` has the counters that exist; others that have not increased for an hour are removed.
         """
         if not self._recent:
             self._step = step

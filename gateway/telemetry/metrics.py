@@ -1,7 +1,8 @@
 """Definitions of all metrics with their help and labels, and the collector that Prometheus scrapes.
 
-Labels have bounded sets of values (endpoint, protocol, version, direction, frame, route, outcome, reason): a
-topic or a client identifier never becomes one.
+The values of a label are out of a limited set (endpoint, protocol, version, direction, frame, route, outcome,
+reason): a topic or a client identifier is never the value of a label. The exception are the detailed metrics
+of queues and sessions, which are requested separately.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ WORKER_SERIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         ("worker", "reason"),
     ),
 }
-"""Kind, help and labels of the metrics that the process reports which has started the workers."""
+"""Kind, help and labels of the metrics that the supervisor reports about its workers."""
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_SECONDS: Final = "gateway_route_seconds"
 TURN_SECONDS: Final = "gateway_loop_turn_seconds"
@@ -326,7 +327,7 @@ class HttpCounts(Protocol):
 
     @property
     def connections(self) -> Sized:
-        """Open connections of the HTTP server."""
+        """Open connections of the server."""
 
 
 class Metrics(Collector):

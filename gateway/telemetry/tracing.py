@@ -291,7 +291,7 @@ class MessageTrace:
         self._end(outcome, at)
 
     def abandon(self) -> None:
-        """Complete the trace of a message that has not been settled in time."""
+        """Complete the trace of a message that has not been settled when the trace has to end."""
         self._end(None, self.now_ns())
 
     def _end(self, outcome: Outcome | None, at: int) -> None:

@@ -68,16 +68,16 @@ class Watchdog:
             trio.lowlevel.remove_instrument(cast(trio.abc.Instrument, self))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Start measuring a step of a task."""
+        """Start measuring a step of a task. Trio calls this before the step."""
         self.begin()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Record the duration of a step: the task waits or has ended."""
+        """Record the duration of a step. Trio calls this when the task waits or has ended."""
         if self._began:  # not the step in which this was added to the loop
             self.end(task.name)
 
     def begin(self) -> None:
-        """Start measuring a step."""
+        """Start measuring a step of the event loop, which `end` ends."""
         self._began = self._stopwatch()
 
     def end(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Watchdog:
 
 
 async def watch_wall_clock(sleep_secs: float = 1.0) -> None:
-    """Log each jump of the wall clock, which the process does not follow, until cancelled."""
+    """Log each jump of the wall clock until cancelled; check every `sleep_secs` seconds."""
     logged = 0.0
     while True:
         await trio.sleep(sleep_secs)

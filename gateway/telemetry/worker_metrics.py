@@ -21,7 +21,7 @@ from gateway.telemetry.metrics import COUNTERS, WORKER_SERIES, CollectedFamilies
 
 WORKER: Final = "worker"
 SUPERVISOR: Final = "0"
-"""Worker number of the process that has started the others."""
+"""Worker number in the metrics of the supervisor, the process that has started the workers."""
 ERRORS: Final = "gateway_internal_errors"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 """Format in which workers report their metrics: the one with exemplars."""

@@ -1,9 +1,9 @@
-"""HTTP connection: requests that h11 parses are passed to the application, its responses are written back.
+"""Connection of one HTTP client: passes parsed requests to the ASGI application, and sends its responses.
 
-A client is waited for only with a deadline: for the head of a request, for its body, for reading the
-response, and between two requests. An invalid request ends in a `ServerRefusal`: an error response, counted
-by its reason, after which the connection closes. Upgrades are not supported: a request for one is served as
-if it had none.
+h11 parses the requests. A client is waited for only with a deadline: for the head of a request, for its body,
+for reading the response, and between two requests. An invalid request ends in a `ServerRefusal`: an error
+response, counted by its reason, after which the connection closes. Upgrades are not supported: a request for
+one is served as if it had none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ServerRefusal(Exception):
 
 
 class Gone(Exception):
-    """Exception for a client that has disconnected."""
+    """Error for a client that has disconnected, or has not read a response in time."""
 
 
 class HttpConnection:
@@ -314,7 +314,7 @@ class HttpConnection:
             self._closed = True
 
     def _body_is_over(self) -> bool:
-        """Skip parts of the request's body that have arrived. Return True if its end was among them."""
+        """Skip parts of the request's body that have arrived. Return True if its end has arrived."""
         for _ in range(UNREAD_PIECES_MAX):
             if self._h11.their_state is not h11.SEND_BODY:
                 break

@@ -1,4 +1,4 @@
-"""AMQP/Fast's part of `publish` and `subscribe`: files, transactions and peer services.
+"""AMQP/Fast's part of `gateway publish` and `gateway subscribe`: files, transactions and peer services.
 
-The blocking clients of `gateway.clients` have none of these.
+The blocking clients of `gateway.clients` support none of these.
 """

@@ -1,4 +1,7 @@
-"""Result of an import: a configuration, a mapping, and findings about what could not be imported."""
+"""Result of an import of another broker's configuration.
+
+It has a configuration and a mapping of the gateway, and findings about what could not be imported.
+"""
 
 from __future__ import annotations
 

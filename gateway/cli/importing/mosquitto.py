@@ -142,7 +142,7 @@ def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
 
 
 def _names(listeners: list[Stanza]) -> list[str]:
-    """Return the listeners' names: `mqtt` for a single one, else `mqtt-PORT` for each."""
+    """Return the names of the gateway's listeners: `mqtt` for a single one, else `mqtt-PORT` for each."""
     if len(listeners) == 1:
         return [MQTT.name]
     return [f"{MQTT.name}-{(one.options.get('port') or one.line.value).split()[0]}" for one in listeners]

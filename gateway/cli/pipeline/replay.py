@@ -1,4 +1,4 @@
-"""`gateway pipeline replay`: sends recorded messages again."""
+"""`gateway pipeline replay`: publishes recorded messages again."""
 
 from __future__ import annotations
 

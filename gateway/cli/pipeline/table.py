@@ -131,7 +131,10 @@ def table(
 
 
 def _file(candidate: CandidateMapping, name: str) -> Path:
-    """Return the path of the route's `body_schema`. Raises PipelineError if the route has none."""
+    """Return the path of the JSON Schema in the route's `body_schema`.
+
+    Raises PipelineError if it has none.
+    """
     from gateway.pipeline.jobs.schema import route_of
 
     route = route_of(candidate, name)
