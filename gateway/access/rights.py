@@ -38,7 +38,7 @@ class Decision(NamedTuple):
     rule: str
 
 
-UNLIMITED: Final = Decision(True, "no role is configured, so everything is allowed")
+UNLIMITED: Final = Decision(True, "everything is allowed: there are no roles, or an administrator asks")
 NOTHING: Final = "no rule allows it"
 
 

@@ -43,7 +43,7 @@ def _warning(text: str, file: str = "", line: int = 0, column: int = 0) -> Findi
 
 def _nothing_said(settings: Settings) -> Iterator[Finding]:
     """Yield a warning if there are users but no roles, so that every client may do everything."""
-    if settings.users:
+    if settings.users and settings.authorizer is None:
         yield _warning(
             "users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING, in every virtual host;"
             " `roles` says who may do what"

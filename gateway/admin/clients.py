@@ -94,7 +94,6 @@ class Connected(NamedTuple):
         facts["frame_max"], facts["channel_max"] = details.frame_max, details.channel_max
         facts["heartbeat_secs"] = details.timeout
         facts["client_properties"] = plain(dict(details.client_properties))
-        facts["history"] = None
         return facts
 
 
@@ -146,9 +145,12 @@ class ClientsApi:
         with_history = choice.pop("history", False)
         streams: list[Stream | None] = []
 
+        def row_of(one: Connected) -> dict[str, Any]:
+            return {**one.shown(), "history": self.history.shown(one) if with_history else None}
+
         def show(one: Connected) -> dict[str, Any]:
             streams.append(one.stream)
-            return {**one.shown(), "history": self.history.shown(one)} if with_history else one.shown()
+            return row_of(one)
 
         mine, fits = hosts_of(request), chooser(choice)
 
@@ -156,7 +158,7 @@ class ClientsApi:
             return mine(one.virtual_host) and fits(one)
 
         if order in RATES:
-            return (await self._fastest(chosen, order, count)).answer()
+            return (await self._fastest(chosen, order, count, row_of)).answer()
         page = await page_of(self._connected(), chosen, KEYS[order], show, count, after)
         if rates:
             for row, (read, written) in zip(page.rows, await measured(streams), strict=True):
@@ -183,7 +185,13 @@ class ClientsApi:
         if (watched := self._watched.pop(key, None)) is not None:
             watched[0].unwatch(watched[1])
 
-    async def _fastest(self, chosen: Callable[[Connected], bool], order: str, count: int) -> ListPage:
+    async def _fastest(
+        self,
+        chosen: Callable[[Connected], bool],
+        order: str,
+        count: int,
+        row_of: Callable[[Connected], dict[str, Any]],
+    ) -> ListPage:
         """Return the `count` selected connections with the highest rates as the only page of a list.
 
         `order` is `bytes_in` or `bytes_out`. The rates are measured for WATCHED_SECS.
@@ -195,7 +203,7 @@ class ClientsApi:
         at = RATES[order]
         first = heapq.nlargest(count, rows, key=lambda row: row[1][at] or 0.0)
         fastest = [
-            {**one.shown(), "bytes_in_per_sec": read, "bytes_out_per_sec": written}
+            {**row_of(one), "bytes_in_per_sec": read, "bytes_out_per_sec": written}
             for one, (read, written) in first
         ]
         return ListPage(len(found), fastest, None)

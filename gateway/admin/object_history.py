@@ -19,6 +19,7 @@ from gateway.admin.selection import slices
 
 STEP_SECS: Final = 30
 STEPS: Final = 120
+SECS_MIN: Final = 0.001
 OBJECTS_MAX: Final = 500  # 2 KB each
 
 T = TypeVar("T")
@@ -64,17 +65,23 @@ class ObjectHistory(Generic[T]):
         self._dropped = dropped
         self._steps: dict[str, ObjectSteps] = {}
         self._round = 0
+        self._now = 0.0  # loop-clock time of the last `step`
+        self._secs = 0.0  # seconds between the last two, which may be a little more than STEP_SECS
         self._at: float | None = None  # wall-clock time at which the last `step` began
 
     async def run(self) -> None:
         """Read the objects every STEP_SECS until cancelled."""
         while True:
-            await self.step()
+            await self.step(clock.now())
             await trio.sleep(STEP_SECS)
 
-    async def step(self) -> None:
-        """Read the numbers of all objects once, and delete the history of objects that no longer exist."""
+    async def step(self, now: float) -> None:
+        """Read the numbers of all objects once, and delete the history of objects that no longer exist.
+
+        `now` is in loop-clock seconds.
+        """
         self._round += 1
+        self._secs, self._now = max(now - self._now, SECS_MIN), now
         self._at = clock.wall()
         async for some in slices(self._every()):
             for one in some:
@@ -96,7 +103,7 @@ class ObjectHistory(Generic[T]):
             if at < self._levels:
                 values.append(number)
             else:  # a count lower than before has restarted from zero
-                values.append((number - before if number >= before else number) / STEP_SECS)
+                values.append((number - before if number >= before else number) / self._secs)
             if len(values) > STEPS:
                 del values[0]
         steps.numbers, steps.round = numbers, self._round

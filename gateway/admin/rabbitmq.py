@@ -492,10 +492,11 @@ class RabbitApi:
 
     async def consumers(self, _: Request, *of: str) -> list[Fields]:
         """Return the consumers in the virtual host `of`, or in all virtual hosts."""
+        queues = ((host, queue) for host in self._hosts_of(of) for queue in list(host.queues.values()))
         return [
             self._consumer(host, queue, one)
-            for host in self._hosts_of(of)
-            for queue in host.queues.values()
+            async for some in slices(queues)
+            for host, queue in some
             for one in queue.consumers
         ]
 
@@ -643,16 +644,19 @@ class RabbitApi:
             for one in exchanges_of(self._hosts)
             if one.virtual_host in names and one.exchange.durable and not _built_in(one.name)
         ]
-        durable_keys = {(one["vhost"], "queue", one["name"]) for one in queues}
-        durable_keys |= {
-            (one["vhost"], "exchange", one["name"]) for one in map(_exchange, exchanges_of(self._hosts))
+        durable = {(one["vhost"], "queue", one["name"]) for one in queues}
+        durable |= {
+            (one.virtual_host, "exchange", one.name)
+            for one in exchanges_of(self._hosts)
+            if one.exchange.durable or _built_in(one.name)
         }
         bindings = [
             {word: value for word, value in one.items() if word != "properties_key"}
             async for some in slices(bindings_of(self._hosts))
             for one in map(_binding, some)
             if one["vhost"] in names
-            and (one["vhost"], one["destination_type"], one["destination"]) in durable_keys
+            and (one["vhost"], "exchange", one["source"]) in durable
+            and (one["vhost"], one["destination_type"], one["destination"]) in durable
         ]
         return {
             "rabbit_version": self._version,

@@ -93,6 +93,7 @@ def _write(make: Callable[[Path, Path], Made], file: Path, to: Path, force: bool
         for path, text in zip(paths, (*made.texts(), made.definitions.decode()), strict=True):
             if text:
                 path.touch(mode=0o600)  # it may contain passwords of links
+                path.chmod(0o600)  # also if it has been there before
                 path.write_text(text, encoding="utf-8")
                 written.append(str(path))
     if as_json:

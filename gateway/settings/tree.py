@@ -736,6 +736,8 @@ class Settings(Documented, BaseSettings):
             for key in ("file", "keys_file", "keys_ca_file", "ca_file")
             if hasattr(one, key)
         ]
+        if self.authorizer is not None:
+            paths += [(("authorizer", "ca_file"), self.authorizer.ca_file)]
         for name, user in self.users.items():
             paths += [(("users", name, "password_hash_file"), user.password_hash_file)]
             paths += [(("users", name, "scram_file"), user.scram_file)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -97,3 +98,65 @@ def test_without_streams_the_export_itself_is_named(run: Run, tmp_path: Path) ->
     assert run("import", "rabbitmq", str(file), "--to", str(to)).code == Exit.OK
     assert yaml.safe_load((to / "gateway.yaml").read_text())["declare"]["definitions"] == str(file)
     assert not (to / "imported-definitions.json").exists()
+
+
+def imported(run: Run, tmp_path: Path, kind: str, name: str, text: str) -> tuple[int, dict[str, Any], Any]:
+    """Return the exit code, the configuration and the routes of an import of this text."""
+    file, to = tmp_path / name, tmp_path / "made"
+    file.write_text(text)
+    code = run("import", kind, str(file), "--to", str(to)).code
+    mapping = to / "mapping.yaml"
+    return (
+        code,
+        yaml.safe_load((to / "gateway.yaml").read_text()),
+        yaml.safe_load(mapping.read_text())["routes"] if mapping.exists() else [],
+    )
+
+
+def test_listeners_on_one_port_of_two_addresses_are_both_imported(run: Run, tmp_path: Path) -> None:
+    text = "listener 1883 127.0.0.1\nlistener 1883 192.0.2.7\n"
+    _, configuration, _ = imported(run, tmp_path, "mosquitto", "mosquitto.conf", text)
+    hosts = {name: one["host"] for name, one in configuration["listeners"].items()}
+    assert hosts == {"mqtt-1883": "127.0.0.1", "mqtt-1883-2": "192.0.2.7"}
+
+
+def test_a_topic_line_with_too_many_words_is_a_finding(run: Run, tmp_path: Path) -> None:
+    text = "connection far\naddress 192.0.2.1\ntopic # both 1 a/ b/ c/\n"
+    code, _, routes = imported(run, tmp_path, "mosquitto", "mosquitto.conf", text)
+    assert (code, routes) == (Exit.FAILED, [])
+
+
+def test_objects_of_two_virtual_hosts_stay_apart(run: Run, tmp_path: Path) -> None:
+    """Two shovels of one name lead to two brokers; a policy federates exchanges of its own virtual host."""
+
+    def shovel(host: str) -> dict[str, Any]:
+        value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": f"amqp://{host}", "dest-queue": "q"}
+        return {"component": "shovel", "vhost": host, "name": "move", "value": value}
+
+    document = {
+        "parameters": [
+            shovel("a"),
+            shovel("b"),
+            {"component": "federation-upstream", "vhost": "a", "name": "up", "value": {"uri": "amqp://far"}},
+        ],
+        "policies": [
+            {"vhost": "a", "name": "p", "pattern": "^news", "definition": {"federation-upstream": "up"}},
+            {"vhost": "b", "name": "p", "pattern": "", "definition": {"federation-upstream": "up"}},
+        ],
+        "exchanges": [{"vhost": host, "name": name} for host in "ab" for name in ("news", f"own-{host}")],
+    }
+    _, configuration, routes = imported(run, tmp_path, "rabbitmq", "definitions.json", json.dumps(document))
+    links = configuration["links"]
+    leads = [links[one["to"]["endpoint"]]["urls"] for one in routes if one["from"]["endpoint"] == "amqp091"]
+    assert leads == [["amqp://a"], ["amqp://b"]]
+    assert [one["from"]["exchange"] for one in routes if one["from"]["endpoint"] == "up"] == ["news"]
+
+
+def test_an_import_over_another_one_is_for_its_owner_alone(run: Run, tmp_path: Path) -> None:
+    """The files may contain passwords of links."""
+    file, to = tmp_path / "mosquitto.conf", tmp_path / "made"
+    file.write_text("listener 1884\n")
+    to.mkdir()
+    (to / "gateway.yaml").touch(mode=0o644)
+    assert run("import", "mosquitto", str(file), "--to", str(to), "--force").code == 0
+    assert (to / "gateway.yaml").stat().st_mode & 0o777 == 0o600

@@ -158,8 +158,14 @@ def test_all_versions_are_one(gateway: Running) -> None:
 
 
 def test_an_export_is_taken_by_the_gateway(filled: Running, tmp_path: Any) -> None:
+    """Without what ends with the broker, and bindings from it or to it."""
     file = tmp_path / "definitions.json"
-    admin(filled, "export", str(file))
+    with pika.BlockingConnection(pika.URLParameters(filled.idle_amqp_url)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("passing", durable=False)
+        channel.exchange_bind("readings", "passing", "x")
+        channel.queue_bind("orders", "passing", "x")
+        admin(filled, "export", str(file))
     said = json.loads(file.read_text())
     assert [one["name"] for one in said["queues"]] == ["orders"]
     assert [one["name"] for one in said["exchanges"]] == ["readings"]

@@ -6,6 +6,7 @@ It has a configuration and a mapping of the gateway, and findings about what cou
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -70,11 +71,7 @@ class Made:
 
         `name` is changed to a valid name that no other route has.
         """
-        names = {one["name"] for one in self.routes}
-        base = name_of(name)
-        name, number = base, 2
-        while name in names:
-            name, number = f"{base[: NAME_MAX - 4]}-{number}", number + 1
+        name = unused_name(name, {one["name"] for one in self.routes})
         self.routes.append({"name": name, "from": source, "to": target})
 
     def texts(self) -> tuple[str, str]:
@@ -92,6 +89,15 @@ class Made:
 def name_of(text: str) -> str:
     """Return a valid name for an endpoint or a route, derived from `text`."""
     return (NOT_IN_NAMES.sub("-", text).strip("-.") or "unnamed")[:NAME_MAX]
+
+
+def unused_name(text: str, names: Container[str]) -> str:
+    """Return a valid name derived from `text` that is not among `names`, with a number if needed."""
+    base = name_of(text)
+    name, number = base, 2
+    while name in names:
+        name, number = f"{base[: NAME_MAX - 4]}-{number}", number + 1
+    return name
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.cli.importing.made import Made, name_of
+from gateway.cli.importing.made import Made, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.mqtt.dialect import MQTT
 
+TOPIC_WORDS_MAX: Final = 5  # of a line `topic`
 EVERY: Final = {"protocol": MQTT.name}  # endpoint of a route: all listeners of this protocol
 SCHEMES: Final = {one.transport: one.name for one in MQTT.schemes}
 LIMITS: Final = {
@@ -142,10 +143,17 @@ def _lines(file: Path, made: Made) -> Iterator[ConfigurationLine]:
 
 
 def _names(listeners: list[Stanza]) -> list[str]:
-    """Return the names of the gateway's listeners: `mqtt` for a single one, else `mqtt-PORT` for each."""
+    """Return the names of the gateway's listeners: `mqtt` for a single one, else `mqtt-PORT` for each.
+
+    Further listeners on the same port, at other addresses, have a number behind that.
+    """
     if len(listeners) == 1:
         return [MQTT.name]
-    return [f"{MQTT.name}-{(one.options.get('port') or one.line.value).split()[0]}" for one in listeners]
+    names: list[str] = []
+    for one in listeners:
+        port = (one.options.get("port") or one.line.value).split()[0]
+        names.append(unused_name(f"{MQTT.name}-{port}", names))
+    return names
 
 
 def _listener(made: Made, stanza: Stanza) -> dict[str, Any]:
@@ -299,6 +307,9 @@ def _topic(made: Made, name: str, line: ConfigurationLine) -> int:
     Return the QoS with which the link has to subscribe.
     """
     words = [one.strip('"') for one in line.value.split()]
+    if len(words) > TOPIC_WORDS_MAX:
+        made.told(Severity.ERROR, "invalid", f"topic: more than {TOPIC_WORDS_MAX} words", *line.at)
+        return 0
     pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
     if direction not in ("in", "out", "both"):
         made.told(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", *line.at)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.cli.importing.made import Made, name_of
+from gateway.cli.importing.made import Made, name_of, unused_name
 from gateway.mapping.linter import Severity
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.mqtt.dialect import MQTT
@@ -61,7 +61,7 @@ def made_of(file: Path, folder: Path) -> Made:
         if component == SHOVEL and isinstance(value, dict):
             _shovel(made, name_of(name), value)
         elif component == UPSTREAM and isinstance(value, dict):
-            _upstream(made, name_of(name), name, value, document)
+            _upstream(made, one, value, document)
         else:
             made.told(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
     return made
@@ -140,7 +140,9 @@ def _link(made: Made, name: str, urls: list[str]) -> str | None:
         made.told(
             Severity.NOTE, "otherwise", f"link {name!r}: see `tls` for what its address said behind `?`"
         )
-    made.configuration.setdefault("links", {})[name] = {"urls": plain}
+    links = made.configuration.setdefault("links", {})
+    name = unused_name(name, links)  # another virtual host may have a shovel of this name
+    links[name] = {"urls": plain}
     return name
 
 
@@ -179,16 +181,22 @@ def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
     made.route(name, origin, to)
 
 
-def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], document: dict[str, Any]) -> None:
+def _upstream(made: Made, parameter: dict[str, Any], value: dict[str, Any], document: dict[str, Any]) -> None:
     """Add a link to a federation upstream, and a route for each exchange that a policy federates from it.
 
-    `value` are the parameters of the upstream.
+    `parameter` is the upstream's entry, and `value` its own parameters. Only policies and exchanges of its
+    virtual host are considered.
     """
+    upstream, host = str(parameter.get("name")), parameter.get("vhost", "/")
     uris = value.get("uri", [])
-    if _link(made, name, [uris] if isinstance(uris, str) else [str(one) for one in uris]) is None:
+    urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
+    name = _link(made, name_of(upstream), urls)
+    if name is None:
         return
     found = 0
     for policy in _rows(document, "policies"):
+        if policy.get("vhost", "/") != host:
+            continue
         definition = policy.get("definition") or {}
         is_federated = (
             definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
@@ -206,7 +214,7 @@ def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], docum
             made.told(Severity.WARNING, "untaken", text)
             continue
         for exchange in _rows(document, "exchanges"):
-            if pattern.search(str(exchange.get("name"))):
+            if exchange.get("vhost", "/") == host and pattern.search(str(exchange.get("name"))):
                 where = str(exchange["name"])
                 source = {"endpoint": name, "exchange": where, "binding_key": "{key...}"}
                 made.route(f"{name}-{where}", source, {**source, "endpoint": HERE} | _keyed())
