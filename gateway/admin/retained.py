@@ -37,8 +37,11 @@ class RetainedOperations(Protocol):
     def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
         """Yield retained messages in lists: all that the MQTT topic filter matches, and possibly others."""
 
-    async def forget(self, messages: list[Message]) -> int:
-        """Clear the retained messages that are in this list. Return how many still existed."""
+    async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
+        """Remove the chosen messages that an MQTT filter matches. Return their number.
+
+        A message that replaces one after it was chosen stays.
+        """
 
     async def settle(self) -> None:
         """Wait until the cleared messages are durably removed."""
@@ -59,13 +62,14 @@ class LocalMessages:
         """Yield all retained messages in lists, without applying the filter."""
         return slices(self._retained.messages())
 
-    async def forget(self, messages: list[Message]) -> int:
-        """Clear the retained messages in this list that have not been replaced since. Return their number."""
+    async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
+        """Remove the chosen messages that their topics still have. Return their number."""
         pace = RemovalPace(self._flush)
         removed = 0
-        for message in messages:
-            await pace.spend(1)
-            removed += self._retained.forget(message)
+        async for some in self.slices(topic_filter):
+            for message in filter(chosen, some):
+                await pace.spend(1)
+                removed += self._retained.forget(message)
         return removed
 
     async def settle(self) -> None:
@@ -95,9 +99,7 @@ class RetainedApi:
     async def _remove(self, request: Request) -> Response:
         choice = await removal_of(request, REMOVE_RETAINED)
         chosen = _chooser(choice)
-        removed = 0
-        async for some in self._retained.slices(choice.get("topic", "#")):
-            removed += await self._retained.forget([message for message in some if chosen(message)])
+        removed = await self._retained.remove(choice.get("topic", "#"), chosen)
         if removed:
             await self._retained.settle()
             log.info("operator removed retained messages", count=removed, **choice)

@@ -15,10 +15,9 @@ from gateway.admin.answers import UnavailableError
 from gateway.admin.retained import LocalMessages, RetainedOperations
 from gateway.app.state import SharedState
 from gateway.broker.mqtt.retained import RetainedTopics as LocalRetained
-from gateway.broker.mqtt.system import SYS
 from gateway.engine.retained import SharedRetained, decode_retained
 from gateway.model.message import Message
-from gateway.state.interface import MatchRetained, Reply, Retention
+from gateway.state.interface import MatchRetained, Reply, Retained, Retention
 from gateway.store.store import Store
 
 ANSWER_SECS: Final = 60.0  # Longest wait for a reply of the database.
@@ -37,25 +36,38 @@ class SharedMessages:
     async def slices(self, topic_filter: str) -> AsyncIterator[list[Message]]:
         """Yield messages that an MQTT filter matches, page by page. Raises UnavailableError."""
         yield self._retained.messages()
+        async for page in self._pages(topic_filter):
+            yield [message for message, _ in page]
+
+    async def remove(self, topic_filter: str, chosen: Callable[[Message], bool]) -> int:
+        """Remove the chosen messages. Return their number.
+
+        A message that replaces one after it was read stays. Raises UnavailableError if some messages may not
+        be removed.
+        """
+        own = [one for one in self._retained.messages() if chosen(one)]
+        removed = sum(map(self._retained.forget, own))
+        async for page in self._pages(topic_filter):
+            found = [stored for message, stored in page if chosen(message)]
+            replies = await self._replies(self._retained.clear, found)
+            if any(reply.value is None for reply in replies):
+                raise UnavailableError(AWAY)
+            removed += sum(map(_is_removed, replies))
+        return removed
+
+    async def _pages(self, topic_filter: str) -> AsyncIterator[list[tuple[Message, Retained]]]:
+        """Yield the messages in the database that an MQTT filter matches, and the rows that they are from."""
         query, is_last = MatchRetained(topic_filter), False
         while not is_last:
             (reply,) = await self._replies(self._retained.read, [query])
             found = reply.value
             if found is None:
                 raise UnavailableError(AWAY)
-            yield [one.message for one in map(decode_retained, found) if one is not None]
+            decoded = [(decode_retained(row), row) for row in found]
+            yield [(one.message, row) for one, row in decoded if one is not None]
             is_last = not found or query.is_last(found)
             if found:
                 query = replace(query, after=found[-1].topic)
-
-    async def forget(self, messages: list[Message]) -> int:
-        """Clear the topics of these messages. Raises UnavailableError if some may not be."""
-        own = [one for one in messages if one.address.name.startswith(SYS)]
-        topics = [one.address.name for one in messages if not one.address.name.startswith(SYS)]
-        replies = await self._replies(self._retained.clear, topics)
-        if any(reply.value is None for reply in replies):
-            raise UnavailableError(AWAY)
-        return sum(map(self._retained.forget, own)) + sum(map(_was_there, replies))
 
     async def settle(self) -> None:
         """Do nothing: clearing is committed by the database."""
@@ -86,8 +98,8 @@ class SharedMessages:
         return replies
 
 
-def _was_there(reply: Reply[Retention]) -> bool:
-    return reply.value is not None and reply.value.before is not None
+def _is_removed(reply: Reply[Retention]) -> bool:
+    return reply.value is not None and reply.value.stored and reply.value.before is not None
 
 
 def retained_messages(

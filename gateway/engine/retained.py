@@ -192,14 +192,18 @@ class SharedRetained(LocalRetained):
         operation = Retain(topic, data, lifetime, user, weight, room, client, epoch, MQTT.name)
         self._state.submit(operation, partial(self._replied, Unsure(publication, done), user, is_sure))
 
-    def clear(self, topic: str, done: Callable[[Reply[Retention]], None]) -> None:
-        """Remove the retained message of a topic; `done` is called with the reply of the database."""
-        self._submit_clear(Retain(topic, None), done)
+    def clear(self, found: Retained, done: Callable[[Reply[Retention]], None]) -> None:
+        """Remove a retained message that was read, unless its topic has another one by now.
+
+        `done` is called with the reply of the database.
+        """
+        self._submit_clear(Retain(found.topic, None, expected=found.message), done)
 
     def _submit_clear(self, operation: Retain, done: Callable[[Reply[Retention]], None]) -> None:
         def cleared(reply: Reply[Retention]) -> None:
             self._on_way -= 1
-            self._note(reply.value)
+            if reply.value is not None and reply.value.stored:
+                self._note(reply.value)
             done(reply)
 
         self._on_way += 1

@@ -564,7 +564,7 @@ class Room(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """Result of Retain. If not `stored`, there was no capacity, and the topic is unchanged.
+    """Result of Retain. If not `stored`, the topic is unchanged: no capacity, or not the expected message.
 
     `before` has user and weight of the message that the topic had, or None if it had none.
     """
@@ -580,7 +580,8 @@ class Retain(Operation[Retention]):
     The message expires after `lifetime_secs`, or never if that is None. `user` sent the message, `weight` is
     its size in bytes as limits count it. The message is stored if the growth fits into `room`, or in any case
     if `room` is None. It came in the session of `client` of `domain` with this epoch (0: in no session): the
-    operation is fenced if the same client has set or cleared the topic in a later session.
+    operation is fenced if the same client has set or cleared the topic in a later session. With `expected`
+    nothing changes unless the topic retains this message.
     """
 
     topic: str
@@ -592,6 +593,7 @@ class Retain(Operation[Retention]):
     client: str = ""
     epoch: int = 0
     domain: str = ""
+    expected: bytes | None = None
 
     @property
     def subject(self) -> object:

@@ -65,8 +65,10 @@ class RetainedMessages:
             self._epochs = {(domain, client): epoch for domain, client, epoch in rows}
 
     def apply(self, operation: Retain, now: float) -> Reply[object]:
-        """Retain or remove the message of a topic, if there is capacity and no later one of the same client.
+        """Retain or remove the message of a topic.
 
+        The topic is unchanged if there is no capacity, if it does not have the expected message, or if it has
+        a later one of the same client.
         Return the reply of the operation.
         """
         topic, message, lifetime = operation.topic, operation.message, operation.lifetime_secs
@@ -76,7 +78,8 @@ class RetainedMessages:
             return FENCED
         is_there = row is not None and row.message and (row.expires_at is None or row.expires_at > now)
         before = (row.login, row.weight) if row is not None and is_there else None
-        if message and not _fits(operation, before):
+        is_expected = operation.expected in (None, row.message if row is not None and is_there else b"")
+        if not is_expected or (message and not _fits(operation, before)):
             return Reply(OperationOutcome.DONE, Retention(False, before))
         if message:
             expires_at = None if lifetime is None else now + lifetime

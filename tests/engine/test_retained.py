@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from gateway import clock
+from gateway.app.retained import SharedMessages
 from gateway.broker.mqtt.retained import RETAINED_FULL
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS
@@ -519,6 +520,27 @@ async def test_a_late_replica_replaces_nothing_newer_of_the_client(local: LocalD
     late.add(sent(b"late"), epoch=1)
     late.tick()
     assert late.outcomes[b"late"] is ACCEPTED  # what it would replace is not the client's
+
+
+@pytest.mark.parametrize("newer", [b"newer", b""])
+async def test_an_operator_removes_no_message_that_came_after_the_query(
+    local: LocalDatabase, newer: bytes
+) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(sent(b"seen", "a/1"), sent(b"seen too", "a/2"), sent(b"not wanted", "b"))
+    one.tick()
+
+    def chosen(message: Message) -> bool:
+        if message.address.name == "a/1":
+            other.add(sent(newer, "a/1"))
+            local.settle()
+        return message.address.name.startswith("a/")
+
+    assert await SharedMessages(one.retained, local.settle).remove("#", chosen) == 1
+    assert one.there() == {"b": b"not wanted"} | ({"a/1": newer} if newer else {})
+    one.tick()
+    other.tick()
+    assert len(one.retained) == len(other.retained) == len(one.there())
 
 
 async def test_what_cannot_be_read_costs_one_topic(local: LocalDatabase) -> None:
