@@ -78,11 +78,13 @@ class SpooledStorage(QueueStorage):
 
     def take(self, part: SubBatch, messages: list[Message]) -> list[Message]:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""
+        first = self._queue.next
+        queued = super().take(part, messages)
         if self._spool.files:
-            for position, message in enumerate(messages, self._queue.next):
+            for position, message in enumerate(queued, first):
                 if isinstance(message.body, Spooled):
                     self._bodies[position] = message.body
-        return super().take(part, messages)
+        return queued
 
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome

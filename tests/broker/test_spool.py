@@ -14,7 +14,7 @@ from gateway.broker.spool import SPOOLED_BYTES_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message
-from gateway.model.outcome import Reason
+from gateway.model.outcome import ACCEPTED, Reason
 from gateway.model.spooled_bodies import Spooled
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
@@ -207,6 +207,11 @@ def test_what_the_disk_does_not_take_leaves_no_file(host: Host, disk: Disk) -> N
     outcome = publisher.outcomes["x"]
     assert outcome is not None
     assert outcome.reason is Reason.STORE
+    assert files(host) == 0
+    assert not opened.store.healthy
+    refused = [send(host) for _ in range(2)]
+    opened.commit()
+    assert all(publisher.outcomes["x"] is not ACCEPTED for publisher in refused)
     assert files(host) == 0
 
 
