@@ -114,7 +114,7 @@ def _of_queue(queue: Any) -> Iterator[str]:
         return
     if queue._pressure and queue.drained():
         yield f"queue {queue.name!r}: holds publishers and has drained ({len(queue)} messages)"
-    if queue.gate.shut:
+    if queue.gate.shut or queue.reads.shut:
         return
     for position, message, able in _apart(queue):
         if any(one.room() > 0 and queue._may_have(one, message) for one in able):
@@ -176,7 +176,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_waiting", "noted"),
-    DeadLetters: ("_waiting",),
+    DeadLetters: ("_unread", "_waiting"),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),
     MqttNamespace: ("_leftovers", "_unshared"),

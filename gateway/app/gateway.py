@@ -243,6 +243,7 @@ class Gateway:
         await close_tracing(self.tracing)
         if self.state is not None:
             await self.state.stop()
+        self.dead_letters.stop()
         if self.store is not None:
             self.hosts.note_untouched()
             self.fast_hosts.note_untouched()
@@ -336,7 +337,8 @@ class Gateway:
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", watch_wall_clock)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
-            nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
+            timer = partial(self.core.run, self.writes.flush, self.bodies.spool.tick)
+            nursery.start_soon(forever, "timer", timer)
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
             if self.state is not None:
@@ -530,6 +532,7 @@ class Gateway:
             if engine is None
             else lambda: engine.stats.lessened.counts.get("expiration", 0),
             dropped_letters=lambda: self.dead_letters.crowded_out,
+            delayed_bodies=lambda: self.bodies.spool.unread_count,
             refused_letters=lambda: self.dead_letters.refused,
             dead_lettered=lambda: self.dead_letters.counted,
             forwarded=core.forwarded,

@@ -200,9 +200,13 @@ class BrokerCore:
             queues = tuple(dict.fromkeys((*queues, address.name)))
         return Targets(scopes, queues, targets.names)
 
-    async def run(self, flush: Callable[[], None]) -> None:
-        """Run what is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
+    async def run(self, flush: Callable[[], None], *others: Callable[[], None]) -> None:
+        """Run what is due by the clock, and `others`, until cancelled.
+
+        `flush` ends each turn as it ends a wake-up.
+        """
         ticks = [self._quotas.tick, self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
+        ticks += others
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
         if self._journaling is not None:

@@ -7,11 +7,13 @@ never get it. An error after the encoding is not a message's fault and closes th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.containment import contained
 from gateway.errors import ProtocolError
 from gateway.model.outcome import INTERNAL, Outcome, Reason, Verdict
+
+UNREADABLE: Final = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
 
 
 def poisoned(error: Exception, **facts: Any) -> Outcome:

@@ -244,6 +244,8 @@ class PriorityQueue(Queue):
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
+        if self.reads.shut:
+            return
         if self._offers:
             self._offer_aside()
         while self._dispatch_memory():
@@ -270,7 +272,7 @@ class PriorityQueue(Queue):
 
     def _dispatch_sorted(self) -> bool:
         while self._waiting:
-            open_ = self._open()
+            open_ = [] if self.reads.shut else self._open()
             if not open_:
                 return False
             self._turn += 1
@@ -344,7 +346,7 @@ class PriorityQueue(Queue):
 
     def take(self) -> tuple[int, Message, bool] | None:
         """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
-        if self.gate.shut:
+        if self.gate.shut or self.reads.shut:
             return None
         if not self._sorted and not self._ready and not self._returned and self.storage is not None:
             self.storage.refill()

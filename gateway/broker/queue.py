@@ -148,6 +148,7 @@ class Queue:
         self.consumers: list[Consumer] = []
         self.storage: Storage | None = None  # None if nothing of this queue is on disk
         self.gate = ALWAYS_OPEN  # or that of the store
+        self.reads = ALWAYS_OPEN  # or that of the spool, after a body could not be read
         # Positions that the storage may forget, reported once in a wake-up.
         self.removed_positions: list[int] | None = None
         self.next = 0  # position of the next message
@@ -357,6 +358,8 @@ class Queue:
         if self.gate.shut:
             self.gate.wait(self.dispatch)
             return
+        if self.reads.shut:
+            return
         if self._offers:
             self._offer_aside()
         while self._returned and self._hand_out_returned():
@@ -426,7 +429,7 @@ class Queue:
 
         The result is (position, message, redelivered).
         """
-        if self.gate.shut or not self._aside:
+        if self.gate.shut or self.reads.shut or not self._aside:
             return None
         self._drop_expired_aside()
         for position in sorted(self._aside):
@@ -445,7 +448,7 @@ class Queue:
 
     def take(self) -> tuple[int, Message, bool] | None:
         """Remove and return the next message for a `get` as (position, message, redelivered), or None."""
-        if self.gate.shut:
+        if self.gate.shut or self.reads.shut:
             return None
         utc = clock.utc()
         while self._returned:
@@ -521,6 +524,21 @@ class Queue:
             self.unacknowledged -= 1
             self.byte_count += self.weigh((message,))
 
+    def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
+        """Return messages that were taken but shown to no client; this is not counted as a return."""
+        self.requeue(deliveries)
+
+    def hold_back(self, deliveries: Iterable[tuple[int, Message]], gate: Gate) -> None:
+        """Return messages whose bodies cannot be read now. Nothing is delivered until `gate` opens."""
+        self.put_back(deliveries)
+        if self.reads is not gate:
+            self.reads = gate
+            gate.wait(self._resume_reads)
+
+    def _resume_reads(self) -> None:
+        self.reads = ALWAYS_OPEN
+        self.dispatch()
+
     def purge(self) -> int:
         """Drop all ready messages, and return their number."""
         count = len(self)
@@ -575,6 +593,9 @@ class Queue:
 
     def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
         """Deliver messages to a consumer. If it fails, requeue them for others."""
+        if self.reads.shut:
+            self.put_back(list(enumerate(messages, position)))
+            return
         try:
             consumer.deliver(self, position, messages, redelivered)
         except Exception as error:
@@ -657,7 +678,7 @@ class Queue:
 
         Return False if no message is requeued or no consumer has credit.
         """
-        open_ = self._open()
+        open_ = [] if self.reads.shut else self._open()
         if not open_ or not self._returned:
             return False
         consumer = open_[self._turn % len(open_)][0]

@@ -23,14 +23,22 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary, finalize, ref
 
+import structlog
+
+from gateway import clock
 from gateway.errors import GatewayError, StoreError
 from gateway.model.shares import UserShares
 from gateway.model.spooled_bodies import Spooled
+from gateway.model.times import Monotonic
 from gateway.store.copies import is_store_copied
+from gateway.store.gate import Gate
 from gateway.store.group import RUN_BYTES_MAX
 from gateway.store.heap import HEAP
 
+log = structlog.get_logger(limited=True)
+
 SUFFIX: Final = ".body"
+RETRY_SECS: Final = 1.0  # until a body is read again that could not be
 # Smaller bodies are always held in memory: the store has separate rows for larger ones only.
 SPOOLED_BYTES_MIN: Final = RUN_BYTES_MAX + 1
 OWNED: Final = "-"  # in a file's name, before the digest of the user who sent the body
@@ -181,6 +189,9 @@ class Spool:
             "spooled bodies", bytes_max=bytes_max, bytes_option="limits.spool_bytes_max"
         )
         self.reserved_bytes = 0
+        self.reads = Gate()  # shut while deliveries wait because a body could not be read
+        self.unread_count = 0  # deliveries that had to wait
+        self._retry_at = Monotonic(0.0)
         self.dead: deque[str] = deque()  # names of unreferenced files
         self._copied: deque[str] = deque()  # those that a copy of the store may need
         self._memory_max = memory_bytes_max
@@ -220,6 +231,20 @@ class Spool:
         """Release the memory reserved for a body of `size` bytes."""
         with self._lock:
             self.reserved_bytes -= size
+
+    def delay_reads(self, why: str) -> Gate:
+        """Count a delivery whose body cannot be read now. Return the gate that opens when to try again."""
+        self.unread_count += 1
+        if not self.reads.shut:
+            self.reads.close()
+            self._retry_at = clock.now() + RETRY_SECS
+        log.warning("body on disk unreadable, delivery delayed", why=why)
+        return self.reads
+
+    def tick(self) -> None:
+        """Let deliveries that wait try to read their bodies again, when it is time."""
+        if self.reads.shut and clock.now() >= self._retry_at:
+            self.reads.open()
 
     @property
     def used(self) -> int:

@@ -7,9 +7,11 @@ forwards bodies checks the type first.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from errno import ENOENT
+from typing import Final, NamedTuple, Protocol
 
 APART_BYTES_MIN: Final = 32_768  # bytes; copying a smaller body into its frame costs less
+LOST: Final = (None, ENOENT)  # error numbers of reading a body that is too short or missing
 
 
 class OpenBody(Protocol):
@@ -201,6 +203,36 @@ def is_large(body: Body) -> bool:
     The socket then gets it as a separate piece.
     """
     return len(body) >= APART_BYTES_MIN or isinstance(body, Spooled)
+
+
+def is_lost(error: OSError) -> bool:
+    """Return True if reading a body failed because it is missing or too short.
+
+    Other errors may pass: of a disk, or a shortage of file descriptors or memory.
+    """
+    return error.errno in LOST
+
+
+class ReadFault(NamedTuple):
+    """Why a body cannot be read, and True if it is lost. An exception would hold the body, by its frames."""
+
+    why: str
+    is_lost: bool
+
+
+def fault_in(error: OSError) -> ReadFault:
+    """Return why reading a body failed with `error`."""
+    return ReadFault(str(error), is_lost(error))
+
+
+def fault_of(body: Body) -> ReadFault | None:
+    """Return why a body cannot be read, or None if it can be."""
+    if isinstance(body, Spooled):
+        try:
+            body.check()
+        except OSError as error:
+            return fault_in(error)
+    return None
 
 
 def part_of(body: Body, at: int, count: int) -> Piece:

@@ -53,6 +53,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_network_bytes": ("Bytes read from and written to sockets.", (*ENDPOINT, "direction")),
     "gateway_settled": ("Messages whose source got an outcome.", (*ENDPOINT, "outcome", "reason")),
     "gateway_protocol_errors": ("Connections closed for violating their protocol.", (*ENDPOINT, "reason")),
+    "gateway_spool_delayed": (
+        "Deliveries of large bodies that had to wait because the body could not be read from disk.",
+        (),
+    ),
     "gateway_connections_accepted": ("Connections that a listener accepted.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener refused.", (*ENDPOINT, "reason")),
     "gateway_connections_held": (
@@ -298,6 +302,7 @@ class Sources:
     engine_moved: Callable[[], int] = int
     engine_shortened: Callable[[], int] = int
     dropped_letters: Callable[[], int] = int
+    delayed_bodies: Callable[[], int] = int
     refused_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
     forwarded: Callable[[], Mapping[str, int]] = dict
@@ -438,6 +443,7 @@ class Metrics(Collector):
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
         yield "gateway_engine_sessions_moved", (), self.sources.engine_moved()
         yield "gateway_engine_expirations_shortened", (), self.sources.engine_shortened()
+        yield "gateway_spool_delayed", (), self.sources.delayed_bodies()
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
         yield "gateway_dead_letters_refused", (), self.sources.refused_letters()
         for (name, reason), count in self.sources.dead_lettered().items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from errno import EMFILE
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,39 @@ def read(one: Opened, ask: Callable[[Callable[[Any], None]], None]) -> Any:
     ask(found.append)
     one.loop.run_until(lambda: found)
     return found[0]
+
+
+class BusyFile:
+    """A file that cannot be opened `failures` times."""
+
+    name = "busy"
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def read(self, at: int, count: int) -> bytes:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError(EMFILE, "Too many open files")
+        return b"body"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_letter_waits_for_a_body_that_cannot_be_read_now(stops: bool) -> None:
+    letters = DeadLetters()
+    body = Spooled(BusyFile(2), 4)  # type: ignore[arg-type]
+    told: list[bool] = []
+    letters.add([mqtt("in/1", b"1"), mqtt("in/1").holding(body)], "r", REFUSED, lambda: told.append(True))
+    assert (len(letters), told) == (1, [])
+    letters.tick()
+    assert (len(letters), told) == (1, [])
+    if stops:
+        body.file.failures = 1  # type: ignore[attr-defined]
+        letters.stop()
+    else:
+        letters.tick()
+    assert told == [True]
+    assert [letter.message.body for letter in newest(letters)] == [b"" if stops else b"body", b"1"]
 
 
 def test_a_source_is_told_when_its_letter_is_on_disk(stored: Opened) -> None:

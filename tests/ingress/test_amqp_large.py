@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import random
 import ssl
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
+from gateway.broker import spool
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     BasicProperties,
@@ -289,6 +292,49 @@ def test_over_tls(tmp_path: Path) -> None:
             for body in (BODY, SMALL, OTHER):
                 channel.basic_publish("", "q", body)
             assert taken(channel, 3) == [BODY, SMALL, OTHER]
+        nothing_left(gateway)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("way", ["consumed", "got"])
+def test_a_body_that_cannot_be_opened_for_a_moment_is_delivered_later(
+    monkeypatch: pytest.MonkeyPatch, way: str, number: int
+) -> None:
+    failures = 2
+    open_file = spool.OpenFile.__init__
+    read = spool.SpoolFile.read
+
+    def fails() -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(number, os.strerror(number))
+
+    def opening(self: spool.OpenFile, path: Path) -> None:
+        fails()
+        open_file(self, path)
+
+    def reading(self: spool.SpoolFile, at: int, count: int) -> bytes:
+        if way == "got":
+            fails()
+        return read(self, at, count)
+
+    with running(settings_of(limits=LIMITS)) as gateway:
+        with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
+            channel = confirming(connection)
+            for body in (SMALL, BODY, OTHER):
+                channel.basic_publish("", "q", body)
+            monkeypatch.setattr(spool.OpenFile, "__init__", opening)
+            monkeypatch.setattr(spool.SpoolFile, "read", reading)
+            if way == "consumed":
+                assert taken(channel, 3) == [SMALL, BODY, OTHER]
+            else:
+                for body in (SMALL, BODY, OTHER):
+                    assert channel.basic_get("q", auto_ack=True)[2] == body
+        assert not failures
+        assert gateway.ask(lambda: gateway.gateway.bodies.spool.unread_count) == 2
+        assert not gateway.ask(lambda: len(gateway.gateway.dead_letters))
         nothing_left(gateway)
 
 

@@ -300,10 +300,6 @@ class AmqpQueue(Queue):
         self.settle_head()  # the response to a `get` counts what is left
         return found
 
-    def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages that were taken but shown to no client; this is not counted as a return."""
-        self.requeue(deliveries)
-
     def reject(self, position: int, message: Message) -> None:
         """Reject a delivered message: it becomes a dead letter or is dropped."""
         self.unacknowledged -= 1

@@ -28,7 +28,7 @@ from gateway.containment import contained
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.shares import UserEntries, UserShares
-from gateway.model.spooled_bodies import Spooled
+from gateway.model.spooled_bodies import Spooled, is_lost
 from gateway.model.times import WallTime
 from gateway.store.letters import StoredDeadLetter
 from gateway.store.store import Store
@@ -129,10 +129,11 @@ def _unwanted(route: str, outcome: Outcome, was_accepted: bool) -> bool:
     return not route and not was_accepted and outcome.reason is Reason.NO_ROUTE
 
 
-def _held(message: Message) -> tuple[Message, bool]:
+def _held(message: Message, *, is_last: bool) -> tuple[Message, bool] | None:
     """Return a message as one in memory, and True.
 
-    If its body is on disk and too large or unreadable, return it with an empty body, and False.
+    If its body is on disk and too large or lost, return it with an empty body, and False. Return None if the
+    body cannot be read now, unless `is_last`.
     """
     body = message.body
     if not isinstance(body, Spooled):
@@ -142,6 +143,8 @@ def _held(message: Message) -> tuple[Message, bool]:
         try:
             data = body.data()
         except OSError as error:
+            if not is_last and not is_lost(error):
+                return None
             why = str(error)
     if not data:
         log.warning(
@@ -150,9 +153,9 @@ def _held(message: Message) -> tuple[Message, bool]:
     return message.holding(data), bool(data)
 
 
-def _after_two(then: Callable[[], None]) -> Callable[[], None]:
-    """Return a function whose second call calls `then`."""
-    remaining = 2
+def _after(count: int, then: Callable[[], None]) -> Callable[[], None]:
+    """Return a function whose call number `count` calls `then`."""
+    remaining = count
 
     def called() -> None:
         nonlocal remaining
@@ -200,6 +203,7 @@ class DeadLetters:
         self._last = 0
         self._told_refused = 0
         self._waiting: list[Callable[[], None]] = []  # called when the disk accepts dead letters again
+        self._unread: list[Callable[..., None]] = []  # add those whose bodies could not be read
 
     def __len__(self) -> int:
         common = 0 if self._common is None else len(self._common)
@@ -269,12 +273,39 @@ class DeadLetters:
             full(LETTERS_FULL)
             return
         self.counted[route, outcome.reason.value] += len(messages)
-        held = [_held(message) for message in messages]
-        whole = [message for message, is_whole in held if is_whole]
-        bodiless = [message for message, is_whole in held if not is_whole]
-        if whole and bodiless and then is not None:
-            then = _after_two(then)
-        if whole or not bodiless:
+        self._add_with_bodies(messages, route, outcome, then, crossed=crossed, unwanted=unwanted)
+
+    def _add_with_bodies(
+        self,
+        messages: list[Message],
+        route: str,
+        outcome: Outcome,
+        then: Callable[[], None] | None,
+        *,
+        crossed: bool,
+        unwanted: bool,
+        is_last: bool = False,
+    ) -> None:
+        """Store messages after their bodies are read. Those that cannot be read now wait for the next tick.
+
+        With `is_last` they are stored without bodies instead.
+        """
+        whole: list[Message] = []
+        bodiless: list[Message] = []
+        unread: list[Message] = []
+        for message in messages:
+            held = _held(message, is_last=is_last)
+            if held is None:
+                unread.append(message)
+            else:
+                (whole if held[1] else bodiless).append(held[0])
+        count = bool(whole) + bool(bodiless) + bool(unread)
+        if count > 1 and then is not None:
+            then = _after(count, then)
+        add = partial(self._add_with_bodies, unread, route, outcome, then, crossed=crossed, unwanted=unwanted)
+        if unread:
+            self._unread.append(add)
+        if whole or not count:
             self._add(whole, route, outcome, then, crossed=crossed, unwanted=unwanted)
         if bodiless:
             why = without(BODY_LOST, outcome)
@@ -348,7 +379,11 @@ class DeadLetters:
         self._store.after_commit(told)
 
     def tick(self) -> None:
-        """Confirm dead letters to their sources when the disk works again, and log how many were refused."""
+        """Confirm dead letters to their sources when the disk works again, and log how many were refused.
+
+        Add those whose bodies could not be read before.
+        """
+        self._add_unread(is_last=False)
         if self.refused > self._told_refused:
             refused, self._told_refused = self.refused - self._told_refused, self.refused
             log.warning("dead letters full, messages stay with sources", refused=refused)
@@ -356,6 +391,15 @@ class DeadLetters:
             callbacks, self._waiting = self._waiting, []
             for then in callbacks:
                 self._when_safe(then)
+
+    def stop(self) -> None:
+        """Store what waits for its body without it, because the gateway is shutting down."""
+        self._add_unread(is_last=True)
+
+    def _add_unread(self, *, is_last: bool) -> None:
+        unread, self._unread = self._unread, []
+        for add in unread:
+            add(is_last=is_last)
 
     # What is read.
 

@@ -23,7 +23,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused, failed
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import UNREADABLE, poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.scheduler import ScheduledCall
@@ -65,7 +65,6 @@ Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
 UNDELIVERABLE = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
 )
-UNREADABLE = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
 
 
 class PublishTarget:
@@ -250,6 +249,8 @@ class AmqpConsumer:
         queue = self.queue
         first = channel.next_tag
         unsent = self._deliverer.deliver_many(first, rows)
+        if (stopped := self._deliverer.stopped) is not None:
+            messages, rows = self._hold_back(position, messages, rows, stopped)
         channel.next_tag = first + len(messages)
         aside: list[int] = []
         if unsent:
@@ -282,6 +283,17 @@ class AmqpConsumer:
         for tag in aside:
             channel.set_aside(self, tag, begin + tag - first, messages[tag - first], rows[tag - first][0])
         connection.ingress.stats.messages_out += len(messages)
+
+    def _hold_back(
+        self, position: int, messages: list[Message], rows: list[DeliverRow], stopped: tuple[int, str]
+    ) -> tuple[list[Message], list[DeliverRow]]:
+        """Return to the queue what was not sent because a body cannot be read now. Return what was sent."""
+        self._deliverer.stopped = None
+        tag, why = stopped
+        count = tag - self._channel.next_tag
+        gate = self._channel.connection.ingress.spool.delay_reads(why)
+        self.queue.hold_back(list(enumerate(messages[count:], position + count)), gate)
+        return messages[:count], rows[:count]
 
     def failed(self, error: Exception) -> None:
         """Close the connection at the end of the wake-up, because of this error."""
@@ -486,26 +498,35 @@ class AmqpChannel:
         deliverer = Deliverer(self.connection.machine, self.number, tag)
 
         def deliver(messages: list[Message]) -> None:
-            rows = self._replies(messages)
-            deliverer.deliver_many(self.next_tag, rows)
-            self.next_tag += len(rows)
-            self.connection.stream.queued += weight_of(messages) - SPARE * len(messages)
+            sound, rows = self._replies(messages)
+            first, ingress = self.next_tag, self.connection.ingress
+            unsent = deliverer.deliver_many(first, rows)
+            if deliverer.stopped is not None:
+                (tag, why), deliverer.stopped = deliverer.stopped, None
+                ingress.spool.delay_reads(why).wait(partial(deliver, sound[tag - first :]))
+                sound = sound[: tag - first]
+            for tag in unsent:
+                ingress.undeliverable(sound[tag - first])
+            self.next_tag += len(sound)
+            self.connection.stream.queued += weight_of(sound) - SPARE * len(sound)
             self.connection.stream.mark()
-            self.connection.ingress.stats.messages_out += len(messages)
+            ingress.stats.messages_out += len(sound)
 
         self.requester = self.connection.host.replies.add(deliver)
         self.requester_tag = tag
 
-    def _replies(self, messages: list[Message]) -> list[DeliverRow]:
-        """Return the encoded direct replies; those that cannot be encoded become dead letters."""
+    def _replies(self, messages: list[Message]) -> tuple[list[Message], list[DeliverRow]]:
+        """Return direct replies, and encoded; those that cannot be encoded become dead letters."""
         utc = clock.utc()
+        sound: list[Message] = []
         rows: list[DeliverRow] = []
         for message in messages:
             try:
                 rows.append((False, message.address.wire, encode_properties(message, utc), message.body))
+                sound.append(message)
             except Exception as error:
                 self.connection.ingress.undeliverable(message, poisoned(error))
-        return rows
+        return sound, rows
 
     def request_no_more(self) -> None:
         """Stop consuming direct replies."""

@@ -24,10 +24,11 @@ from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
 from gateway.model.message import Message
 from gateway.model.pending import Pending
-from gateway.model.spooled_bodies import Spooled
+from gateway.model.spooled_bodies import Spooled, is_lost
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sender import HEADER_SIZE
 from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.store.gate import Gate
 
 RETURNS_BYTES_MAX: Final = 64  # bytes that a quorum queue adds for the number of earlier deliveries
 
@@ -35,6 +36,13 @@ RETURNS_BYTES_MAX: Final = 64  # bytes that a quorum queue adds for the number o
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
     if tag in channel.consumers or (channel.requester is not None and tag == channel.requester_tag):
         raise AmqpRefused(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
+
+
+def _opened(gate: Gate) -> trio.Event:
+    """Return an event that is set when the gate opens."""
+    opened = trio.Event()
+    gate.wait(opened.set)
+    return opened
 
 
 def _transaction(channel: AmqpChannel) -> Transaction:
@@ -287,10 +295,9 @@ class AmqpActions(AmqpGuest):
                 "active consumer"
             )
             raise AmqpRefused(ReplyCode.RESOURCE_LOCKED, text)
-        if queue.gate.shut:  # its messages may be withdrawn and redelivered
-            opened = trio.Event()
-            queue.gate.wait(opened.set)
-            raise Pending(opened)
+        for gate in (queue.gate, queue.reads):  # its messages may be withdrawn, or cannot be read now
+            if gate.shut:
+                raise Pending(_opened(gate))
         if queue.loading:
             assert queue.storage is not None
             loaded = trio.Event()
@@ -324,7 +331,7 @@ class AmqpActions(AmqpGuest):
 
         The result has the position, the message, the redelivered flag and the encoded properties. Return None
         if there is no such message. Messages that do not fit the client's frames are set aside for other
-        consumers; others that cannot be sent become dead letters.
+        consumers; others that cannot be sent become dead letters. Raises Pending if a body is unreadable now.
         """
         utc = clock.utc()
         most = self.machine.payload_max - HEADER_SIZE
@@ -347,7 +354,10 @@ class AmqpActions(AmqpGuest):
                 else:
                     queue.acknowledged((position,))
                     self.ingress.undeliverable(message)
-            except OSError:
+            except OSError as unread:
+                if not is_lost(unread):
+                    queue.hold_back([(position, message)], self.ingress.spool.delay_reads(str(unread)))
+                    raise Pending(_opened(queue.reads)) from unread
                 queue.acknowledged((position,))
                 self.ingress.undeliverable(message)
             except Exception as error:

@@ -24,7 +24,7 @@ from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue, TopicSubscription
 from gateway.broker.amqpfast.partials import Partial, Partials
 from gateway.broker.amqpfast.virtual_host import FastHost
-from gateway.broker.poison import poisoned
+from gateway.broker.poison import UNREADABLE, poisoned
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.routing import RoutingEntry
@@ -41,6 +41,7 @@ from gateway.model.address import Address
 from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.model.shares import Holding
+from gateway.model.spooled_bodies import fault_of
 from gateway.protocols.amqpfast.commands import ChannelOpen, HandleOpen
 from gateway.protocols.amqpfast.events import Event, Fragment
 from gateway.protocols.amqpfast.sender import Notifier, NotifyRow
@@ -394,14 +395,16 @@ class FastChannel:
             one_queue.dispatch()
         return True
 
-    def unsaid(self, number: int) -> None:
-        """Requeue a message that will never reach the client completely."""
+    def unsaid(self, number: int, *, is_missing: bool) -> None:
+        """Requeue a message that will never reach the client completely, or settle it if it `is_missing`."""
         at = self._find(number)
         if at >= 0:
             one = self._pick(at, number)
             touched: dict[Queue, None] = {}
             one.consumer.acknowledged(1, touched)
-            self._give_back([one], touched)
+            if is_missing:
+                one.settle()
+            self._give_back([] if is_missing else [one], touched)
 
     def replied(self) -> None:
         """Send what waited for replies, if no reply is due on the channel any more."""
@@ -850,19 +853,26 @@ class FastConsumer:
     def _said(self, queue: Queue, position: int, message: Message, number: int, sent: bool) -> None:
         """Handle the end of a queued message: requeue it unless it was `sent`.
 
-        An unreliable consumer's message is settled when it is sent.
+        If its body is lost, it becomes a dead letter. An unreliable consumer's message is settled when it is
+        sent.
         """
         channel = self.handle.channel
         if sent:
             channel.connection.delivered(channel, 0, 0)  # may be acknowledged from now on
             if self.unreliable:
                 queue.acknowledged((position,))
-        elif self.unreliable:
-            if not queue.deleted:
-                queue.requeue([(position, message)])
-                queue.dispatch()
-        else:
-            channel.unsaid(number)
+            return
+        fault = fault_of(message.body)
+        is_missing = fault is not None and fault.is_lost and not queue.deleted
+        if is_missing:
+            channel.connection.ingress.undeliverable(message, UNREADABLE)
+        if not self.unreliable:
+            channel.unsaid(number, is_missing=is_missing)
+        elif is_missing:
+            queue.acknowledged((position,))
+        elif not queue.deleted:
+            queue.requeue([(position, message)])
+            queue.dispatch()
 
     def _name(self, address: Address) -> bytes:
         """Return the encoded name of an address, the same object each time, which speeds up encoding."""

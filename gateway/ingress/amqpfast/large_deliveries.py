@@ -18,9 +18,10 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from gateway.broker.spool import Spool
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.shared_folder import SharedFolder
-from gateway.model.spooled_bodies import Piece, Spooled
+from gateway.model.spooled_bodies import Piece, ReadFault, Spooled, fault_in, fault_of
 from gateway.protocols.amqpfast.sender import Transfer
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
@@ -49,6 +50,8 @@ class SayingClient(Protocol):
 
 class Starting(Protocol):
     """Source of a listener: the interface to large deliveries."""
+
+    spool: Spool
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task in the background."""
@@ -223,17 +226,15 @@ class LargeDeliveries:
 
     def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
         """Start to write the message from the offset `at`."""
-        connection = self._channel.connection
         large.at = at
-        if isinstance(large.body, Spooled):
-            try:
-                large.body.check()
-            except OSError as error:
-                self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
-                return
+        if (fault := fault_of(large.body)) is not None:
+            if fault.is_lost and large.bits & DELIVERED and not resumed:
+                self._end(large, sent=False)  # the client knows nothing of it
+            else:
+                self._cannot_read(large, fault, partial(self._write_from, large, at, resumed=resumed))
+            return
         if self._transfer(large, resumed=resumed):
-            connection.sending[self] = None
-            connection.stream.mark()
+            self._resume()
 
     def _transfer(self, large: Large, *, resumed: bool = False, out_of_band: bool = False) -> bool:
         """Create the transfer of a message. Return False if that fails, which closes the channel."""
@@ -266,7 +267,7 @@ class LargeDeliveries:
         try:
             data = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
         except OSError as error:
-            self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
+            self._cannot_read(large, fault_in(error), self._resume)
             return
         large.at += len(data)
         last = large.at == len(large.body)
@@ -286,7 +287,10 @@ class LargeDeliveries:
         try:
             await trio.to_thread.run_sync(folder.put, large.number, head, large.body)
         except OSError as error:
-            if self.active is large:
+            if self.active is large and (fault := fault_of(large.body)) is not None:
+                start = channel.connection.ingress.start
+                self._cannot_read(large, fault, partial(start, partial(self._put, large)))
+            elif self.active is large:
                 self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, f"out of band: {error}")
         else:
             if self.active is large and self._transfer(large, out_of_band=True):
@@ -295,6 +299,29 @@ class LargeDeliveries:
                 self._end(large, sent=True)
         channel.connection.stream.mark()
         channel.connection.ingress.flush()
+
+    def _cannot_read(self, large: Large, fault: ReadFault, again: Callable[[], None]) -> None:
+        """Call `again` later if the body of the message in progress cannot be read now.
+
+        Close the channel if the body is lost.
+        """
+        connection = self._channel.connection
+        if fault.is_lost:
+            self._fail(large, ReplyCode.INTERNAL_ERROR, fault.why)
+            return
+        connection.sending.pop(self, None)
+
+        def retry() -> None:
+            if self.active is large:
+                again()
+
+        connection.ingress.spool.delay_reads(fault.why).wait(retry)
+
+    def _resume(self) -> None:
+        """Continue to write the message in progress."""
+        connection = self._channel.connection
+        connection.sending[self] = None
+        connection.stream.mark()
 
     def _fail(self, large: Large, code: int, text: str) -> None:
         """Close the channel, because the message can never be sent; other clients may receive it."""

@@ -105,6 +105,10 @@ class SharedFolder:
                         file.write(body.read(at, min(PIECE_BYTES, body.size - at)))
                 else:
                     file.write(body)
+        except OSError:
+            if name in self._put:  # it may be written again
+                os.unlink(name, dir_fd=folder)
+            raise
         finally:
             os.close(folder)
 

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled_bodies import APART_BYTES_MIN, Body, Piece, is_large
+from gateway.model.spooled_bodies import APART_BYTES_MIN, Body, Piece, is_large, is_lost
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
@@ -116,10 +116,12 @@ class ContentWriter:
 class Deliverer(ContentWriter):
     """Encoder of deliveries to one consumer of a client.
 
-    The constructor raises LocalProtocolError if the channel is not open.
+    `stopped` has the tag of a message whose body cannot be read now, and why; the caller resets it. The
+    constructor raises LocalProtocolError if the channel is not open.
     """
 
     def __init__(self, connection: Connection, channel: int, consumer_tag: str) -> None:
+        self.stopped: tuple[int, str] | None = None
         arguments = U32.pack(BASIC_DELIVER) + encode_short_string(consumer_tag)
         super().__init__(connection, channel, arguments, END)
 
@@ -135,9 +137,9 @@ class Deliverer(ContentWriter):
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags from `first_tag` on.
 
-        A row is (redelivered, `wire` of the address, encoded property flags and list, body). Return the tags
-        of the messages that were not queued because their properties do not fit a frame of the client, or
-        because their bodies cannot be read from disk.
+        A row is (redelivered, Address.wire, bytes from the property flags on, body). Returns the tags of the
+        messages that were not queued because their properties do not fit a frame of the client, or because
+        their bodies are lost. Stops before a message whose body cannot be read now, and sets `stopped`.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -165,7 +167,10 @@ class Deliverer(ContentWriter):
             else:
                 try:
                     frames = self._frames(body)
-                except OSError:
+                except OSError as error:
+                    if not is_lost(error):
+                        self.stopped = tag, str(error)
+                        break
                     unsent.append(tag)
                 else:
                     out += (head, TAG(tag, redelivered), address, middle, *frames)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from gateway.broker import spool
 from gateway.egress.amqpfast.client import connect
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.mqtt.packets import Connack, Connect
@@ -39,10 +42,10 @@ def used(gateway: Running) -> int:
 
 
 def nothing_left(gateway: Running) -> None:
-    spool = gateway.gateway.bodies.spool
-    gateway.until(lambda: not spool.used and not spool.reserved_bytes)
-    assert not spool.lasting
-    assert list(spool.folder.iterdir()) == []
+    bodies = gateway.gateway.bodies.spool
+    gateway.until(lambda: not bodies.used and not bodies.reserved_bytes)
+    assert not bodies.lasting
+    assert list(bodies.folder.iterdir()) == []
 
 
 def test_fragments_of_two_channels_interleave_and_the_bodies_wait_on_disk(gateway: Running) -> None:
@@ -332,8 +335,36 @@ def test_heads_are_what_they_were(gateway: Running) -> None:
     nothing_left(gateway)
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("place", ["read", "opened"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_a_body_that_cannot_be_opened_for_a_moment_is_delivered_later(
+    monkeypatch: pytest.MonkeyPatch, number: int, place: str
+) -> None:
+    failures = 2
+    original = getattr(spool.SpoolFile, place)
+
+    def reading(self: spool.SpoolFile, *arguments: int) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(number, os.strerror(number))
+        return original(self, *arguments)
+
+    with running(settings_of(limits=SMALL_MEMORY)) as gateway, Whole(gateway).open() as client:
+        handle = client.handle("q")
+        client.put_large(handle, BODY)
+        monkeypatch.setattr(spool.SpoolFile, place, reading)
+        client.consume(handle)
+        assert client.large()[4] == BODY
+        assert not failures
+        assert gateway.ask(lambda: gateway.gateway.bodies.spool.unread_count) == 2
+        client.ack(1)
+        nothing_left(gateway)
+
+
 @pytest.mark.parametrize("size", [None, len(BODY) - 1])
-def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -> None:
+def test_a_body_that_is_not_there_any_more_costs_itself(size: int | None) -> None:
     with running(settings_of(limits=SMALL_MEMORY)) as gateway, Whole(gateway).open() as client:
         handle = client.handle("q")
         client.put_large(handle, BODY)
@@ -342,9 +373,15 @@ def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -
             path.unlink()
         else:
             os.truncate(path, size)
-        client.say(m.HandleConsume(handle, 0, 1))
+        ((number,), _) = client.index(handle)
+        client.say(m.HandleBrowse(handle, client.machine.new_tag(1), number))
         assert client.channel_closed() == (1, 541)
-        client.channel()
+        second = client.channel()
+        handle = client.handle("q", channel=second)
+        client.consume(handle, channel=second)
+        gateway.until(lambda: gateway.gateway.dead_letters.counted == {("", "store"): 1})
+        client.put_large(handle, BODY, channel=second)
+        assert client.large()[4] == BODY
 
 
 def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None:
