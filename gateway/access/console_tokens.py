@@ -29,6 +29,7 @@ from gateway.errors import ConfigurationError
 from gateway.model.shares import OPERATOR, UserShares
 
 TOKENS_MAX: Final = 1_000
+EXPIRED_SECS: Final = 30 * 86_400.0  # until an expired token is deleted: a clock that is ahead deletes none
 NAME_MAX: Final = 100
 TOKEN_BYTES: Final = 32
 PREFIX: Final = "gw_"  # so that people and scanners of repositories recognize a token
@@ -168,17 +169,22 @@ class ConsoleTokens:
     ) -> str:
         """Create a token and return its secret text, which is not stored.
 
-        `expires` is in seconds since 1970. Raises TokenRefused if the name does not have 1 to NAME_MAX
-        printable characters, TokenInTheWay if the name is in use or there are too many tokens, TokenShareFull
-        if the maker has too many, and OSError if the token cannot be stored.
+        Tokens that expired EXPIRED_SECS ago are deleted; until then they count, and the same maker may use
+        their names again.
+        Raises TokenRefused if the name is not 1 to NAME_MAX printable characters, TokenInTheWay if the name
+        is in use or there are TOKENS_MAX tokens, TokenShareFull if too many are the maker's, and OSError if
+        the token cannot be stored.
         """
         if not 0 < len(name) <= NAME_MAX or not name.isprintable():
             raise TokenRefused(f"a token's name has 1 to {NAME_MAX} characters")
         now = clock.unix_time()
         self._tokens = {
-            digest: one for digest, one in self._tokens.items() if one.expires is None or one.expires > now
+            digest: one
+            for digest, one in self._tokens.items()
+            if one.expires is None or one.expires + EXPIRED_SECS > now
         }
-        if any(token.name == name for token in self._tokens.values()):
+        namesakes = [token for token in self._tokens.values() if token.name == name]
+        if any(self.holds(one.digest) or _owner_of(one.maker) != _owner_of(maker) for one in namesakes):
             raise TokenInTheWay(f"there is a token with the name {name!r}")
         self._check_share(maker)
         text, digest = _new()
@@ -196,7 +202,7 @@ class ConsoleTokens:
         Administrators, who may revoke all tokens, are only subject to the limit of all tokens.
         """
         shares = self._shares
-        owners = Counter([OPERATOR if one.maker is None else one.maker.name for one in self._tokens.values()])
+        owners = Counter([_owner_of(one.maker) for one in self._tokens.values()])
         shares.replace({owner: (count, 0) for owner, count in owners.items()})
         if limit := shares.limit_of_all(0):
             shares.refuse("" if maker is None else maker.name, limit, 1)
@@ -211,7 +217,7 @@ class ConsoleTokens:
         return text
 
     def revoke(self, name: str) -> bool:
-        """Delete the token with this name and return True; return False if there is none.
+        """Delete the token with this name, and expired ones with it. Return False if there is none.
 
         Raises OSError if the file cannot be written; the token then stays valid.
         """
@@ -243,6 +249,10 @@ class ConsoleTokens:
     def all(self) -> list[StoredToken]:
         """Return the stored tokens, without temporary ones."""
         return list(self._tokens.values())
+
+
+def _owner_of(maker: Maker | None) -> str:
+    return OPERATOR if maker is None else maker.name
 
 
 def _new() -> tuple[str, str]:

@@ -23,7 +23,15 @@ from gateway.access import console_tokens
 from gateway.access.authentication import Access
 from gateway.access.console import NOTHING, ConsoleRights, console_rights
 from gateway.access.console_sessions import LINK_SECS, LINKS_MAX, ConsoleSessions
-from gateway.access.console_tokens import TOKENS_MAX, ConsoleTokens, TokenRefused, leave_token, left_tokens
+from gateway.access.console_tokens import (
+    EXPIRED_SECS,
+    TOKENS_MAX,
+    ConsoleTokens,
+    Maker,
+    TokenRefused,
+    leave_token,
+    left_tokens,
+)
 from gateway.access.keys import KeysFile
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
@@ -470,13 +478,35 @@ def test_there_is_a_most_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = ConsoleTokens()
     for number in range(2):
         tokens.make(str(number), "read", by="me")
-    tokens.make("over", "read", by="me", expires=time.time() - 1)
+    tokens.make("over", "read", by="me", expires=time.time() - EXPIRED_SECS - 1)
     tokens.make("takes its place", "read", by="me")
     with pytest.raises(TokenRefused, match="there are 3"):
         tokens.make("another", "read", by="me")
     for bad in ("", "x" * 101, "a\nb"):
         with pytest.raises(TokenRefused, match="characters"):
             tokens.make(bad, "read", by="me")
+
+
+def test_a_clock_that_was_ahead_has_deleted_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = ConsoleTokens(tmp_path)
+    end = time.time() + 60
+    text = tokens.make("ci", "read", by="me", expires=end)
+    tokens.make("other", "read", by="another", expires=end, maker=Maker("another", "users", (), ""))
+    with monkeypatch.context() as ahead:
+        ahead.setattr(clock, "unix_time", lambda: end + 10 * 86_400)
+        assert tokens.find(text) is None
+        newer = tokens.make("ci", "read", by="me")
+        for maker in (None, Maker("another", "users", (), "")):
+            with pytest.raises(TokenRefused, match="with the name 'ci'"):
+                tokens.make("ci", "read", by="me", maker=maker)
+        with pytest.raises(TokenRefused, match="with the name 'other'"):
+            tokens.make("other", "read", by="me")
+    for those in (tokens, ConsoleTokens(tmp_path)):
+        assert those.find(text) is not None
+        assert those.find(newer) is not None
+    assert tokens.revoke("ci")
+    assert tokens.find(text) is None
+    assert tokens.find(newer) is None
 
 
 def test_what_cannot_be_kept_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
