@@ -65,7 +65,7 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journal import Journaling, open_journal
 from gateway.broker.memory import BEGUN_BYTES_MAX
-from gateway.broker.memory_shares import Claim, IncompleteMessages, MemoryShares
+from gateway.broker.memory_shares import CachedEntries, Claim, IncompleteMessages, MemoryShares
 from gateway.broker.pressure import FullQueues
 from gateway.broker.redaction import PrivateFields
 from gateway.broker.shares import UserQuotas
@@ -428,6 +428,8 @@ class Gateway:
                 user, place = connection.sender.user, place_of(connection.sender.address)
                 for transaction, byte_count in connection.transactions:
                     yield transaction, byte_count, user, place
+                if byte_count := connection.cached_bytes:
+                    yield CachedEntries(connection), byte_count, user, place
                 if byte_count := connection.incomplete:
                     holder = IncompleteMessages(connection) if byte_count > BEGUN_BYTES_MAX else None
                     yield holder, byte_count, user, place

@@ -3,10 +3,11 @@
 Above the watermark of memory.py all publishers wait. Well below it, an owner (user or address) that holds
 more than its share of the watermark is restrained, so that one owner alone does not affect the others.
 Counted are the messages that wait in memory in the owner's queues and sessions, and those that its clients
-have not acknowledged, from all publishers; and what its clients have published in transactions that are not
-committed, or have not sent to its end. A restrained durable queue or session leaves new messages on disk; any
-other counts as full with about what it holds, and behaves as a full one does; a transaction may be committed,
-but not grow; a connection with more than BEGUN_BYTES_MAX of an incomplete message is closed.
+have not acknowledged, from all publishers; what its clients have published in transactions that are not
+committed, or have not sent to its end; and what is cached for one client alone. A restrained durable queue or
+session leaves new messages on disk; any other counts as full with about what it holds, and behaves as a full
+one does; a transaction may be committed, but not grow; a cache is cleared; a connection with more than
+BEGUN_BYTES_MAX of an incomplete message is closed.
 
 There may be a hundred thousand holders. They are examined in slices, and not at all while there is plenty of
 memory. This happens several times a second, and as soon as much has arrived: in a quarter of a second a fast
@@ -52,6 +53,24 @@ class IncompleteMessages(NamedTuple):
         """Close the connection, because its owner holds too much."""
         if on:
             self.publisher.let_go_for_memory()
+
+
+class CachingClient(Protocol):
+    """Connection whose client makes a cache grow."""
+
+    def forget_entries(self) -> None:
+        """Drop what is cached for the client."""
+
+
+class CachedEntries(NamedTuple):
+    """Routing entries that are cached for one connection alone."""
+
+    client: CachingClient
+
+    def restrain(self, on: bool) -> None:
+        """Drop the entries, because their owner holds too much."""
+        if on:
+            self.client.forget_entries()
 
 
 Owner = tuple[Literal["user", "address"], str]

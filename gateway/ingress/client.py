@@ -197,6 +197,14 @@ class IngressClient:
         """Bytes of messages that are incomplete."""
         return self.begun - sum([byte_count for _, byte_count in self.transactions])
 
+    @property
+    def cached_bytes(self) -> int:
+        """Estimated bytes of routing entries that are cached for this client alone."""
+        return 0
+
+    def forget_entries(self) -> None:
+        """Drop the routing entries that are cached for this client alone."""
+
     def let_go_for_memory(self) -> None:
         """Close the connection, because no memory is left for its incomplete messages."""
         self.stream.end(LOW_ON_MEMORY.text)

@@ -375,6 +375,8 @@ class FastActions(FastGuest):
         anew = self.ingress.replies_first
         if anew:
             handle.index = ListedIdentifiers(0)
+        elif not command.message_number:
+            handle.index = handle.listed().renewed()
         above = -1 if anew and not command.message_number else command.message_number
         return QueryScan(_waiting(queues), selects, handle.listed(), above)
 

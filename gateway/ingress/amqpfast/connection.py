@@ -91,6 +91,7 @@ AHEAD: Final = (m.HandleOpen, m.HandleFlow, m.HandleUnget)
 """Handle commands that do not wait for earlier publishes: they change credit, requeue a message, or open a
 handle, whose number later commands need."""
 OF_TRANSACTIONS: Final = (m.ChannelCommit, m.ChannelRollback)
+CACHED_ENTRY_BYTES: Final = 1_024  # bytes of a routing entry that a handle has cached, about
 UNREAD_SECS_MAX: Final = 2.0  # for which a client above the limit of waiting publishes may stay unread
 
 
@@ -385,6 +386,16 @@ class FastConnection(FastActions):
     def transactions(self) -> Iterable[tuple[Holder, int]]:
         """Open transactions, each with the bytes that it has in memory."""
         return [(one, one.pending_bytes) for one in self.channels.values() if one.pending_bytes]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Estimated bytes of the routing entries that the handles have cached."""
+        return CACHED_ENTRY_BYTES * sum([len(handle.entries) for handle in self.handles.values()])
+
+    def forget_entries(self) -> None:
+        """Drop what the client's handles have cached."""
+        for handle in self.handles.values():
+            handle.forget_entries()
 
     def let_go_for_memory(self) -> None:
         """Close the connection with 506: no memory is left for its transactions."""
@@ -945,5 +956,4 @@ class FastListenerSource(FastIngress):
         """Drop what the clients' handles have cached."""
         for connection in self.guests.connections:
             if isinstance(connection, FastConnection):
-                for handle in connection.handles.values():
-                    handle.forget_entries()
+                connection.forget_entries()

@@ -8,6 +8,7 @@ no work is left to do for all of them together.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -21,19 +22,63 @@ LISTED_MAX: Final = 10_000  # messages in one INDEX; the client requests the res
 INDEXED_MAX: Final = 100_000  # messages whose identifiers a handle stores; older ones are refused with 310
 
 
+class PositionSet:
+    """Set of positions in a queue, as ranges."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # in ascending order
+        self._ends: list[int] = []  # positions behind each range
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __contains__(self, position: int) -> bool:
+        at = bisect_right(self._starts, position) - 1
+        return at >= 0 and position < self._ends[at]
+
+    def add(self, position: int) -> None:
+        """Add a position that is not in the set, and merge it with its neighbours."""
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, position)
+        is_after = at > 0 and ends[at - 1] == position
+        if at < len(starts) and starts[at] == position + 1:
+            starts[at] = position
+            if is_after:
+                del starts[at], ends[at - 1]
+        elif is_after:
+            ends[at - 1] += 1
+        else:
+            starts.insert(at, position)
+            ends.insert(at, position + 1)
+
+
 class ListedIdentifiers:
     """Identifiers under which a handle's QUERYs have listed messages.
 
-    An identifier is not a message number (3.5.8).
+    An identifier is not a message number (3.5.8). Messages whose identifiers are forgotten are known as
+    listed, so that a client that requests the rest again and again reaches an end.
     """
 
     def __init__(self, first: int) -> None:
         self._next = first
         self._ids: dict[tuple[PriorityQueue, int], int] = {}
         self._places: dict[int, tuple[PriorityQueue, int]] = {}
+        self._forgotten: dict[PriorityQueue, PositionSet] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        """Return the number of identifiers and of ranges of forgotten ones."""
+        return len(self._places) + sum(map(len, self._forgotten.values()))
+
+    def renewed(self) -> ListedIdentifiers:
+        """Return identifiers for a list of all messages: these, or new ones if some are forgotten."""
+        return ListedIdentifiers(self._next) if self._forgotten else self
+
+    def is_forgotten(self, queue: PriorityQueue, position: int) -> bool:
+        """Return True if a message was listed and its identifier is forgotten."""
+        forgotten = self._forgotten.get(queue)
+        return forgotten is not None and position in forgotten
 
     def number_of(self, queue: PriorityQueue, position: int) -> int | None:
         """Return the identifier of a message, or None if it was not listed before."""
@@ -49,6 +94,9 @@ class ListedIdentifiers:
         oldest = self._places.pop(number - INDEXED_MAX, None)
         if oldest is not None:
             del self._ids[oldest]
+            if oldest[0] not in self._forgotten:
+                self._forgotten[oldest[0]] = PositionSet()
+            self._forgotten[oldest[0]].add(oldest[1])
         return number
 
     def find(self, number: int) -> tuple[PriorityQueue, Message] | None:
@@ -97,6 +145,8 @@ class QueryScan:
         """List a message, unless its identifier is too low or the list is full of lower ones."""
         number = self._index.number_of(queue, position)
         if number is None:
+            if self._index.is_forgotten(queue, position):
+                return
             if len(self._listed) >= LISTED_MAX:
                 self._is_cut = True
                 return
