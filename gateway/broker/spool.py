@@ -191,7 +191,7 @@ class Spool:
         self.reserved_bytes = 0
         self.reads = Gate()  # shut while deliveries wait because a body could not be read
         self.unread_count = 0  # deliveries that had to wait
-        self._retry_at = Monotonic(0.0)
+        self._retry_at: Monotonic | None = None  # while the gate is shut
         self.dead: deque[str] = deque()  # names of unreferenced files
         self._copied: deque[str] = deque()  # those that a copy of the store may need
         self._memory_max = memory_bytes_max
@@ -243,7 +243,8 @@ class Spool:
 
     def tick(self) -> None:
         """Let deliveries that wait try to read their bodies again, when it is time."""
-        if self.reads.shut and clock.now() >= self._retry_at:
+        if self._retry_at is not None and clock.now() >= self._retry_at:
+            self._retry_at = None
             self.reads.open()
 
     @property
