@@ -137,6 +137,7 @@ class BrokerCore:
                 pauses=self.pauses,
                 disk_healthy=lambda: store is None or store.healthy,
                 memory=memory,
+                quotas=self._quotas,
             ),
             journaling=journaling,
             tracing=tracing,

@@ -28,6 +28,7 @@ from gateway.broker.poison import poisoned
 from gateway.broker.routing import AnswerEntry, Branch, Namespace, RoutingEntry, RoutingPlan, is_mandatory
 from gateway.broker.scheduler import CallScheduler
 from gateway.broker.selection_work import UNBOUNDED, SelectionWork
+from gateway.broker.shares import UserQuotas
 from gateway.broker.taps import Taps
 from gateway.containment import contained
 from gateway.errors import ProtocolError
@@ -43,6 +44,7 @@ from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled_bodies import Spooled
 from gateway.model.times import Monotonic
+from gateway.settings.limits import Limits
 from gateway.store.journal.columns import WAS_STORED
 from gateway.telemetry.stats import Latency
 
@@ -234,7 +236,7 @@ class Surroundings(NamedTuple):
     `links` are the endpoints that are remote brokers; `namespaces` has the local ones, by endpoint. `outbox`
     returns the outbox of a route with `settle: stored`; None without a store and such routes. `pauses` has
     the paused routes. `disk_healthy` returns True if the store, if any, accepts messages. `memory` says
-    whether there is enough for more messages; sources check it.
+    whether there is enough for more messages; sources check it. `quotas` has the shares of users.
     """
 
     deduplication: Deduplication | None = None
@@ -244,6 +246,7 @@ class Surroundings(NamedTuple):
     pauses: Pauses | None = None
     disk_healthy: Callable[[], bool] = _always
     memory: Memory | None = None
+    quotas: UserQuotas | None = None
 
 
 ALONE: Final = Surroundings()
@@ -270,6 +273,7 @@ class Dispatcher:
         self._confirmed_later: set[str] = set()  # endpoints whose namespace is on the cluster
         self.disk_healthy = surroundings.disk_healthy
         self.memory = surroundings.memory or plenty()
+        self.quotas = surroundings.quotas or UserQuotas(Limits(user_share=1.0))
         self.pauses = Pauses(None) if pauses is None else pauses
         self.taps = Taps(self.changed)
         self.selection: SelectionWork = UNBOUNDED  # of the local subscriptions with a selector
@@ -457,7 +461,7 @@ class Dispatcher:
             return end
         gate = pauses.gates.get(route.name)
         if gate is None and route.name in pauses.routes:
-            gate = pauses.gates[route.name] = PauseGate(route, self._behind_gate, _when_unrouted)
+            gate = pauses.gates[route.name] = PauseGate(route, self._behind_gate, _when_unrouted, self.quotas)
         return end if gate is None else gate
 
     def _last(self, route: Route) -> Namespace | None:

@@ -19,6 +19,7 @@ import structlog
 
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import OneSink
+from gateway.broker.shares import UserQuotas
 from gateway.mapping.routes import Route
 from gateway.model.batch import Recipient, SubBatch
 from gateway.model.message import Message, Sender, weight_of
@@ -36,6 +37,10 @@ HELD_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.TARGET_DOWN, "the route is paused, and as many messages wait as may"
 )
 
+HELD_USER_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "the route is paused, and this user has its share (limits.user_share)"
+)
+
 RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
 
 log = structlog.get_logger()
@@ -45,11 +50,15 @@ class PauseGate(OneSink):
     """Namespace and sink in front of the end of a paused route.
 
     `recipients_of` finds the recipients behind it, and `unrouted` returns the outcome of a message without
-    any. `open` is True while the route resumes.
+    any. `open` is True while the route resumes. The waiting messages of each user have a share in `quotas`.
     """
 
     def __init__(
-        self, route: Route, recipients_of: RecipientsOf, unrouted: Callable[[Route], Outcome]
+        self,
+        route: Route,
+        recipients_of: RecipientsOf,
+        unrouted: Callable[[Route], Outcome],
+        quotas: UserQuotas,
     ) -> None:
         super().__init__(self)
         self.route = route
@@ -58,16 +67,22 @@ class PauseGate(OneSink):
         self.byte_count = 0
         self._recipients_of = recipients_of
         self._unrouted = unrouted
+        self._shares = quotas.waiting_in(HELD_MESSAGES_MAX, HELD_BYTES_MAX)
         # Parts, and how many of the first messages of each wait.
         self._waiting: deque[tuple[SubBatch, int]] = deque()
 
     def publish(self, part: SubBatch) -> None:
-        """Hold the messages of the part, as far as the limits allow; release the others."""
+        """Hold the messages of the part, as far as limits and shares allow; release the others."""
+        if beyond := self._shares.beyond(part.messages):
+            self.route.failed += len(beyond)
+            whole, part = part, part.without(set(beyond))
+            whole.settle_at(beyond, HELD_USER_FULL)
         messages = part.messages
         fits = self._room_for(messages)
         if fits:
             self.messages += fits
             self.byte_count += weight_of(messages[:fits])
+            self._shares.add_messages(messages[:fits])
             self._waiting.append((part, fits))
         if fits < len(messages):
             self.route.failed += len(messages) - fits
@@ -94,6 +109,7 @@ class PauseGate(OneSink):
             remaining -= count
             self.messages -= count
             self.byte_count -= weight_of(part.messages[:count])
+            self._shares.remove_messages(part.messages[:count])
             self._pass_on(part, count)
 
     def _pass_on(self, part: SubBatch, count: int) -> None:

@@ -146,12 +146,18 @@ class UserQuotas:
         self.responses = UserShares(
             "unsent responses", bytes_max=UNSENT_BYTES_MAX, share_option="what may be unread"
         )
-        self.outboxes = self.outbox()  # of all of them, only what was refused; each has its own limits
+        # Of all of them only what was refused; each has its own limits.
+        self.outboxes = self._shares("outbox messages")
+        self.waiting = self._shares("waiting messages")
         self._logged_counts: dict[str, tuple[int, int]] = {}
 
     def outbox(self) -> UserShares:
         """Return the shares in an outbox, which sets its limits."""
-        return self._shares("outbox messages")
+        return self._shares("outbox messages", refusals=self.outboxes)
+
+    def waiting_in(self, count_max: int, bytes_max: int) -> UserShares:
+        """Return the shares in the messages that wait at one place: a link or a paused route."""
+        return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
     def delayed(self) -> UserShares:
         """Return the shares in the messages that one exchange delays, which sets its limits."""
@@ -173,6 +179,7 @@ class UserQuotas:
             self.tokens,
             self.responses,
             self.outboxes,
+            self.waiting,
         )
 
     def refused(self) -> dict[str, int]:
@@ -209,6 +216,8 @@ class UserQuotas:
         resource: str,
         count: tuple[str, int] = ("", NO_LIMIT),
         byte_count: tuple[str, int] = ("", NO_LIMIT),
+        *,
+        refusals: UserShares | None = None,
     ) -> UserShares:
         return UserShares(
             resource,
@@ -218,6 +227,7 @@ class UserQuotas:
             count_option=count[0],
             bytes_option=byte_count[0],
             applies=self._several,
+            refusals=refusals,
         )
 
 

@@ -27,10 +27,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from gateway import clock
+from gateway.broker.shares import UserQuotas
 from gateway.containment import contained
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
+from gateway.model.shares import UserShares
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
@@ -41,6 +43,9 @@ MESSAGE_OVERHEAD: Final = 64  # approximate bytes on the wire besides body and p
 
 WAITING_FULL: Final = Outcome(
     Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
+)
+WAITING_USER_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "this user has its share of what may wait there (limits.user_share)"
 )
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it waited for the link")
 
@@ -117,6 +122,7 @@ class ConfirmedSink:
         self.in_flight = 0
         self.waiting_messages = 0
         self.waiting_bytes = 0
+        self._shares: UserShares | None = None  # of users among the waiting messages
         self._stats = stats
         self._waiting: deque[Unconfirmed] = deque()
         self._refusals: dict[Place, Outcome] = {}
@@ -132,6 +138,10 @@ class ConfirmedSink:
         self._blamed = 0  # how often one of the suspects has caused a close
         # Positions in the part being sent that have an outcome already.
         self._unsent: list[tuple[Positions, Outcome]] = []
+
+    def share_among(self, quotas: UserQuotas) -> None:
+        """Limit the waiting messages of each user, before there are any."""
+        self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     # Interface for the protocols.
 
@@ -261,12 +271,32 @@ class ConfirmedSink:
             self._waiting.append(one)
             self._count_waiting(one, 1)
             self.pump()
-            if self._too_much_waits() and self._waiting and self._waiting[-1].part is part:
-                self._trim()
+            if self._waiting and self._waiting[-1].part is part:
+                self._trim_users()
+                if self._too_much_waits() and self._waiting:
+                    self._trim()
         _settle_refused(refused)
 
     def _too_much_waits(self) -> bool:
         return self.waiting_messages > self.messages_max or self.waiting_bytes > self.bytes_max
+
+    def _trim_users(self) -> None:
+        """Release messages of the last waiting part whose users have more than their shares."""
+        shares = self._shares
+        if shares is None or (
+            shares.count <= shares.user_count_max and shares.total <= shares.user_bytes_max
+        ):
+            return
+        one = self._waiting.pop()
+        part, positions = one
+        self._count_waiting(one, -1)
+        refused = [positions[at] for at in shares.beyond([part.messages[at] for at in positions])]
+        out = set(refused)
+        if remaining := [at for at in positions if at not in out]:
+            self._waiting.append(Unconfirmed(part, remaining))
+            self._count_waiting(self._waiting[-1], 1)
+        if refused:
+            part.settle_at(refused, WAITING_USER_FULL)
 
     def _trim(self) -> None:
         """Release the newest messages of the last waiting part until the limits are observed."""
@@ -526,6 +556,12 @@ class ConfirmedSink:
         messages = one.part.messages
         self.waiting_messages += sign * len(one.positions)
         self.waiting_bytes += sign * sum([messages[at].byte_count for at in one.positions])
+        if self._shares is not None:
+            counted = [messages[at] for at in one.positions]
+            if sign > 0:
+                self._shares.add_messages(counted)
+            else:
+                self._shares.remove_messages(counted)
 
     def _count_in_flight(self) -> None:
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)

@@ -78,6 +78,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
     ) -> None:
         super().__init__(publisher)
         self.publisher = publisher
+        publisher.share_among(dispatcher.quotas)
         self.name = name
         self.settings = settings
         self.dispatcher = dispatcher

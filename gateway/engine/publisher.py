@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from gateway import clock
 from gateway.broker.poison import poisoned
+from gateway.broker.shares import UserQuotas
 from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
 from gateway.egress.confirms import Positions, settle_all
 from gateway.engine.cluster_clock import ClusterClock
@@ -88,6 +89,11 @@ class EnginePublisher(AmqpLinkPublisher):
         self._next_number = 1
         # Content headers by client, QoS, durability and hops, of messages without other properties.
         self._raws: dict[tuple[str, int, bool, int], bytes] = {}
+
+    def share_among(self, quotas: UserQuotas) -> None:
+        """Limit the messages of each user that wait for the cluster, and for the database."""
+        super().share_among(quotas)
+        self.retaining.share_among(quotas)
 
     def close_over(self, code: int, text: str) -> None:
         """Close the publisher because the broker has closed its channel with a code.

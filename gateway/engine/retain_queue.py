@@ -19,11 +19,13 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.mqtt.retained import RETAINED_FULL
-from gateway.egress.confirms import WAITING_FULL
+from gateway.broker.shares import UserQuotas
+from gateway.egress.confirms import WAITING_FULL, WAITING_USER_FULL
 from gateway.engine.retained import AWAY, LATE, RetainedPublication, SharedRetained
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import UserShares
 
 WAIT_SECS: Final = 10.0  # how long messages wait while the database is away
 Key = str | tuple[str, str]
@@ -68,6 +70,7 @@ class Retaining:
         """
         self.messages_max = messages_max
         self.bytes_max = bytes_max
+        self._shares: UserShares | None = None
         self._retained = retained
         self._send = send
         self._alone = alone
@@ -75,6 +78,10 @@ class Retaining:
         self._submitted: set[str] = set()  # topics with a message on its way or waiting for the database
         self._later: dict[str, None] = {}  # topics that wait for the database to return
         self._messages = self._byte_count = 0
+
+    def share_among(self, quotas: UserQuotas) -> None:
+        """Limit the waiting messages of each user, before there are any."""
+        self._shares = quotas.waiting_in(self.messages_max, self.bytes_max)
 
     def __len__(self) -> int:
         return self._messages
@@ -87,12 +94,17 @@ class Retaining:
         """Queue the message at position `at` of a part.
 
         `stored` is what the database shall retain, or None if it only waits for earlier messages. The message
-        is settled with WAITING_FULL if the queue is full.
+        is settled with WAITING_FULL if the queue is full, or WAITING_USER_FULL if its user has its share.
         """
         byte_count = part.messages[at].byte_count
         if self._messages >= self.messages_max or self._byte_count + byte_count > self.bytes_max:
             part.settle_at((at,), WAITING_FULL)
             return
+        if self._shares is not None:
+            if self._shares.beyond(part.messages[at : at + 1]):
+                part.settle_at((at,), WAITING_USER_FULL)
+                return
+            self._shares.add_messages(part.messages[at : at + 1])
         self._messages += 1
         self._byte_count += byte_count
         entry = WaitingMessage(part, at, stored)
@@ -160,6 +172,8 @@ class Retaining:
                     del self._queues[key]
             self._messages -= 1
             self._byte_count -= entry.message.byte_count
+            if self._shares is not None:
+                self._shares.remove_messages((entry.message,))
             found.append(entry)
         at = 0
         while at < len(found):

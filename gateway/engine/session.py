@@ -145,6 +145,7 @@ class EngineSession(OneSink):
             bytes_max=limits.queue_bytes_max,
             topics_max=limits.cache_entries_max,
         )
+        self.publisher.share_among(dispatcher.quotas)
         super().__init__(self.publisher)
         self.settings = settings
         self.replica = replica

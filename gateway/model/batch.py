@@ -9,7 +9,7 @@ are positions in the batch; the `messages` and `slots` of a part are parallel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from gateway.containment import contained
@@ -311,6 +311,10 @@ class SubBatch:
             part.messages.append(self.messages[at])
             part.slots.append(self.slots[at])
         return part
+
+    def without(self, positions: Collection[int]) -> SubBatch:
+        """Return a part with the messages that are not at `positions` of this one; see `chosen`."""
+        return self.chosen([at for at in range(len(self.messages)) if at not in positions])
 
     def accept(self) -> None:
         """Settle all messages of this part as accepted."""

@@ -7,7 +7,7 @@ entry of a user who has more than an equal part is removed, so that no user disp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from gateway.model.message import Message
@@ -43,11 +43,14 @@ class UserShares:
         bytes_option: str = "",
         share_option: str = "limits.user_share",
         applies: Callable[[], bool] = always,
+        refusals: UserShares | None = None,
     ) -> None:
         """Set the limits in number and bytes, and the names of the options that set them.
 
         `user_share` is the fraction of both limits that one user may have while `applies` returns True.
+        `refusals` counts what is refused here and elsewhere.
         """
+        self._refusals = refusals
         self.resource = resource
         self._user_share = user_share
         self.set_limits(count_max, bytes_max)
@@ -140,6 +143,37 @@ class UserShares:
         self.refused += count
         self.last_user = user
         self.last_limit = limit
+        if self._refusals is not None:
+            self._refusals.refuse(user, limit, count)
+
+    def beyond(self, messages: Sequence[Message], *, spares_lone: bool = False) -> list[int]:
+        """Return the positions of messages that do not fit into the shares of their senders' users.
+
+        These are counted as refused. After one message of a user all others of the user are beyond. With
+        `spares_lone` a user who has everything that is here has no share.
+        """
+        if self._user_share >= 1.0 or not self._applies():
+            return []
+        if (
+            self.count + len(messages) <= self.user_count_max
+            and self.total + sum([message.byte_count for message in messages]) <= self.user_bytes_max
+        ):
+            return []
+        positions: list[int] = []
+        accepted: dict[str, tuple[int, int]] = {}
+        limits: dict[str, str] = {}  # of users who are refused
+        for at, message in enumerate(messages):
+            user = message.sender.user
+            count, byte_count = accepted.get(user, (0, 0))
+            count, byte_count = count + 1, byte_count + message.byte_count
+            limit = limits.get(user) or self.limit_of_user(user, byte_count, count)
+            if limit and not (spares_lone and self.count_of(user) == self.count):
+                positions.append(at)
+                limits[user] = limit
+                self.refuse(user, limit, 1)
+            else:
+                accepted[user] = count, byte_count
+        return positions
 
     def has_room_for(self, messages: Iterable[Message], byte_count: int = 0, count: int = 0) -> bool:
         """Return True if these messages fit, in total and into the shares of the users who sent them.

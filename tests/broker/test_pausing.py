@@ -10,10 +10,12 @@ import pytest
 from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters.redrive import Redriving
 from gateway.broker.memory import plenty
-from gateway.broker.pauses import HELD_FULL, KIND, PauseGate, Pauses
+from gateway.broker.pauses import HELD_FULL, HELD_USER_FULL, KIND, PauseGate, Pauses
+from gateway.broker.shares import UserQuotas
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from gateway.store.store import Store
 from tests.broker.outbox.bench import Bench as OutboxBench
@@ -167,6 +169,31 @@ def test_there_is_a_most_that_waits(monkeypatch: pytest.MonkeyPatch, limit: str)
     for part in bench.link.parts:
         part.accept()
     assert source.told[2:] == [(0, ACCEPTED)]
+
+
+def test_one_user_has_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.broker.pauses.HELD_MESSAGES_MAX", 8)
+    bench = Bench(OUT % "")
+    bench.dispatcher.quotas = UserQuotas(Limits(user_share=0.5))
+    pauses = bench.dispatcher.pauses
+    pauses._changed = bench.dispatcher.changed
+    pauses.pause("route", "out")
+
+    def send(*rows: tuple[int, str]) -> list[Outcome]:
+        messages = [
+            Message(topic_address("out/x"), b"%d" % number, assurance=1, sender=Sender("mqtt", user, user))
+            for number, user in rows
+        ]
+        return bench.publish("mqtt", *messages)[0].outcomes
+
+    assert send(*((number, "greedy") for number in range(3))) == []
+    assert send((3, "greedy"), (4, "greedy"), (5, "modest")) == [HELD_USER_FULL]
+    assert send((6, "modest"), (7, "greedy")) == [HELD_USER_FULL]
+    assert bench.dispatcher.quotas.refused()["waiting_messages"] == 2
+    pauses.resume("route", "out")
+    assert [int(message.body) for part in bench.link.parts for message in part.messages] == [0, 1, 2, 3, 5, 6]
+    pauses.pause("route", "out")
+    assert send((8, "greedy"), (9, "greedy")) == [], "what has gone on no longer counts"
 
 
 def test_much_that_waited_goes_in_turns_and_before_what_comes(

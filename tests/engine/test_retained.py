@@ -16,8 +16,9 @@ from gateway.app.retained import SharedMessages
 from gateway.broker.mqtt.retained import RETAINED_FULL
 from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS
+from gateway.broker.shares import UserQuotas
 from gateway.containment import counted
-from gateway.egress.confirms import WAITING_FULL
+from gateway.egress.confirms import WAITING_FULL, WAITING_USER_FULL
 from gateway.engine.envelope import Number, encode
 from gateway.engine.retain_queue import Retaining
 from gateway.engine.retained import (
@@ -37,6 +38,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Verdict
 from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.settings import Limits
 from gateway.state.interface import REFUSED as REJECTS
 from gateway.state.interface import ListReplicas, MatchRetained, Retain, Retained
 from tests.engine.local_state import LocalDatabase
@@ -207,6 +209,20 @@ async def test_a_clear_between_messages(local: LocalDatabase) -> None:
     local.settle()
     assert (one.published[2:], one.there()) == ([b"", b"2"], {"t": b"2"})
     assert len(one.retained) == 1
+
+
+async def test_a_user_has_no_more_than_its_share_of_what_waits(local: LocalDatabase) -> None:
+    one = Replica(local, waiting_max=4)
+    quotas = UserQuotas(Limits(user_share=0.5))
+    one.waiting.share_among(quotas)
+    one.add(*(sent(b"%d" % at, f"t/{at}") for at in range(3)))
+    one.add(sent(b"of another", "t", client="d", user="v"))
+    assert one.outcomes == {b"2": WAITING_USER_FULL}
+    assert quotas.waiting.refused == 1
+    local.settle()
+    one.add(sent(b"3"))
+    local.settle()
+    assert sorted(one.published) == [b"0", b"1", b"3", b"of another"]
 
 
 async def test_more_than_may_wait_is_released(local: LocalDatabase) -> None:

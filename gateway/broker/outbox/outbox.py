@@ -216,7 +216,6 @@ class Outbox(OneSink):
             memory_bytes_max=memory_bytes_max,
         )
         self._shares = quotas.outbox()
-        self._refusals = quotas.outboxes
         self._storage.withdrawn = self._shares.remove_messages
         if extent.count:
             for messages in self._storage.stored_before(extent.first):
@@ -313,32 +312,13 @@ class Outbox(OneSink):
         """Refuse the messages of users who have their share of the outbox. Return the part of the others."""
         shares, messages = self._shares, part.messages
         count, byte_count = len(messages), weight_of(messages)
-        if (
-            shares.count + count <= shares.user_count_max
-            and shares.total + byte_count <= shares.user_bytes_max
-        ):
-            return part
         removes = self._limits.policy != "reject"
         if removes and not shares.limit_of_all(byte_count, count):
             return part
-        refused: list[int] = []
-        accepted: dict[str, tuple[int, int]] = {}
-        for at, message in enumerate(messages):
-            user = message.sender.user
-            mine, mine_bytes = accepted.get(user, (0, 0))
-            mine, mine_bytes = mine + 1, mine_bytes + message.byte_count
-            limit = shares.limit_of_user(user, mine_bytes, mine)
-            if limit and not (removes and shares.count_of(user) == shares.count):
-                refused.append(at)
-                self._refusals.refuse(user, limit, 1)
-            else:
-                accepted[user] = (mine, mine_bytes)
+        refused = shares.beyond(messages, spares_lone=removes)
         if not refused:
             return part
-        without = set(refused)
-        rest = SubBatch(part.batch, part.recipient)
-        rest.messages = [message for at, message in enumerate(messages) if at not in without]
-        rest.slots = [slot for at, slot in enumerate(part.slots) if at not in without]
+        rest = part.without(set(refused))
         if self._route is not None:
             self._route.failed += len(refused)
         part.settle_at(refused, OUTBOX_USER_FULL)

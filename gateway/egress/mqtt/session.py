@@ -306,6 +306,7 @@ class MqttLinkSession(OneSink):
             bytes_max=limits.queue_bytes_max,
             in_flight_max=settings.in_flight_max,
         )
+        self.publisher.share_among(dispatcher.quotas)
         self.receiver = MqttLinkReceiver(
             name, dispatcher, limits, stats, self.balance, retry_secs_max=settings.retry_secs_max
         )

@@ -13,10 +13,12 @@ import trio.testing
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.shares import UserQuotas
+from gateway.egress.confirms import WAITING_USER_FULL
 from gateway.mapping.router import Router, Targets
 from gateway.model.batch import Batch, Recipient
-from gateway.model.message import MESSAGE_BYTES, NEVER, Message
+from gateway.model.message import MESSAGE_BYTES, NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set, string
 from gateway.model.times import Monotonic
@@ -172,6 +174,29 @@ async def test_beyond_its_limits_a_link_that_is_down_releases_the_newest() -> No
     one.connect()
     assert one.world.bodies == [b"0", b"1", b"2", b"3", b"4"]
     assert (outgoing.waiting_messages, outgoing.waiting_bytes) == (0, 0)
+
+
+async def test_a_user_has_no_more_than_its_share_of_what_waits_for_a_link_that_is_down() -> None:
+    quotas = UserQuotas(Limits(user_share=0.5))
+    dispatcher = Dispatcher(Router([], {}), DeadLetters(), Surroundings(quotas=quotas))
+    one = LinkRig(dispatcher, limits=Limits(queue_messages_max=8))
+    source, outgoing = Settled(), one.session.publisher
+
+    def send(user: str, *names: bytes) -> None:
+        sender = Sender("mqtt", user, user)
+        messages = [Message(amqp_address(EX, "k"), name, durable=True, sender=sender) for name in names]
+        outgoing.publish(source.part(messages, outgoing))
+
+    send("greedy", *bodies(0, 3))
+    send("greedy", *bodies(3, 6))
+    send("modest", *bodies(6, 8))
+    send("greedy", b"8")
+    assert source.outcomes == dict.fromkeys((b"4", b"5", b"8"), WAITING_USER_FULL)
+    assert quotas.refused()["waiting_messages"] == 3
+    one.world.exchanges[EX] = "topic"
+    one.connect()
+    assert one.world.bodies == [b"0", b"1", b"2", b"3", b"6", b"7"]
+    assert (outgoing._shares.count, outgoing._shares.total) == (0, 0)  # type: ignore[union-attr]
 
 
 async def test_a_blocked_broker_gets_nothing_until_it_says_so() -> None:
