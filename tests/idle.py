@@ -190,7 +190,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     Transaction: ("_committing", "_then"),
     PeerReplyStream: ("_buffer",),
     # Links.
-    HeldBack: ("_lines", "_tried", "_undone"),
+    HeldBack: ("_lines", "_named", "_tried", "_undone"),
     QueueLinkConnection: ("_owing",),
     QueueLinkSession: ("_burials",),
     AmqpLinkConsumer: ("_later",),

@@ -858,6 +858,8 @@ def settle_at_route(batch: Batch, slots: list[int], route: Route, outcome: Outco
     """Settle the messages in `slots` with their outcome on one route."""
     if outcome.verdict is Verdict.RELEASED:
         batch.released_by(slots, route.name)
+    elif outcome.verdict is Verdict.REJECTED:
+        batch.rejected_by(slots, route.name)
     batch.settle(slots, outcome)
 
 

@@ -9,7 +9,7 @@ accepted them. New messages for the same routes wait behind them; other routes a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from gateway import chance
@@ -54,7 +54,7 @@ class RouteBacklog(Generic[R]):
 class HeldBack(Generic[R]):
     """Receipts of one link that wait for a target.
 
-    `on` is True if receipts wait, or if the remaining routes of a message are recorded.
+    `on` is True if receipts wait, or if routes of a message are recorded.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class HeldBack(Generic[R]):
         self._tried: dict[int, tuple[RouteBacklog[R], int, Monotonic, R]] = {}
         # Routes that have not accepted a message, by its id, and the message, which keeps the id valid.
         self._undone: dict[int, tuple[Message, frozenset[str]]] = {}
+        # Routes of a message that waits elsewhere, or has been rejected, by its id, and the message.
+        self._named: dict[int, tuple[Message, tuple[str, ...]]] = {}
 
     def __len__(self) -> int:
         """Return how many messages wait, without those being retried."""
@@ -120,6 +122,7 @@ class HeldBack(Generic[R]):
         """
         key = id(self._message_of(receipt))
         self._undone.pop(key, None)
+        self._named.pop(key, None)
         tried = self._tried.pop(key, None)
         if tried is not None:
             line = tried[0]
@@ -128,7 +131,10 @@ class HeldBack(Generic[R]):
                 line.backoff.accepted(1)
             if not line.waiting and not line.in_flight and self._lines.get(line.key) is line:
                 del self._lines[line.key]
-        self.on = bool(self._lines or self._undone)
+        self._check()
+
+    def _check(self) -> None:
+        self.on = bool(self._lines or self._undone or self._named)
 
     def due(self, now: Monotonic) -> list[R]:
         """Return the receipts to retry now, in order. Each must be settled or released later."""
@@ -161,11 +167,12 @@ class HeldBack(Generic[R]):
                 del self._lines[line.key]
         for receipt, _ in found:
             self._undone.pop(id(self._message_of(receipt)), None)
-        self.on = bool(self._lines or self._undone)
+            self._named.pop(id(self._message_of(receipt)), None)
+        self._check()
         return found
 
     def routes_left(self, receipt: R, entry: RoutingEntry) -> tuple[str, ...]:
-        """Return the names of the routes that have not accepted a message that is being retried.
+        """Return the names of the routes that have not accepted a message that waited or was rejected.
 
         These are routes of `entry`, or removed ones if it has none; ("",) if no name is known.
         """
@@ -176,7 +183,20 @@ class HeldBack(Generic[R]):
         undone = self._undone.get(id(self._message_of(receipt)))
         if undone is not None:
             return line_of(_remaining(entry, undone[1])) or tuple(sorted(undone[1]))
-        return line_of(entry) or (("",) if line is None else line.key[1])
+        if line is not None:
+            return line_of(entry) or line.key[1]
+        return line_of(entry) or self.named(receipt)
+
+    def note_routes(self, receipt: R, routes: Iterable[str]) -> None:
+        """Record the routes of a message until it is settled."""
+        message = self._message_of(receipt)
+        self._named[id(message)] = message, tuple(routes)
+        self.on = True
+
+    def named(self, receipt: R) -> tuple[str, ...]:
+        """Return the routes that `note_routes` has recorded, or ("",)."""
+        found = self._named.get(id(self._message_of(receipt)))
+        return ("",) if found is None else found[1]
 
     def note_undone(self, receipt: R, routes: frozenset[str]) -> None:
         """Record the routes that have not accepted a message."""
@@ -208,6 +228,7 @@ class HeldBack(Generic[R]):
         self._lines.clear()
         self._tried.clear()
         self._undone.clear()
+        self._named.clear()
         self.on = False
         return waiting
 

@@ -195,6 +195,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
             self.held_back.settled(receipt, by_target=False)
             self.give_back_later(receipt)
         elif outcome.reason is Reason.STORE and not self.held_back.is_tried(receipt):
+            self.held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
             self.held_receipts.refused(receipt)
         else:
             self.held_back.released(self.line_of(receipt), receipt, clock.now())
@@ -249,6 +250,7 @@ class QueueLinkSession(OneSink, Generic[ConnectionT, ConsumerT, SinkT]):
         if not (entry.plan.branches or entry.plan.recipients):
             return False
         if self.held_receipts.on:
+            self.held_back.note_routes(receipt, line_of(entry))
             self.held_receipts.behind(receipt)
             return True
         return self.held_back.behind((receipt[0], line_of(entry)), receipt, clock.now())

@@ -387,6 +387,7 @@ class SharedOutboxes(AmqpLinkSession):
 
     def orphaned(self, receipt: tuple[AmqpLinkConsumer, int, Message]) -> None:
         """Requeue a message that waited for the disk; it takes its way from the queue again."""
+        self.held_back.settled(receipt, by_target=False)
         self.give_back_later(receipt)
 
     # Interface for the connection.

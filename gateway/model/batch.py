@@ -119,12 +119,14 @@ class Batch:
     __slots__ = (
         "_open",
         "_parts",
+        "_rejected_by",
         "_released_by",
         "_watchers",
         "_worst",
         "keeps_letters",
         "receipts",
         "received",
+        "rejected",
         "source",
         "undone",
         "untold",
@@ -135,6 +137,8 @@ class Batch:
         self.received = received
         self.undone: Callable[[Receipt, frozenset[str]], None] | None = None
         self._released_by: dict[int, frozenset[str]] = {}  # names of routes, by slot
+        self.rejected: Callable[[Receipt, frozenset[str]], None] | None = None
+        self._rejected_by: dict[int, frozenset[str]] = {}
         self.untold: Untold | None = None  # None: the source is notified of every rejection
         self.keeps_letters = False  # a rejected message is a dead letter already: store no second one
         self.receipts: list[Receipt] = []
@@ -255,6 +259,16 @@ class Batch:
             for slot in slots:
                 self._released_by[slot] = self._released_by.get(slot, frozenset()) | {route}
 
+    def rejected_by(self, slots: list[int], route: str) -> None:
+        """Note that `route` has rejected the messages in `slots`, and their source is to report it.
+
+        Before the source gets the outcome, `rejected` is called with the receipt and the names of all such
+        routes.
+        """
+        if self.rejected is not None:
+            for slot in slots:
+                self._rejected_by[slot] = self._rejected_by.get(slot, frozenset()) | {route}
+
     def _tell(self, done: list[int]) -> None:
         """Notify the source, and then the watchers, of the outcomes of the messages in the slots `done`.
 
@@ -262,6 +276,10 @@ class Batch:
         """
         receipts = self.receipts
         worst = self._worst
+        if self._rejected_by and self.rejected is not None:
+            for slot in done:
+                if names := self._rejected_by.pop(slot, None):
+                    self.rejected(receipts[slot], names)
         if self._released_by and self.undone is not None:
             for slot in done:
                 names = self._released_by.pop(slot, frozenset())

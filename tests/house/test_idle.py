@@ -132,6 +132,7 @@ STANDING: Final[dict[str, str]] = {
     "ingress.waiting_publishes.ChannelBacklog.events": "checked with WaitingPublishes._lines",
     "model.batch.Batch._parts": OF_THE_LOOP,
     "model.batch.Batch.receipts": OF_THE_LOOP,
+    "model.batch.Batch.rejected": HOOK,
     "model.batch.Batch.undone": HOOK,
     "model.batch.Batch.untold": HOOK,
     "model.batch.SubBatch.messages": OF_THE_LOOP,

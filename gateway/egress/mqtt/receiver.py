@@ -195,6 +195,7 @@ class MqttLinkReceiver:
                 self.unsettled += 1
                 receipt = (connection, packet_id, qos, message)
                 if behind and entry.plan.branches:
+                    self._held_back.note_routes(receipt, line_of(entry))
                     self._held_receipts.behind(receipt)
                     continue
                 if (
@@ -233,11 +234,17 @@ class MqttLinkReceiver:
         batch = self._dispatcher.batch(self, clock.now())
         batch.untold = self._is_untold
         batch.undone = self._note_undone
+        batch.rejected = self._note_rejected
         return batch
 
     def _note_undone(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
         if receipt is not None:
             self._held_back.note_undone(receipt, routes)
+
+    def _note_rejected(self, receipt: Receipt | None, routes: frozenset[str]) -> None:
+        """Record routes that rejected a message: its broker may not be reachable any more."""
+        if receipt is not None and self._answers(receipt) is None:
+            self._held_back.note_routes(receipt, sorted(routes))
 
     def _is_untold(self, receipt: Receipt | None, retries: bool, outcome: Outcome) -> bool:
         """Return True if a route has to store what it rejects; see gateway.model.batch.Untold."""
@@ -357,22 +364,19 @@ class MqttLinkReceiver:
         A rejected message that the broker cannot be told of becomes a dead letter and is acknowledged: it
         would only block those behind it.
         """
-        _, packet_id, qos, message = receipt
+        _, packet_id, qos, _ = receipt
         if outcome.verdict is Verdict.RELEASED or self._held_back.try_all(receipt):
             if outcome is LOW_ON_MEMORY:
                 self._held_back.settled(receipt, by_target=False)
-                self._held_receipts.refused(
-                    receipt
-                )  # retried once there is memory, with the messages behind it
+                self._wait_for_room(receipt)  # retried once there is memory, with the messages behind it
             elif outcome.reason is Reason.STORE and not self._held_back.is_tried(receipt):
-                self._held_receipts.refused(receipt)
+                self._wait_for_room(receipt)
             else:
                 self._held_back.released(self._line_of(receipt), receipt, clock.now())
             return
         answers = self._answers(receipt)
         if answers is None:
-            then, again = partial(self._buried, receipt), partial(self._refuse, receipt)
-            self._dispatcher.dead_letters.add([message], "", outcome, then, full=again)
+            self._bury_unsettled(receipt, outcome, self._held_back.named(receipt))
             return
         self.unsettled -= 1
         if answers is not self._connection:
@@ -381,6 +385,11 @@ class MqttLinkReceiver:
             self._once.pop(packet_id, None)
         kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
         answers.refuse(kind, packet_id, publish_refused(outcome), outcome.text)
+
+    def _wait_for_room(self, receipt: Receipt) -> None:
+        """Hold back a message until the disk or memory accepts messages."""
+        self._held_back.note_routes(receipt, line_of(self._entry_of(receipt)))
+        self._held_receipts.refused(receipt)
 
     def _buried(self, receipt: Receipt) -> None:
         """Acknowledge a message that is stored as a dead letter."""

@@ -38,6 +38,12 @@ version: 1
 routes:
   - {name: others, from: {endpoint: plant, topic: "others/#"}, to: {endpoint: local, topic: "in/{topic}"}}
 """
+TWO = """
+version: 1
+routes:
+  - {name: up, from: {endpoint: plant, topic: "up/#"}, to: {endpoint: local, topic: "in/{topic}"}}
+  - {name: too, from: {endpoint: plant, topic: "up/#"}, to: {endpoint: local, topic: "too/{topic}"}}
+"""
 
 
 @VERSIONS
@@ -177,7 +183,7 @@ async def test_what_waits_for_a_removed_route_becomes_a_dead_letter(
     letters = newest(world.dead_letters)
     assert {letter.message.body for letter in letters} == {b"one", b"two", b"three"}
     assert {letter.outcome for letter in letters} == {ROUTE_REMOVED}
-    assert {letter.route for letter in letters} - {""} == {"up"}, "or none, behind what the disk refused"
+    assert {letter.route for letter in letters} == {"up"}
     assert world.dead_letters.unwanted == 0, "they are kept like others of routes"
     assert world.session.idle
 
@@ -505,6 +511,24 @@ async def test_what_is_rejected_after_the_broker_lost_the_session_is_a_dead_lett
     world.local.parts[0].settle(REJECTED)
     assert [letter.message.body for letter in newest(world.dead_letters)] == [b"lost"]
     assert world.session.receiver.unsettled == 0
+
+
+@pytest.mark.parametrize("is_lost_first", [False, True])
+async def test_what_is_rejected_has_its_route_if_the_connection_is_lost(is_lost_first: bool) -> None:
+    """One of two routes rejects it, and when the other one accepts it, the broker cannot be told any more."""
+    world = World(routes=TWO)
+    world.local.answer = None
+    world.connect()
+    world.deliver(row("x", 1, 7))
+    first, second = world.local.parts
+    if is_lost_first:
+        world.drop()
+    first.settle(REJECTED)
+    world.drop()
+    second.accept()
+    assert [letter.route for letter in newest(world.dead_letters)] == ["up"]
+    assert world.session.receiver.unsettled == 0
+    assert not world.session.receiver._held_back.on
 
 
 async def test_what_is_rejected_is_no_dead_letter_while_the_broker_has_it() -> None:
