@@ -41,7 +41,7 @@ from gateway.broker.shares import filter_bytes, text_bytes
 from gateway.broker.topics import topic_matches
 from gateway.engine.consumers import PREFETCH_MAX, ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
-from gateway.engine.names import binding_of
+from gateway.engine.names import SHORTENED_MIN, binding_of
 from gateway.engine.once import Recent
 from gateway.engine.requeue_order import GivenBack, print_of
 from gateway.engine.stored_values import encode_options
@@ -143,6 +143,7 @@ class ClientSession(Session):
     """Session of a client of this replica."""
 
     __slots__ = (
+        "_awaiting",
         "_cached",
         "_consumer",
         "_deliveries",
@@ -178,6 +179,8 @@ class ClientSession(Session):
         self.arguments: Headers = ()
         self.fresh = False
         self.unbound: dict[str, tuple[bool, Done]] = {}
+        # Encoded options of filters that are stored when their key is bound, by key.
+        self._awaiting: dict[str, dict[str, bytes | None]] = {}
         self._engine = engine
         # Since then messages that an earlier owner had sent are awaited; some may never be redelivered.
         self._left_since: Monotonic | None = None
@@ -259,12 +262,35 @@ class ClientSession(Session):
         ):
             note()
         elif needs_binding:
-            self.unbound[key] = (True, note)
+            self._awaiting.setdefault(key, {})[topic_filter] = encoded
+            self.unbound[key] = (True, partial(self._bound, key))
             self._engine.bind_queue(self, key)
         else:
             note()
+            self._awaiting.get(key, {}).pop(topic_filter, None)
+            if self._needs(key, topic_filter):
+                return
+            self._awaiting.pop(key, None)
             self.unbound[key] = (False, _nobody)
             self._engine.bind_queue(self, key)
+
+    def _needs(self, key: str, without: str) -> bool:
+        """Return True if another filter than `without` has this key, of which one is shortened."""
+        if self._awaiting.get(key):
+            return True
+        others = [
+            one
+            for one, options in self.subscriptions.items()
+            if options.qos and max(len(one), len(without)) >= SHORTENED_MIN and one != without
+        ]
+        return any(
+            shared_pattern(one) is None and binding_of(one.split("/")) == key for one in others if "#" in key
+        )
+
+    def _bound(self, key: str) -> None:
+        """Store the subscriptions that waited for this key to be bound."""
+        for topic_filter, encoded in self._awaiting.pop(key, {}).items():
+            self._note(topic_filter, encoded)
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:
         change = self.change()

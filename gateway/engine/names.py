@@ -21,6 +21,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 TO_KEY: Final[LevelTranslation] = translation(MQTT, AMQP091, "percent")
 TO_TOPIC: Final[LevelTranslation] = translation(AMQP091, MQTT, "percent")
 READABLE_BYTES_MAX: Final = 96
+SHORTENED_MIN: Final = SHORT_STRING_MAX // 3  # characters of a filter whose key may be shortened: %2E is one
 WILD: Final = {"+": "*", "#": "#"}
 
 
@@ -65,9 +66,27 @@ def key_of(topic: str) -> bytes | None:
 
 
 def binding_of(levels: list[str]) -> str | None:
-    """Return the binding key of a topic filter, or None if it is too long for a key."""
-    key = ".".join([WILD.get(level) or TO_KEY(level) for level in levels])
-    return key if len(key.encode()) <= SHORT_STRING_MAX else None
+    """Return the binding key of a topic filter, or None if no topic that it matches fits into a key.
+
+    Wildcards may make a key too long although it matches keys that fit. Then the result is the one key that
+    still fits, or the filter's first levels with `#`, which matches more topics than the filter.
+    """
+    parts = [WILD.get(level) or TO_KEY(level) for level in levels]
+    if _fits(parts):
+        return ".".join(parts)
+    least = ["" if level == "+" else TO_KEY(level) for level in levels if level != "#"]
+    if not _fits(least):
+        return None
+    if not _fits([*least, ""]):  # nothing else fits
+        return ".".join(least)
+    while not _fits([*parts, "#"]):
+        parts.pop()
+    return ".".join([*parts, "#"])
+
+
+def _fits(parts: list[str]) -> bool:
+    """Return True if the parts fit into a key."""
+    return len(".".join(parts).encode()) <= SHORT_STRING_MAX
 
 
 def topic_of(key: str) -> Address:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Final, Protocol
 
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
+from gateway.broker.topics import topic_matches
 from gateway.engine.client_session import ClientSession, ClusterOrigin
 from gateway.engine.consumers import ClusterConsumer, Content, Done
 from gateway.engine.envelope import Number
@@ -49,7 +50,8 @@ class SharedQueue:
         self.arguments = arguments
         self.prefetch = prefetch
         self.fresh = False
-        key = binding_of(shared_pattern(group.filter) or [])
+        self._pattern = shared_pattern(group.filter) or []
+        key = binding_of(self._pattern)
         self._keys = () if key is None else (key,)
         self.unbound: dict[str, tuple[bool, Done]] = dict.fromkeys(self._keys, (True, _nobody))
         self._reader = reader
@@ -75,10 +77,13 @@ class SharedQueue:
         """Do nothing: the queue is checked again by a timer."""
 
     def deliver(self, consumer: ClusterConsumer, tag: int, redelivered: bool, content: Content) -> None:
-        """Give a message to one of the members, or requeue it if there is none."""
+        """Give a message to one of the members, or requeue it if there is none.
+
+        A message that the filter does not match is dropped.
+        """
         found = self._reader.read(content)
-        if found is None:
-            consumer.settle(tag)
+        if found is None or not topic_matches(self._pattern, found[0].address.name.split("/")):
+            consumer.settle(tag)  # its key also matches topics that begin with `$`, or a shortened one more
             return
         chosen = self.group.choose()
         if chosen is None:

@@ -347,6 +347,40 @@ def test_a_late_binding_stores_no_subscription_that_was_changed_meanwhile(
     assert not session.unbound
 
 
+def test_a_key_of_two_filters_is_bound_until_neither_needs_it() -> None:
+    """Keys of long filters are shortened, and then may be those of others."""
+    engine = Storing()
+    session = ClientSession("c", SessionLimits(), SessionTally(), cast(Any, engine), OWNER)
+    session.begin(Contents(), "queue", ())
+    engine.consumers._consumers[session] = ClusterConsumer(engine.consumers, session, "1")
+    long, short, options = "a/" + "b" * 252 + "/#", "a/#", SubscriptionOptions(1)
+
+    def subscribe(topic_filter: str, now: SubscriptionOptions | None) -> None:
+        before = session.subscriptions.get(topic_filter)
+        if now is None:
+            del session.subscriptions[topic_filter]
+        else:
+            session.subscriptions[topic_filter] = now
+        session.subscribed(topic_filter, now, before)
+
+    subscribe(long, options)
+    subscribe(short, options)
+    engine.confirm()
+    encoded = encode_options(options)
+    assert engine.stored.subscriptions == {long: encoded, short: encoded}
+    assert not session.unbound
+    subscribe(short, None)
+    assert not session.unbound
+    subscribe(short, options)
+    subscribe(short, None)
+    engine.confirm()
+    assert engine.stored.subscriptions == {long: encoded, short: None}
+    subscribe(long, None)
+    assert list(session.unbound) == ["a.#"]
+    engine.confirm()
+    assert engine.stored.subscriptions == {long: None, short: None}
+
+
 def test_changed_options_are_stored_when_the_queue_is_bound() -> None:
     """A restart in between would have a subscription that gets nothing."""
     engine = Storing()

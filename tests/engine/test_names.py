@@ -59,6 +59,27 @@ def test_a_filter_is_a_binding_key(topic_filter: str, key: str) -> None:
     assert binding_of(topic_filter.split("/")) == key
 
 
+@pytest.mark.parametrize(
+    "topic_filter, key",
+    [
+        ("a" * 253 + "/#", "a" * 253 + ".#"),
+        ("a" * 254 + "/+", "a" * 254 + "."),  # the only topic that it matches and that fits
+        ("a" * 255 + "/#", "a" * 255),
+        ("a" * 255 + "/+", None),
+        ("a" * 254 + "/#", "#"),
+        ("b/" + "a" * 252 + "/#", "b.#"),
+        ("b/c/" + "é" * 125 + "/#", "b.c.#"),
+        ("b/" + "/".join("+" * 200), "b." + ".".join("*" * 126) + ".#"),
+        ("/".join("+" * 256) + "/#", "." * 255),
+        ("/".join("+" * 257), None),
+    ],
+)
+def test_a_filter_whose_key_is_too_long_is_bound_to_all_that_it_matches(
+    topic_filter: str, key: str | None
+) -> None:
+    assert binding_of(topic_filter.split("/")) == key
+
+
 def test_a_key_is_bound_once_and_unbound_when_nobody_needs_it() -> None:
     bindings = Bindings()
     assert [bindings.add(["a", "+"]) for _ in range(3)] == ["a.*", None, None]
