@@ -113,17 +113,18 @@ class LettersApi:
         there = [letter.id for letter in await self._found(ids)]
         # Deleting these would not stop their messages.
         waiting = [id for id in there if self._redriving.is_redriving(id)]
-        deleted = [id for id in there if not self._redriving.is_redriving(id)]
+        chosen = [id for id in there if not self._redriving.is_redriving(id)]
 
-        def ask(then: Callable[[Outcome], None]) -> None:
-            self._letters.delete(deleted, then)
+        def ask(then: Callable[[tuple[Outcome, list[str]]], None]) -> None:
+            self._letters.purge(chosen, lambda *found: then(found))
 
-        outcome = await self._read(ask)
+        outcome, stay = await self._read(ask)
+        waiting += stay
         if outcome is not ACCEPTED:
             raise UnavailableError(f"the dead letters are not deleted on disk yet: {outcome.text}")
         known_ids = set(there)
         unknown = [id for id in ids if id not in known_ids]
-        return answer({"purged": len(deleted), "waiting": waiting, "unknown": unknown})
+        return answer({"purged": len(chosen) - len(stay), "waiting": waiting, "unknown": unknown})
 
     async def _redrive(self, request: Request) -> Response:
         """Redrive the dead letters that the body selects, some at a time, and return the results.

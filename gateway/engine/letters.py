@@ -40,6 +40,7 @@ from gateway.state.interface import (
     FindLetters,
     FreeLetters,
     ListLetters,
+    PurgeLetters,
     Reply,
     StateStore,
     WeighLetters,
@@ -278,20 +279,37 @@ class SharedLetters:
         letter_ids = list(ids)
         for id in letter_ids:
             self._mine.pop(id, None)
-        parts = list(_parts(letter_ids))
-        remaining = len(parts)
-        if not parts:
-            then()
+        self._delete(DeleteLetters, letter_ids, lambda _: then())
 
-        def deleted(_: Reply[list[str]]) -> None:
+    def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Delete dead letters, except those that another replica redrives, whose ids `then` is called with.
+
+        That happens when the database has deleted the others, possibly much later.
+        """
+        self._delete(PurgeLetters, ids, then)
+
+    def _delete(
+        self,
+        operation: type[DeleteLetters] | type[PurgeLetters],
+        ids: Iterable[str],
+        then: Callable[[list[str]], None],
+    ) -> None:
+        """Submit an operation in parts. `then` is called with the ids in all replies."""
+        parts = list(_parts(ids))
+        remaining, found = len(parts), list[str]()
+        if not parts:
+            then(found)
+
+        def deleted(reply: Reply[list[str]]) -> None:
             nonlocal remaining
             remaining -= 1
+            found.extend(reply.value or ())
             if not remaining:
                 self._weigh()
-                then()
+                then(found)
 
         for some in parts:
-            self._repeats.submit(DeleteLetters(some, self._membership.incarnation), deleted)
+            self._repeats.submit(operation(some, self._membership.incarnation), deleted)
 
     # Interface for the shared state.
 

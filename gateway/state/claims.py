@@ -28,6 +28,7 @@ from gateway.state.interface import (
     JoinReplica,
     Lease,
     OperationOutcome,
+    PurgeLetters,
     QuitReplica,
     ReleaseLease,
     Reply,
@@ -213,7 +214,7 @@ CLAIM: Final = (
     " FROM op WHERE dead_letter.id = op.id"
 )
 DELETE: Final = "{op} DELETE FROM dead_letter WHERE id IN (SELECT id FROM op)"
-LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters
+LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters | PurgeLetters
 
 
 class GroupLetters:
@@ -245,19 +246,28 @@ class GroupLetters:
             row = rows.get((id,))
             if row is None:
                 continue
-            if isinstance(operation, DeleteLetters):
-                del rows[id,]
-                self._claims.pop(id, None)
-                self._added.pop(id, None)
-                self._deleted.add(id)
+            is_free = row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now
+            if isinstance(operation, PurgeLetters):
+                if is_free:
+                    self._delete(id)
+                else:
+                    found.append(id)
+            elif isinstance(operation, DeleteLetters):
+                self._delete(id)
                 found.append(id)
             elif isinstance(operation, ClaimLetters):
-                if row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now:
+                if is_free:
                     rows[id,] = self._claims[id] = ClaimedLetterRow(id, operation.replica, now + CLAIM_SECS)
                     found.append(id)
             elif row.claimed_by == operation.replica:
                 rows[id,] = self._claims[id] = ClaimedLetterRow(id, NOBODY, 0.0)
         return DONE if isinstance(operation, FreeLetters) else Reply(OperationOutcome.DONE, found)
+
+    def _delete(self, id: str) -> None:
+        del self._table.rows[id,]
+        self._claims.pop(id, None)
+        self._added.pop(id, None)
+        self._deleted.add(id)
 
     def writes(self) -> list[OperationStatement]:
         """Return the statements that write the changes."""

@@ -28,6 +28,7 @@ from gateway.state.interface import (
     JoinReplica,
     LeaveSession,
     OpenSession,
+    PurgeLetters,
     QuitReplica,
     Reap,
     ReleaseLease,
@@ -88,7 +89,7 @@ KINDS: Final[tuple[tuple[type[LockedRows], tuple[type, ...]], ...]] = (
     ),
     (Leases, (AcquireLease, ReleaseLease)),
     (Identifiers, (ClaimIds, AcceptIds, FreeIds)),
-    (GroupLetters, (AddLetter, ClaimLetters, FreeLetters, DeleteLetters)),
+    (GroupLetters, (AddLetter, ClaimLetters, FreeLetters, DeleteLetters, PurgeLetters)),
     (RetainedMessages, (Retain,)),
 )
 KIND_OF: Final = {operation: kind for kind, operations in KINDS for operation in operations}

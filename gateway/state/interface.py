@@ -741,6 +741,11 @@ class DeleteLetters(OfLetters, Operation[list[str]]):
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeLetters(OfLetters, Operation[list[str]]):
+    """Delete dead letters, except those that another replica has claimed, which the reply has."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListLetters(Query[list[DeadLetter]]):
     """Query of dead letters of a route and of a user (None: of all), oldest or newest first.
 

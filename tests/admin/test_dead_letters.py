@@ -128,7 +128,7 @@ async def test_what_is_on_its_way_is_not_purged() -> None:
 async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = filled()
     full = Outcome(Verdict.RELEASED, Reason.STORE, "no space")
-    monkeypatch.setattr(bench.letters, "delete", lambda _, then: then(full))
+    monkeypatch.setattr(bench.letters, "purge", lambda _, then: then(full, []))
     async with serving(bench) as client:
         answer = await client.post(f"{AT}/purge", json={"all": True})
         assert answer.status_code == 503

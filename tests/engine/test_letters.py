@@ -165,6 +165,30 @@ async def test_what_one_purges_is_gone_everywhere(local: LocalDatabase) -> None:
     assert len(other.letters) == 1
 
 
+async def test_what_another_replica_redrives_is_not_purged(local: LocalDatabase) -> None:
+    one, other = Replica(local), Replica(local)
+    one.add(b"1", b"2", b"3")
+    local.settle()
+    first, second, third = one.ids()
+    assert one.claims(first, second) == [([first, second], [])]
+    told: list[tuple[Outcome, list[str]]] = []
+    other.letters.purge([first, third, "m1"], lambda *found: told.append(found))
+    local.settle()
+    assert told == [(ACCEPTED, [first])]
+    assert one.ids() == [first, second]
+    one.letters.free([first, second])
+    local.settle()
+    other.state.is_deaf = True  # it is repeated until the reply is there
+    other.letters.purge([first, second], lambda *found: told.append(found))
+    local.settle()
+    assert told[1:] == []
+    other.state.is_deaf = False
+    other.tick()
+    local.settle()
+    assert told[1:] == [(ACCEPTED, [])]
+    assert not one.ids()
+
+
 async def test_of_two_that_redrive_a_letter_one_does(local: LocalDatabase) -> None:
     one, other = Replica(local), Replica(local)
     one.add(b"1")

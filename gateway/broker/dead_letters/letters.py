@@ -119,6 +119,9 @@ class CommonLetters(Protocol):
     def delete(self, ids: Iterable[str], then: Callable[[], None]) -> None:
         """Delete dead letters; `then` is called when that is safe."""
 
+    def purge(self, ids: Iterable[str], then: Callable[[list[str]], None]) -> None:
+        """Delete dead letters; `then` is called with those that stay, as another replica redrives them."""
+
 
 def _shares_of(resource: str, letters: DeadLetters) -> UserShares:
     return UserShares(resource, count_max=letters.messages_max, bytes_max=letters.bytes_max)
@@ -533,6 +536,22 @@ class DeadLetters:
             self._common.delete(shared, partial(self._delete, removed_ids, then))
         else:
             self._delete(removed_ids, then)
+
+    def purge(self, ids: Iterable[str], then: Callable[[Outcome, list[str]], None]) -> None:
+        """Delete the dead letters with these ids, except those that another replica redrives.
+
+        `then` gets the outcome when that is on disk or failed, and the ids of those that stay.
+        """
+        removed_ids = set(ids)
+        shared = self._shared(removed_ids)
+
+        def purged(stay: list[str]) -> None:
+            self._delete(removed_ids.difference(shared), lambda outcome: then(outcome, stay))
+
+        if shared and self._common is not None:
+            self._common.purge(shared, purged)
+        else:
+            purged([])
 
     def _delete(self, removed_ids: set[str], then: Callable[[Outcome], None] | None) -> None:
         for id in removed_ids:
