@@ -137,8 +137,8 @@ class SharedLetters:
             while (crowded_out := self._waiting.crowded_out(letter.user)) is not None:
                 self._drop(crowded_out)
 
-    def _submit(self, letter: DeadLetter) -> None:
-        self._state.submit(AddLetter(letter), partial(self._stored, letter))
+    def _submit(self, letter: DeadLetter, *, is_repeated: bool = False) -> None:
+        self._state.submit(AddLetter(letter, is_repeated), partial(self._stored, letter))
 
     def _stored(self, letter: DeadLetter, reply: Reply[None]) -> None:
         if letter.id not in self._unsaved:
@@ -322,7 +322,7 @@ class SharedLetters:
         self._repeats.tick()
         unsubmitted, self._unsubmitted = self._unsubmitted, {}
         for id in unsubmitted:
-            self._submit(self._unsaved[id].letter)
+            self._submit(self._unsaved[id].letter, is_repeated=True)
         if now >= self._weigh_at:
             self._weigh_at = now + WEIGH_SECS
             self._weigh()
@@ -381,7 +381,7 @@ class SharedLetters:
                     break
                 exact.remove(user, letter.weight)
                 removed_ids.append(letter.id)
-            self._state.submit(DeleteLetters(tuple(removed_ids), self._membership.incarnation), deleted)
+            self._state.submit(DeleteLetters(tuple(removed_ids), self._membership.incarnation, True), deleted)
 
         def deleted(reply: Reply[list[str]]) -> None:
             self._is_pushing = False

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from gateway.state.database import Database, OperationStatement
 from gateway.state.interface import (
     CLAIM_SECS,
+    DELETED_SECS,
     DONE,
     FENCED,
     AcceptIds,
@@ -214,6 +215,7 @@ CLAIM: Final = (
     " FROM op WHERE dead_letter.id = op.id"
 )
 DELETE: Final = "{op} DELETE FROM dead_letter WHERE id IN (SELECT id FROM op)"
+LETTERS: Final = ""  # in `seen`, the route of the ids of deleted dead letters
 LetterOperation = AddLetter | ClaimLetters | FreeLetters | DeleteLetters | PurgeLetters
 
 
@@ -222,21 +224,32 @@ class GroupLetters:
 
     def __init__(self) -> None:
         self._table = Table("dead_letter", ClaimedLetterRow, LETTER, 1)
+        self._seen = Table("seen", SeenRow, SEEN, 2, (NOBODY, 0.0))
         self._added: dict[str, DeadLetter] = {}
         self._claims: dict[str, ClaimedLetterRow] = {}
         self._deleted: set[str] = set()
 
     def load(self, database: Database, operations: Sequence[LetterOperation]) -> None:
-        """Lock the dead letters of `operations`, except those that are added."""
+        """Lock the dead letters of `operations`, except those that are added for the first time.
+
+        Read which of those that are added again have been deleted.
+        """
         claims = [one for one in operations if not isinstance(one, AddLetter)]
-        if calls := self._table.lock((id,) for one in claims for id in one.ids):
+        again = [one.letter.id for one in operations if isinstance(one, AddLetter) and one.is_repeated]
+        if calls := self._table.lock([(id,) for id in (*again, *(id for one in claims for id in one.ids))]):
             self._table.take(database.run(calls)[-1])
+        if again:
+            calls = self._seen.lock([(LETTERS, id.encode()) for id in again])
+            self._seen.take([(route, bytes(id), *values) for route, id, *values in database.run(calls)[-1]])
 
     def apply(self, operation: LetterOperation, now: float) -> Reply[object]:
         """Apply an operation to the locked rows at `now` (UTC seconds). Return its reply."""
         rows = self._table.rows
         if isinstance(operation, AddLetter):
             letter = operation.letter._replace(at=now)
+            deleted = self._seen.rows.get((LETTERS, letter.id.encode()))
+            if operation.is_repeated and deleted is not None and deleted.until > now:
+                return DONE
             self._added[letter.id] = letter
             self._deleted.discard(letter.id)
             rows.setdefault((letter.id,), ClaimedLetterRow(letter.id, NOBODY, 0.0))
@@ -249,11 +262,11 @@ class GroupLetters:
             is_free = row.claimed_by in (NOBODY, operation.replica) or row.claimed_until <= now
             if isinstance(operation, PurgeLetters):
                 if is_free:
-                    self._delete(id)
+                    self._delete(id, now)
                 else:
                     found.append(id)
             elif isinstance(operation, DeleteLetters):
-                self._delete(id)
+                self._delete(id, now, is_remembered=not operation.make_room)
                 found.append(id)
             elif isinstance(operation, ClaimLetters):
                 if is_free:
@@ -263,8 +276,10 @@ class GroupLetters:
                 rows[id,] = self._claims[id] = ClaimedLetterRow(id, NOBODY, 0.0)
         return DONE if isinstance(operation, FreeLetters) else Reply(OperationOutcome.DONE, found)
 
-    def _delete(self, id: str) -> None:
+    def _delete(self, id: str, now: float, *, is_remembered: bool = True) -> None:
         del self._table.rows[id,]
+        if is_remembered:
+            self._seen.put(SeenRow(LETTERS, id.encode(), NOBODY, now + DELETED_SECS))
         self._claims.pop(id, None)
         self._added.pop(id, None)
         self._deleted.add(id)
@@ -278,4 +293,4 @@ class GroupLetters:
             calls.append(OperationStatement(ADD, ADDED, sorted(self._added.values())))
         if self._claims:
             calls.append(OperationStatement(CLAIM, LETTER, sorted(self._claims.values())))
-        return calls
+        return calls + self._seen.writes()

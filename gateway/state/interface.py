@@ -28,6 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 SHARED_FILTERS_MAX: Final = 10_000  # filters in one page of a list, at most
 UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been accepted
 CLAIM_SECS: Final = 20.0  # after which another replica may claim unsettled work
+DELETED_SECS: Final = 86_400.0  # how long the id of a deleted dead letter is known
 OUTGOING: Final = 0  # packets to the client
 INCOMING: Final = 1  # packets from the client
 
@@ -699,9 +700,14 @@ class DeadLetter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AddLetter(Operation[None]):
-    """Store a dead letter."""
+    """Store a dead letter.
+
+    If this `is_repeated`, because the first attempt may have been committed, a letter that has been deleted
+    in the last DELETED_SECS is not stored again.
+    """
 
     letter: DeadLetter
+    is_repeated: bool = False
 
     @property
     def subject(self) -> object:
@@ -737,7 +743,12 @@ class FreeLetters(OfLetters, Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteLetters(OfLetters, Operation[list[str]]):
-    """Delete dead letters, even if another replica has claimed them. The reply has the ids that existed."""
+    """Delete dead letters, even if another replica has claimed them. The reply has the ids that existed.
+
+    The ids are remembered for repeated AddLetter, unless the letters only `make_room` for others.
+    """
+
+    make_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,27 @@ async def test_what_one_purges_is_gone_everywhere(local: LocalDatabase) -> None:
     assert len(other.letters) == 1
 
 
+@pytest.mark.parametrize("how", ["delete", "purge"])
+async def test_what_was_committed_unheard_and_deleted_is_not_added_again(
+    local: LocalDatabase, how: str
+) -> None:
+    one, other = Replica(local), Replica(local)
+    one.state.is_deaf = True
+    told = one.add(b"1")
+    one.add(b"2")
+    local.settle()
+    first, _ = other.ids()
+    if how == "delete":
+        other.letters.delete([first])
+    else:
+        other.letters.purge([first], lambda *found: None)
+    local.settle()
+    one.state.is_deaf = False
+    one.tick()
+    assert told == ["kept"]
+    assert one.bodies() == other.bodies() == [b"2"]
+
+
 async def test_what_another_replica_redrives_is_not_purged(local: LocalDatabase) -> None:
     one, other = Replica(local), Replica(local)
     one.add(b"1", b"2", b"3")
