@@ -7,7 +7,6 @@ remote broker. Names carry a tag, so that rows share a RabbitMQ and find nothing
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from tests.chaos.workers.mqtt import EXPIRY_SECS, Device, MqttReceiver, MqttSend
 from tests.files import replace_text
 from tests.ingress.amqpfast.client import QUEUE, TOPIC
 from tests.interop.gateway_fixture import LOOPBACK
-from tests.interop.gateway_process import REPORTING, GatewayProcess
+from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
 from tests.interop.wrong_clock import Clock
 
@@ -336,11 +335,10 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         store = disk.folder if disk is not None else folder
         gateway = gateway_of(row, folder, tag, links, store)
         failing = None
-        if clock is not None:
-            gateway.program, gateway.reports_idle = clock.program, True
+        gateway.clock = clock
         if not FAILING.isdisjoint(row.faults):
             failing = FailingDisk(folder / "failing", store / "data")
-            gateway.program, gateway.reports_idle = (sys.executable, "-c", REPORTING), True
+            gateway.is_forked = False
             gateway.variables = failing.environment
         own = {name: gateway.configuration["listeners"][key]["port"] for name, key in LISTENERS.items()}
         ports = {**remote_ports, **own}

@@ -318,7 +318,7 @@ def clock(tmp_path: Path) -> Clock:
 def wrong(tmp_path: Path, clock: Clock) -> Iterator[GatewayProcess]:
     """A small gateway that goes by the clock."""
     made = GatewayProcess(tmp_path / "gateway", limits=SMALL)
-    made.program = clock.program
+    made.clock = clock
     with made:
         yield made
 
@@ -371,7 +371,7 @@ def test_what_an_exchange_delays_survives_and_comes_when_it_is_due(tmp_path: Pat
     """A message that was due while the gateway was away comes at once, one that is not due later."""
     time = Clock(tmp_path / "clock")
     gateway = GatewayProcess(tmp_path / "gateway")
-    gateway.program = time.program
+    gateway.clock = time
 
     def restart() -> None:
         if killed:

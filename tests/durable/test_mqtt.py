@@ -454,7 +454,7 @@ def test_expiry_goes_on_while_the_gateway_is_down(tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     with GatewayProcess(tmp_path / "gateway") as gateway:
         gateway.kill()
-        gateway.program = clock.program
+        gateway.clock = clock
         gateway.start()
         scenes = {here: Scene(gateway, f"expiry {here}") for here in (True, False)}
         for here, at in scenes.items():

@@ -24,8 +24,7 @@ def door(folder: Path, name: str, rabbitmq: RabbitMQ, replica: str, wrong: Clock
     made = Door(folder, name, rabbitmq.url, rabbitmq.url, "", replica)
     made.configuration |= {"links": {}, "mappings": []}
     made.configuration["broker"]["queue_type"] = "classic"
-    if wrong is not None:
-        made.program = wrong.program
+    made.clock = wrong
     return made
 
 

@@ -18,6 +18,7 @@ import yaml
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.servers import free_ports
 from tests.interop.state_database import with_state
+from tests.interop.wrong_clock import Clock
 from tests.interop.zygote import IDLE_REPORT, Forked, started
 from tests.needs import needed, refuse_alone
 
@@ -25,14 +26,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECS: Final = 30.0
 POLL_SECS: Final = 0.01
 PROGRAM: Final = (sys.executable, "-c", "from gateway.cli import main; main()")
-REPORTING: Final = """
-import signal
-from tests.interop.zygote import write_idle_report
-signal.signal(signal.SIGUSR2, write_idle_report)
+UNFORKED: Final = """
+from tests.interop.zygote import prepare
+prepare({clock!r})
 from gateway.cli import main
 main()
 """
-"""Program of a gateway that is not forked and can be asked for its idle report."""
+"""Program of a gateway that is started as it would be forked."""
 ANNOUNCED: Final = re.compile(r"^  (\S+) +\S+(?: with TLS)? on \S*:(\d+)$|page +http://localhost:(\d+)/")
 
 
@@ -72,7 +72,8 @@ class GatewayProcess:
         self.ports: dict[str, int] = {}
         self.python_path: tuple[Path, ...] = (ROOT,)
         self.program: tuple[str, ...] | None = None  # instead of the gateway of this checkout
-        self.reports_idle = False  # though it is another program
+        self.is_forked = True  # unless its environment is read by what starts Python
+        self.clock: Clock | None = None  # by which the gateway of this checkout reads the time
         self.variables: dict[str, str] = {}  # of its environment, for another program
         self._process: subprocess.Popen[str] | Forked | None = None
 
@@ -98,9 +99,15 @@ class GatewayProcess:
 
     def _started(self, arguments: tuple[str, ...], log: BinaryIO) -> subprocess.Popen[str] | Forked:
         if self.program is None and self.python_path == (ROOT,):
-            return started(list(arguments), self.folder, self._environment(), log.fileno())
+            clock = "" if self.clock is None else str(self.clock.file)
+            if self.is_forked:
+                return started(list(arguments), self.folder, self._environment(), log.fileno(), clock=clock)
+            program: tuple[str, ...] = (sys.executable, "-c", UNFORKED.format(clock=clock))
+        else:
+            assert self.clock is None, "another program reads the right time"
+            program = self.program or PROGRAM
         return subprocess.Popen(
-            (*(self.program or PROGRAM), *arguments),
+            (*program, *arguments),
             cwd=self.folder,
             env=self._environment(),
             stdout=subprocess.PIPE,
@@ -167,10 +174,10 @@ class GatewayProcess:
     def idle_report(self) -> list[str]:
         """Return what waits in the gateway, a line each (tests/idle.py); empty if nothing does.
 
-        Only a gateway that was forked, or `reports_idle`, can be asked: another program has no such signal.
+        Only a gateway of this checkout can be asked: another program has no such signal.
         """
-        reports = self.reports_idle or isinstance(self.process, Forked)
-        if not reports or self.configuration.get("workers", 1) > 1:
+        is_ours = self.program is None and self.python_path == (ROOT,)
+        if not is_ours or self.configuration.get("workers", 1) > 1:
             return []
         file = self.folder / IDLE_REPORT
         file.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 REQUEST_BYTES_MAX: Final = 1_048_576
 IMPORTED: Final = (
     *("gateway.app.process", "gateway.cli.run", "gateway.cli.welcome", "gateway.telemetry.logs"),
-    "tests.idle",
+    *("tests.idle", "tests.interop.wrong_clock"),
 )
 IDLE_REPORT: Final = "idle.json"  # in the folder of the process: what SIGUSR2 makes it write
 
@@ -77,9 +77,19 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-def started(arguments: list[str], folder: Path, environment: dict[str, str], stderr: int) -> Forked:
-    """`gateway ARGUMENTS` in a folder; what it says on standard output is to be read."""
-    request = {"arguments": arguments, "folder": str(folder), "environment": environment}
+def started(
+    arguments: list[str], folder: Path, environment: dict[str, str], stderr: int, *, clock: str = ""
+) -> Forked:
+    """Run `gateway ARGUMENTS` in a folder, by the wrong clock in the file `clock` if there is one.
+
+    What the gateway writes to standard output is to be read.
+    """
+    request = {
+        "arguments": arguments,
+        "folder": str(folder),
+        "environment": environment,
+        "clock": clock,
+    }
     stdout, written = os.pipe()
     exited, exits = os.pipe()
     zygote = _zygote()
@@ -177,10 +187,18 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, others: tuple[int
     # What is drawn when Trio is imported says where its clock begins and which task is next.
     trio._core._run._r.seed()
     random.seed()
-    signal.signal(signal.SIGUSR2, write_idle_report)
+    prepare(request["clock"])
     sys.argv[:] = ["gateway", *request["arguments"]]
     main = importlib.import_module("gateway.cli").main
     sys.exit(main())
+
+
+def prepare(clock: str) -> None:
+    """Make this process, before it becomes a gateway, able to report what waits in it, and go by the wrong
+    clock in the file `clock` if there is one."""
+    signal.signal(signal.SIGUSR2, write_idle_report)
+    if clock:
+        importlib.import_module("tests.interop.wrong_clock").follow(clock)
 
 
 def write_idle_report(*_: object) -> None:
