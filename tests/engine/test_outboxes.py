@@ -502,7 +502,7 @@ def test_what_is_removed_from_an_outbox_becomes_a_dead_letter_beside_what_is_in_
                 way.shut()
                 until(lambda: not one.sample("gateway_link_up", endpoint="far"))
                 queue = "beside.outbox.far.out"
-                until(lambda: queue not in rabbitmq.control("list_consumers", "queue_name"))
+                until(lambda: queue not in rabbitmq.consumed)
                 for at in range(1, 6):
                     near.publish("away/beside/x", b"%d" % at)
                 until(lambda: [body for body, *_ in letters_of(one)] == ["1", "2"])

@@ -201,7 +201,7 @@ def test_clean_sessions_cost_no_queue(two: tuple[Replica, Replica], topic: str, 
             client.subscribe(f"{topic}/shared/{id(client)}", qos=1)
         bindings = two[0].ask(lambda: len(two[0].engine.bindings))
         assert bindings >= len(clients) + 1
-        named = rabbitmq.control("list_queues", "name").splitlines()
+        named = rabbitmq.queues
         own = f"{NAMESPACE}.replica.one."  # killed replicas of other tests leave theirs for a while
         assert [name for name in named if name.startswith(own)] == [two[0].engine.queue]
     finally:
@@ -280,8 +280,8 @@ def test_while_the_cluster_is_away_publishers_are_held_and_clients_stay(
 def test_a_replica_that_stops_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
     brief = Replica("brief", rabbitmq.url, NAMESPACE, queue_type="classic")
     with replicas(brief):
-        assert brief.engine.queue in rabbitmq.control("list_queues", "name")
-    eventually(lambda: brief.engine.queue not in rabbitmq.control("list_queues", "name"), PATIENCE_SECS)
+        assert brief.engine.queue in rabbitmq.queues
+    eventually(lambda: brief.engine.queue not in rabbitmq.queues, PATIENCE_SECS)
 
 
 def test_what_is_sent_again_after_a_lost_connection_comes_once(rabbitmq: RabbitMQ, topic: str) -> None:

@@ -327,7 +327,7 @@ def test_it_expires(two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
     name = f"brief {topic}"
     with lasting(two[0].mqtt, name, secs=1) as client:
         client.subscribe(topic, qos=1)
-        assert name in rabbitmq.control("list_queues", "name")
+        assert any(name in queue for queue in rabbitmq.queues)
     for replica in two:
         replica.until(lambda one=replica: not one.stored("session", name))
     until_gone(two[0], rabbitmq, name)
@@ -419,19 +419,19 @@ def test_a_queue_that_somebody_has_deleted_is_declared_again(
     rabbitmq.control("delete_queue", queue)
     with lasting(two[1].mqtt, name) as client, Client(two[0].mqtt, f"p {topic}") as publisher:
         assert client.present
-        eventually(lambda: queue in rabbitmq.control("list_queues", "name"), SLOW_SECS)
-        eventually(lambda: name in rabbitmq.control("list_bindings", "destination_name"), SLOW_SECS)
+        eventually(lambda: queue in rabbitmq.queues, SLOW_SECS)
+        eventually(lambda: any(name in one for one in rabbitmq.bound), SLOW_SECS)
         publisher.publish(topic, b"x")
         client.until(lambda: client.messages)
         rabbitmq.control("delete_queue", queue)  # while it is consumed
-        eventually(lambda: queue in rabbitmq.control("list_queues", "name"), SLOW_SECS)
-        eventually(lambda: name in rabbitmq.control("list_bindings", "destination_name"), SLOW_SECS)
+        eventually(lambda: queue in rabbitmq.queues, SLOW_SECS)
+        eventually(lambda: any(name in one for one in rabbitmq.bound), SLOW_SECS)
         publisher.publish(topic, b"y")
         client.until(lambda: (topic, b"y") in client.told)
 
 
 def until_gone(replica: Replica, rabbitmq: RabbitMQ, name: str) -> None:
-    eventually(lambda: f".session.{name}." not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+    eventually(lambda: not any(f".session.{name}." in queue for queue in rabbitmq.queues), SLOW_SECS)
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])

@@ -98,9 +98,9 @@ def test_the_queue_waits_for_sessions_that_are_away(
             publisher.publish(topic, b"2")
             member.until(lambda: len(member.messages) >= 2)
             assert member.told == [(topic, b"1"), (topic, b"2")]
-            assert queue in rabbitmq.control("list_queues", "name")
+            assert queue in rabbitmq.queues
             member.paho.unsubscribe(shared)
-            eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+            eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
 
 
 def test_a_queue_that_others_consume_stays(
@@ -119,8 +119,8 @@ def test_a_queue_that_others_consume_stays(
         stays.until(lambda: stays.messages)
         assert stays.told == [(topic, b"x")]
         assert two[0].gateway.links["engine"].stats.connects == before
-        assert queue in rabbitmq.control("list_queues", "name")
-    eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+        assert queue in rabbitmq.queues
+    eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)
 
 
 def test_members_that_have_gone_for_good_leave_no_queue(
@@ -132,5 +132,5 @@ def test_members_that_have_gone_for_good_leave_no_queue(
     queue = shares.queue_of(two[0].engine.names.shares, shared)
     with lasting(two[0].mqtt, name, secs=1) as member:
         member.subscribe(shared, qos=1)
-        assert queue in rabbitmq.control("list_queues", "name")
-    eventually(lambda: queue not in rabbitmq.control("list_queues", "name"), SLOW_SECS)
+        assert queue in rabbitmq.queues
+    eventually(lambda: queue not in rabbitmq.queues, SLOW_SECS)

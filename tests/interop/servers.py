@@ -398,7 +398,50 @@ class RabbitMQ(_Broker):
     def save(self) -> None:
         """Return when all that was declared is on disk: what it has answered to last may be lost when it is
         killed, though messages that it has confirmed are not."""
-        self.control("eval", "mnesia:sync_log().")
+        self.evaluate("mnesia:sync_log()")
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of all queues."""
+        return self._names("amqqueue:get_name(One) || One <- rabbit_amqqueue:list()")
+
+    @property
+    def bound(self) -> list[str]:
+        """The name of the destination of each binding."""
+        return self._names('element(4, One) || One <- rabbit_binding:list(<<"/">>)')
+
+    @property
+    def consumed(self) -> list[str]:
+        """The name of the queue of each consumer."""
+        return self._names(
+            'proplists:get_value(queue_name, One) || One <- rabbit_amqqueue:consumers_all(<<"/">>)'
+        )
+
+    def _names(self, resources: str) -> list[str]:
+        """Return the names of resources, which Erlang computes."""
+        return self.evaluate(
+            f'[io:format("~ts~n", [element(4, Name)]) || Name <- [{resources}]]'
+        ).splitlines()
+
+    def evaluate(self, expression: str) -> str:
+        """Evaluate an expression of Erlang in this node, and return what it printed.
+
+        This costs a hundredth of `control`, which starts Erlang first.
+        """
+        cookie = (self._folder / ".erlang.cookie").read_text()
+        where = ("-address", f"{LOOPBACK}:{self._distribution_port}", "-c", cookie)
+        done = subprocess.run(
+            (program("erl_call"), *where, "-e", "-fetch_stdout"),
+            input=f"{expression}.\n",
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        printed, _, result = done.stdout.rpartition("{ok, ")
+        assert result, done.stdout + done.stderr
+        return printed
 
     def control(self, *arguments: str) -> str:
         """Run `rabbitmqctl` against this node (a second or two) and return what it printed."""
