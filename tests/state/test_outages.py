@@ -233,6 +233,18 @@ def test_groups_that_lock_each_other_out_are_tried_again(shared: PostgreSQLWorld
     assert {wait.result(60).verdict for wait in waits} == {OperationOutcome.DONE}
 
 
+def test_no_statement_is_compiled(shared: PostgreSQLWorld) -> None:
+    """PostgreSQL compiles plans that look expensive, as those that read a whole table do here."""
+    database = PostgreSQLDatabase(Server(shared.server.url, shared.schema), "compiled")
+    database.connect()
+    try:
+        plan = database._open.execute("EXPLAIN ANALYZE SELECT count(*) FROM schema_version").fetchall()
+    finally:
+        database.close()
+    assert "Seq Scan" in str(plan)
+    assert "JIT" not in str(plan)
+
+
 def test_a_lane_of_two_processes_is_refused(shared: PostgreSQLWorld) -> None:
     """As if an earlier connection came to life again: its next transaction is not this lane's."""
     shared.store()
