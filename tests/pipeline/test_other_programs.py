@@ -1,10 +1,8 @@
-"""The lines of the guide with which other programs read the journal's files in Parquet.
-
-DuckDB and Polars are not among what the tests install: where they are missing, their tests are skipped.
-"""
+"""The lines of the guide with which other programs read the journal's files in Parquet."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,6 +14,7 @@ pytest.importorskip("pyarrow")
 
 from gateway.pipeline.columns import BY_NAME
 from gateway.store.journal.reader import JournalReader
+from tests.conftest import missing
 from tests.pipeline.journals import convert, written
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,8 +34,17 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return Counter(row["route"] for row in rows if row["sequence"] < closed[-1].next)  # type: ignore[operator]
 
 
+def program(name: str) -> Any:
+    """The module of a program, which continuous integration has."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing(f"{error}: pip install -r requirements.lock")
+        raise
+
+
 def test_duckdb(routes: Counter[str]) -> None:
-    duckdb: Any = pytest.importorskip("duckdb", reason="pip install duckdb")
+    duckdb = program("duckdb")
     assert dict(duckdb.sql(LINES["DuckDB"]).fetchall()) == routes
     described = duckdb.sql("DESCRIBE SELECT * FROM 'data/journal/*.parquet'").fetchall()
     assert {name: kind for name, kind, *_ in described}["received"] == "TIMESTAMP WITH TIME ZONE"
@@ -46,14 +54,14 @@ def test_duckdb(routes: Counter[str]) -> None:
 
 
 def test_polars(routes: Counter[str]) -> None:
-    polars: Any = pytest.importorskip("polars", reason="pip install polars")
+    polars = program("polars")
     assert dict(eval(LINES["Polars"], {"polars": polars}).iter_rows()) == routes
     schema = polars.scan_parquet("data/journal/*.parquet").collect_schema()
     assert (schema["received"], schema["body"]) == (polars.Datetime("us", "UTC"), polars.Binary)
 
 
 def test_pandas(routes: Counter[str]) -> None:
-    pandas: Any = pytest.importorskip("pandas")
+    pandas = program("pandas")
     found = eval(LINES["pandas"], {"pandas": pandas, "Path": Path})
     assert found["route"].value_counts().to_dict() == routes
     assert list(found["sequence"]) == [*range(sum(routes.values()))]
