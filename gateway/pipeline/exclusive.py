@@ -6,6 +6,8 @@ two runs that see each other's claims both fail.
 A lease is a file `_lease/<number>.json` in each folder that a job writes to; the highest number is valid. A
 run creates the next number, and fails while the holder of the newest one lives: a holder renews its file, and
 one that was killed is known by its process if that was on the same machine, and otherwise by the time.
+
+Ages of files are differences of times of the store, never of this machine's clock, which may be a day ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import uuid4
 
@@ -31,10 +35,13 @@ if TYPE_CHECKING:
 
 DRAFTS: Final = "staging"
 CLAIMS: Final = "claims"
+PROBE: Final = ".tmp"  # End of the name of a file that exists only to be dated.
 CLAIM_SECS: Final = 600.0  # Seconds that a claim is valid; its run may have been killed.
 LEASES: Final = "_lease"
 LEASE_SECS: Final = 60.0  # Seconds without renewal after which the holder of a lease counts as killed.
 RENEW_SECS: Final = 10.0
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+OWN_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
 class InUseError(PipelineError):
@@ -48,7 +55,7 @@ def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) ->
     """
     system, root = place.arrow()
     within = f"{root}/{folder}"
-    staged, whole = f"{within}/{DRAFTS}/{run}.json", f"{within}/{name}"
+    staged, whole = f"{within}/{DRAFTS}/{name}.{run}", f"{within}/{name}"
     system.create_dir(f"{within}/{DRAFTS}", recursive=True)
     with system.open_output_stream(staged) as stream:
         stream.write(data)
@@ -73,21 +80,22 @@ def _linked(staged: str, whole: str) -> bool:
 def _move_claimed(system: Arrow, within: str, name: str, staged: str, run: str) -> None:
     """Move a file into its place, with a claim for stores that cannot create a file exclusively.
 
-    Raises FileExistsError if another run claims the same place, or the file exists.
+    Raises FileExistsError if another run claims the same place, the file exists, or this run was suspended
+    for so long that others may have stopped respecting its claim.
     """
     claims, claim, whole = f"{within}/{CLAIMS}", f"{name}.{run}", f"{within}/{name}"
     system.create_dir(claims, recursive=True)
+    begun = time.monotonic()
     with system.open_output_stream(f"{claims}/{claim}") as stream:
         stream.write(run.encode())
     try:
-        oldest = time.time() - CLAIM_SECS
-        others = [
-            info
-            for info in system.get_file_info(fs.FileSelector(claims))
-            if info.base_name.startswith(f"{name}.") and info.base_name != claim and since(info) > oldest
-        ]
+        dates = {info.base_name: since(info) for info in system.get_file_info(fs.FileSelector(claims))}
+        oldest = dates.pop(claim, 0.0) - CLAIM_SECS
+        others = [one for one, date in dates.items() if one.startswith(f"{name}.") and date > oldest]
         # In this order: a claim is deleted once its file exists.
         if others or system.get_file_info(whole).type != fs.FileType.NotFound:
+            raise FileExistsError(whole)
+        if time.monotonic() - begun > CLAIM_SECS / 2:
             raise FileExistsError(whole)
         system.move(staged, whole)
     finally:
@@ -97,6 +105,21 @@ def _move_claimed(system: Arrow, within: str, name: str, staged: str, run: str) 
 def since(info: Arrow) -> float:
     """Return when a file was written, in seconds UTC. A store without times counts as now."""
     return time.time() if info.mtime is None else float(info.mtime.timestamp())
+
+
+def store_time(system: Arrow, folder: str) -> float:
+    """Return the time by which a store dates its files, in seconds UTC.
+
+    A file is written into `folder` and deleted, since the clock of this machine may differ from the store's.
+    """
+    path = f"{folder}/time-{uuid4().hex}{PROBE}"
+    system.create_dir(folder, recursive=True)
+    with system.open_output_stream(path) as stream:
+        stream.write(PROBE.encode())  # A store may leave out an empty file.
+    try:
+        return since(system.get_file_info(path))
+    finally:
+        _delete(system, path)
 
 
 def _delete(system: Arrow, path: str) -> None:
@@ -179,7 +202,7 @@ class FolderLease:
 
     @property
     def _content(self) -> bytes:
-        return json.dumps({"run": self._run, "host": socket.gethostname(), "process": os.getpid()}).encode()
+        return json.dumps({"run": self._run, "host": _machine(), "process": os.getpid()}).encode()
 
     def _renew_until(self, ended: Callable[[float], bool]) -> None:
         threading.Thread(target=self._renew, args=(ended,), name="lease", daemon=True).start()
@@ -219,18 +242,30 @@ def _is_alive(place: StoreFolder, name: str) -> bool:
     """Return True if the holder of a lease lives, as far as can be known."""
     system, path = place.arrow().system, _path(place, name)
     try:
-        age = time.time() - since(system.get_file_info(path))
+        renewed = since(system.get_file_info(path))
         with system.open_input_stream(path) as stream:
             holder = json.loads(stream.read() or b"{}")  # Empty while it is being renewed.
     except FileNotFoundError:  # It was released just now.
         return False
-    if holder.get("host") == socket.gethostname():
+    if holder.get("host") == _machine():
         if holder["process"] == os.getpid():
             writes = _running.get(holder["run"])
             return writes is not None and writes()
         if not _exists(holder["process"]):
             return False
-    return age < LEASE_SECS
+    try:
+        return store_time(system, f"{place.arrow().path}/{LEASES}/{DRAFTS}") - renewed < LEASE_SECS
+    except FileNotFoundError:  # Its holder is removing the folder.
+        return False
+
+
+@cache
+def _machine() -> str:
+    """Return a name of what numbers processes: containers may have equal host names, and machines, too."""
+    name = socket.gethostname()
+    with suppress(OSError):  # Another system than Linux.
+        name = f"{name} {BOOT.read_text().strip()} {OWN_PROCESSES.readlink()}"
+    return name
 
 
 def _exists(process: int) -> bool:

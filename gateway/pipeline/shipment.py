@@ -12,7 +12,6 @@ and are not copied again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from uuid import uuid4
 from pyarrow import fs
 
 from gateway.errors import PipelineError
+from gateway.pipeline.exclusive import PROBE, since, store_time
 from gateway.pipeline.stores import StoreFolder
 from gateway.store.journal.mappings import FOLDER, folders_of, versions
 from gateway.store.journal.reader import JournalReader
@@ -31,7 +31,7 @@ from gateway.store.journal.summary import Summary
 DAY_SECS: Final = 86_400.0
 LISTED_MAX: Final = 10  # Attempts for one shard.
 COPY_BYTES: Final = 8 * 1_048_576
-DRAFT: Final = ".tmp"
+DRAFT: Final = PROBE
 DRAFT_SECS: Final = 3_600.0  # After this time a draft has no writer.
 
 
@@ -45,20 +45,23 @@ class Shipped(NamedTuple):
 
 
 def ship(
-    journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] = time.time
+    journal: Path, to: StoreFolder, *, keep_days: int | None = None, now: Callable[[], float] | None = None
 ) -> Shipped:
     """Copy complete segments that the store does not have. Return what was done.
 
-    `keep_days` deletes files in the store whose newest row is older; None deletes none. Raises PipelineError
-    if the store is unreachable or cannot be written, JournalError if the journal's folder does not exist.
+    `keep_days` deletes files in the store whose newest row is older; None deletes none. `now` returns the
+    time (None: that of the store's clock) in seconds UTC. Raises PipelineError if the store is unreachable or
+    cannot be written, JournalError if the journal's folder does not exist.
     """
     system, root = to.reached().arrow()
     if to.is_local and Path(to.uri).resolve() == journal.resolve():
         raise PipelineError(f"{to.uri} is the journal itself; give another folder")
     try:
-        oldest_us = 0 if keep_days is None else int((now() - keep_days * DAY_SECS) * 1e6)
         _ship_mappings(journal, system, root)
-        return _shipped(journal, system, root, to, oldest_us)
+        if keep_days is None:
+            return _shipped(journal, system, root, to, 0)
+        moment = store_time(system, root) if now is None else now()
+        return _shipped(journal, system, root, to, int((moment - keep_days * DAY_SECS) * 1e6))
     except OSError as error:
         raise PipelineError(f"the journal cannot be shipped to {to.uri}: {error}") from error
 
@@ -78,8 +81,10 @@ def _selector(folder: str) -> fs.FileSelector:
 
 def _shipped(journal: Path, system: fs.FileSystem, root: str, to: StoreFolder, oldest_us: int) -> Shipped:
     infos = system.get_file_info(_selector(root))
-    for info in infos:
-        if info.path.endswith(DRAFT) and info.mtime and info.mtime.timestamp() < time.time() - DRAFT_SECS:
+    drafts = [info for info in infos if info.path.endswith(DRAFT)]
+    oldest = store_time(system, root) - DRAFT_SECS if drafts else 0.0
+    for info in drafts:
+        if since(info) < oldest:
             _delete(system, info.path)  # Left by an interrupted run.
     found = {info.path.removeprefix(f"{root}/"): info.size for info in infos}
     there = {name: size for name, size in found.items() if NAME.fullmatch(name.rpartition("/")[2])}

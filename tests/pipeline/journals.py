@@ -127,6 +127,7 @@ def written(
     shard: int = 0,
     block_rows: int = 4_096,
     route: str = "up",
+    start: float = START,
     **options: Any,
 ) -> Path:
     """A journal of `count` messages from number `first` on, in blocks of `block_rows`; `options` are the
@@ -134,6 +135,7 @@ def written(
     made = Journal(
         folder,
         shard=shard,
+        start=start,
         route=route,
         options=JournalOptions(
             flush_rows=block_rows, block_rows_max=block_rows, flush_interval_secs=60, **options

@@ -379,6 +379,64 @@ def test_a_file_of_a_run_in_progress_is_not_swept_away(spark: SparkSession, tmp_
     assert not any((to / one.path).exists() for one in made)
 
 
+DAY_SECS = 86_400.0
+
+
+@pytest.fixture
+def a_day_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock, which differs from that of the store."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + DAY_SECS)
+
+
+@pytest.mark.usefixtures("a_day_ahead")
+def test_a_clock_that_is_ahead_deletes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Neither files of a run in progress, nor merged files that readers may use, nor days that are kept."""
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 10, start=time.time() - DAY_SECS)
+    archive = Archive(place_of(str(to)))
+    made = filed(to, folder)
+    assert archive.sweep(Manifest(), job.GRACE_SECS) == (Manifest(), 0)
+    saved = archive.save(Manifest().changed(offsets={"0": 10}, gained=made))
+    lost = archive.save(saved.changed(lost=made[:1], now=archive.now()))
+    done = job.run(spark, str(folder), str(to), keep_days=1)
+    assert (done.dropped, archive.manifest()) == (0, lost)
+    assert files(to) == sorted(one.path for one in made)
+
+
+@pytest.mark.parametrize("merging", [False, True])
+def test_a_run_that_is_taken_for_killed_fails_and_loses_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merging: bool
+) -> None:
+    """It is held when it has written its files, for longer than the grace period by all clocks."""
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 5)
+    for first in range(5, 5 * SMALL_MAX, 5):
+        job.run(spark, str(folder), str(to), file_bytes=1)
+        written(folder, 5, first=first)
+    found, swept = Archive.found, 1 + merging
+    calls: list[int] = []
+
+    def held(archive: Archive, made: list[Filed]) -> Any:
+        calls.append(len(made))
+        if len(calls) == swept:
+            for path in to.rglob("*.parquet"):
+                os.utime(path, (1_000.0, 1_000.0))
+            other = Archive(place_of(str(to)))
+            _, deleted = other.sweep(other.manifest(), job.GRACE_SECS)
+            assert deleted == len(made)
+        return found(archive, made)
+
+    monkeypatch.setattr(Archive, "found", held)
+    with pytest.raises(OvertakenError):
+        job.run(spark, str(folder), str(to))
+    assert len(calls) == swept
+    done = job.run(spark, str(folder), str(to))
+    assert done.total_rows == 5 * SMALL_MAX
+    rows = [row.sequence for row in job.read_archive(spark, str(to)).select("sequence").collect()]
+    assert sorted(rows) == [*range(5 * SMALL_MAX)]
+
+
 def test_old_manifests_go(tmp_path: Path) -> None:
     archive = Archive(place_of(str(tmp_path)))
     manifest = Manifest()
@@ -392,7 +450,7 @@ def test_old_manifests_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("route", ["", "up", "a/b=c d%", "é.*"])
 def test_routes_are_folders_that_spark_understands(spark: SparkSession, tmp_path: Path, route: str) -> None:
-    assert OURS.fullmatch(f"{folder_of('2023-11-14', route)}/x.parquet")
+    assert OURS.fullmatch(f"{folder_of('2023-11-14', route)}/x-7-0123456789ab-0.parquet")
     if route != "a/b=c d%":
         return
     folder, to = tmp_path / "j", tmp_path / "a"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -21,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.mapping.loader import parse
 from gateway.pipeline import exclusive
-from gateway.pipeline.exclusive import LEASE_SECS, LEASES, FolderLease, InUseError
+from gateway.pipeline.exclusive import CLAIM_SECS, LEASE_SECS, LEASES, FolderLease, InUseError, create
 from gateway.pipeline.jobs import archive, rates, table
 from gateway.pipeline.jobs.bodies import schema_of
 from gateway.pipeline.stores import StoreFolder, place_of
@@ -124,6 +126,38 @@ def test_the_lease_of_another_machine_ends_by_time_and_its_run_notices(place: St
         with pytest.raises(InUseError):
             silent.check()
         other.check()
+
+
+def test_a_clock_that_is_ahead_ends_no_lease(place: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_by(place, host="elsewhere")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400.0)
+    with pytest.raises(InUseError):
+        FolderLease([place])
+
+
+def test_a_process_of_another_container_of_this_name_may_live(place: StoreFolder) -> None:
+    """Its number says nothing here."""
+    with subprocess.Popen((sys.executable, "-c", "")) as ended:
+        pass
+    path = held_by(place, process=ended.pid)
+    name = json.loads(path.read_text())["host"]
+    assert (socket.gethostname() in name, name != socket.gethostname()) == (True, True)
+    path.write_text(json.dumps({"run": "x", "host": f"{name[:-2]}0]", "process": ended.pid}))
+    with pytest.raises(InUseError):
+        FolderLease([place])
+
+
+def test_a_run_that_was_suspended_does_not_rely_on_its_claim(
+    place: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than others respect the claim: the name may be theirs by now, or in a moment."""
+    monkeypatch.setattr("gateway.pipeline.exclusive._linked", lambda *_: False)
+    times = iter([0.0, CLAIM_SECS])
+    monkeypatch.setattr(exclusive, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(times)))
+    with pytest.raises(FileExistsError):
+        create(place, "folder", "name", b"data", "run")
+    assert not [path for path in Path(place.uri).rglob("*") if path.is_file()]
 
 
 def test_a_lease_is_renewed(place: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:

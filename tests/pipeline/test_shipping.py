@@ -143,6 +143,18 @@ def test_what_a_killed_run_has_begun_goes_when_nobody_can_be_at_it(journal: Path
     assert (old.exists(), fresh.exists()) == (False, True)
 
 
+def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what another run is copying, nor files that are young by the store's clock."""
+    to, now = tmp_path / "store", time.time
+    journal = written(tmp_path / "journal", 600, block_rows=20, segment_bytes=20_000, start=now())
+    done = ship(journal, place_of(str(to)))
+    draft = to / "0-1.gwj.a.tmp"
+    draft.write_bytes(b"half")
+    monkeypatch.setattr(time, "time", lambda: now() + DAY_SECS)
+    assert ship(journal, place_of(str(to)), keep_days=1) == (0, 0, 0, done.total)
+    assert draft.exists()
+
+
 def test_the_mapping_files_of_replicas_go_along(tmp_path: Path) -> None:
     folder, to = tmp_path / "journals", tmp_path / "store"
     for below in ("one", "two/worker-0"):

@@ -45,7 +45,7 @@ def merges_of(manifest: Manifest, file_bytes: int) -> list[Merge]:
             tiny = sum(file.byte_count < file_bytes // TINY_PER_USEFUL for file in files)
             useful = len(files) > 1 and sum(file.byte_count for file in files) >= file_bytes
             if len(files) >= SMALL_MAX or (date < newest and (tiny > 1 or useful)):
-                found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
+                found.append(Merge(f"merged-{len(found)}", tuple(files)))
     return found
 
 

@@ -8,17 +8,19 @@ readers that planned with an earlier manifest.
 
 Any number of processes may read an archive, and one run at a time may write it. If two runs overlap, the
 first to save its manifest wins: each number is created once, and the other run fails without an effect. File
-names contain the id of the run, so files of two runs never collide; and a run deletes only leftovers older
-than the grace period (`exclusive.py` creates the manifests).
+names contain the id of the run, so files of two runs never collide, and the number of the manifest that can
+name the file. Once that number exists without naming it, no run can use the file, and it is a leftover. What
+a killed run has left is therefore deleted only after its number was taken, with the grace period as the
+guess that the run was killed: a run that lives in spite of it fails as one that was overtaken, and loses no
+row (`exclusive.py` creates the manifests).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 from urllib.parse import quote
@@ -28,14 +30,15 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, since
+from gateway.pipeline.exclusive import CLAIMS, DRAFTS, create, since, store_time
 from gateway.pipeline.journal.options import Offsets
 from gateway.pipeline.stores import StoreFolder, not_there
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/{DRAFTS}"
-OURS: Final = re.compile(r"date=[0-9-]{10}/route=[^/]+/[^/]+\.parquet")
-HALF: Final = re.compile(rf"{FOLDER}/({DRAFTS}|{CLAIMS})/[^/]+")
+OURS: Final = re.compile(r"date=[0-9-]{10}/route=[^/]+/[^/]+-(\d+)-[0-9a-f]{12}-\d+\.parquet")
+HALF: Final = re.compile(rf"{FOLDER}/(?:{DRAFTS}|{CLAIMS})/(?:(\d+)[.-])?[^/]+")
+"""Files of runs, with the number of the manifest for which they are made."""
 NO_ROUTE: Final = "__HIVE_DEFAULT_PARTITION__"  # Spark's name for the folder of a null partition value.
 KEPT: Final = 3  # Manifests that are preserved; a reader may still use the previous one.
 
@@ -113,12 +116,16 @@ class OvertakenError(PipelineError):
 
 
 class Archive:
-    """Archive folder on this machine or in a store, as one run uses it; `run` is the id of the run."""
+    """Archive folder on this machine or in a store, as one run uses it.
+
+    `run` is the id of the run, and `next` the number of the manifest that it may save next.
+    """
 
     def __init__(self, place: StoreFolder) -> None:
         self.place = place
         self.uri = place.uri
         self.run = uuid4().hex[:12]
+        self.next = 1
 
     @property
     def system(self) -> Arrow:
@@ -141,6 +148,7 @@ class Archive:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
             document = json.loads(stream.read())
+        self.next = document["number"] + 1
         left = tuple(RemovedFile(**one) for one in document["left"])
         files = tuple(
             Filed(**{FIELDS.get(key, key): file[key] for key in file}) for file in document["files"]
@@ -161,7 +169,7 @@ class Archive:
     def save(self, manifest: Manifest) -> Manifest:
         """Save `manifest` as the newest. Raises OvertakenError if another run has saved one meanwhile."""
         names = self._manifests()
-        name = f"{manifest.number:020}.json"
+        name = _name_of(manifest.number)
         if names and names[-1] >= name:
             raise self._overtaken()
         files = [{KEYS.get(key, key): of for key, of in asdict(file).items()} for file in manifest.files]
@@ -169,6 +177,7 @@ class Archive:
         if self._manifests()[-1] != name:  # A manifest of this number existed and was already deleted.
             self._delete(f"{FOLDER}/{name}")
             raise self._overtaken()
+        self.next = manifest.number + 1
         for old in names[: -KEPT + 1]:
             self._delete(f"{FOLDER}/{old}")
         return manifest
@@ -185,11 +194,29 @@ class Archive:
             f"another run has written the archive {self.uri}; start this run again, one at a time"
         )
 
-    def sweep(self, manifest: Manifest, grace_secs: float) -> int:
-        """Delete files that no manifest names and that are older than `grace_secs`. Return their number.
+    def now(self) -> float:
+        """Return the time by which the archive's store dates its files, in seconds UTC."""
+        return store_time(self.system, self.path(STAGING))
 
-        Interrupted runs leave such files. Raises PipelineError when the folder contains something else than
-        an archive.
+    @contextmanager
+    def unless_overtaken(self) -> Iterator[None]:
+        """Raise OvertakenError for an error in the block if another run has saved a manifest meanwhile.
+
+        That run may have deleted the files of this one.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._manifests()[-1:] >= [_name_of(self.next)]:
+                raise self._overtaken() from error
+            raise
+
+    def sweep(self, manifest: Manifest, grace_secs: float) -> tuple[Manifest, int]:
+        """Delete files that no manifest can name. Return the newest manifest, and the number of rows' files.
+
+        Interrupted runs leave such files. While the next manifest could name them, only files older than
+        `grace_secs` are deleted, after that manifest was saved without them: if their run lives, it fails as
+        overtaken. Raises PipelineError when the folder contains something else than an archive.
         """
         if self.system.get_file_info(self.root).type == fs.FileType.File:
             raise PipelineError(f"{self.uri} is a file and no folder; give another name")
@@ -202,12 +229,20 @@ class Archive:
         if not manifest.number and found and FOLDER not in found:
             raise PipelineError(f"{self.uri} is not empty and not an archive; give another folder")
         referenced = {file.path for file in manifest.files} | {file.path for file in manifest.left}
-        oldest = time.time() - grace_secs
-        over = [path for path in found if times[path] <= oldest]
-        orphans = [path for path in over if OURS.fullmatch(path) and path not in referenced]
-        for path in (*orphans, *(path for path in over if HALF.fullmatch(path))):
+        numbers = {
+            path: int(made[1] or self.next)
+            for path in found
+            if path not in referenced and (made := OURS.fullmatch(path) or HALF.fullmatch(path))
+        }
+        usable = [path for path, number in numbers.items() if number > manifest.number]
+        oldest = self.now() - grace_secs if usable else 0.0
+        recent = {path for path in usable if times[path] > oldest}
+        if len(recent) < len(usable):
+            manifest = self.save(manifest.changed())
+        orphans = [path for path in numbers if path not in recent]
+        for path in orphans:
             self._delete(path)
-        return len(orphans)
+        return manifest, sum(OURS.fullmatch(path) is not None for path in orphans)
 
     def delete(self, files: Iterable[RemovedFile | Filed]) -> None:
         """Delete files. Files that an interrupted run has already deleted are ignored."""
@@ -227,6 +262,11 @@ class Archive:
             for info in self.system.get_file_info(selector)
             if re.fullmatch(r"\d{20}\.json", info.base_name)
         )
+
+
+def _name_of(number: int) -> str:
+    """Return the file name of a manifest."""
+    return f"{number:020}.json"
 
 
 def folder_of(date: str, route: str) -> str:

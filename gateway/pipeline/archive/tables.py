@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import spark_schema
+from gateway.pipeline.exclusive import store_time
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planner import bounded, next_of, reader_of
 from gateway.pipeline.journal.table import read_journal
@@ -409,11 +410,19 @@ def run(
             rows = form.append(spark, table, dated, before | ends, begun)
             missing = sum(ends.values()) - sum(starts.values()) - rows
         if keep_days is not None:
-            oldest = (today or datetime.now(UTC).date()) - timedelta(days=keep_days)
+            oldest = (today or _today(spark, to)) - timedelta(days=keep_days)
             spark.sql(f"DELETE FROM {table} WHERE date < DATE'{oldest.isoformat()}'").collect()
         if rows and position is not None and position.at_us // DAY_US < time.time() * 1e6 // DAY_US:
             form.keep_house(spark, table)  # Once a day, since it takes longer than a run.
         return Appended(rows, missing, spark.table(table).count())
+
+
+def _today(spark: SparkSession, to: str) -> date:
+    """Return the date (UTC) by the clock of a table's store; of a named table, by that of this machine."""
+    if is_table_name(to):
+        return datetime.now(UTC).date()
+    system, root = place_of(to, hadoop_of(spark)).arrow()
+    return datetime.fromtimestamp(store_time(system, root), UTC).date()
 
 
 def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:

@@ -44,7 +44,8 @@ DAY_US: Final = 86_400_000_000
 class ArchiveWriter:
     """Writer of the files of one day and route, of about `file_bytes` bytes each.
 
-    The files are named `name`-RUN-0.parquet and so on.
+    The files are named `name`-NUMBER-RUN-0.parquet and so on, with the number of the manifest that may name
+    them.
     """
 
     def __init__(self, archive: Archive, name: str, date: str, route: str, file_bytes: int) -> None:
@@ -90,7 +91,7 @@ class ArchiveWriter:
         file.writer.close()
         file.sink.close()
         system = self._archive.system
-        path = f"{self._name}-{self._archive.run}-{len(self.files)}.parquet"
+        path = f"{self._name}-{self._archive.next}-{self._archive.run}-{len(self.files)}.parquet"
         byte_count = system.get_file_info(file.path).size
         system.create_dir(self._archive.path(path.rpartition("/")[0]), recursive=True)
         system.move(file.path, self._archive.path(path))
@@ -110,7 +111,7 @@ class _Open:
     @classmethod
     def at(cls, archive: Archive) -> _Open:
         archive.system.create_dir(archive.path(STAGING), recursive=True)
-        path = archive.path(f"{STAGING}/{uuid4().hex}.parquet")
+        path = archive.path(f"{STAGING}/{archive.next}-{uuid4().hex}.parquet")
         sink = archive.system.open_output_stream(path)
         writer = pq.ParquetWriter(
             sink,

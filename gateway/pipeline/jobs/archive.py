@@ -83,18 +83,19 @@ def run(
     `to` is a folder or a URI. `keep_days` is the number of days before `today` (None: now, UTC) that are
     retained; `file_bytes` the target size of a file in bytes. `fail` False skips rows that were deleted or
     damaged before they were archived. `grace_secs` is the time that removed files, and leftovers of
-    interrupted runs, stay on disk; `sweep` False does not search for leftovers. Raises OvertakenError if
-    another run was faster, PipelineError, and errors of the journal's reader.
+    interrupted runs, stay on disk; `sweep` False does not search for leftovers. Dates and ages are those of
+    the store's clock. Raises OvertakenError if another run was faster, PipelineError, and errors of the
+    journal's reader.
     """
     archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
-    swept = archive.sweep(before, grace_secs) if sweep else 0
+    before, swept = archive.sweep(before, grace_secs) if sweep else (before, 0)
     if swept:
         tell(f"archive: {swept} files of an interrupted run deleted")
     with progress(spark, "archive", tell):
         manifest, missing = _appended(spark, archive, before, journal, file_bytes, fail=fail)
         written = set(manifest.files) - set(before.files)
-        manifest, dropped = _retained(archive, manifest, keep_days, today or datetime.now(UTC).date())
+        manifest, dropped = _retained(archive, manifest, keep_days, today)
         manifest, merged = _compacted(spark, archive, manifest, file_bytes)
         _deleted(archive, manifest, grace_secs)
     return Archived(
@@ -152,8 +153,9 @@ def _appended(
         return write(archive, name, chain.from_iterable(map(table.read_coded, some)), file_bytes)
 
     tasks = [*_shared_out(parts, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)]
-    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
-    files = archive.found([file for some in found for file in some])
+    with archive.unless_overtaken():
+        found = spark.sparkContext.parallelize(tasks, len(tasks)).map(written).collect()
+        files = archive.found([file for some in found for file in some])
     ends: Offsets = {}
     for part in parts:
         ends[part.shard] = max(part.next, ends.get(part.shard, 0))
@@ -204,15 +206,16 @@ def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool)
 
 
 def _retained(
-    archive: Archive, manifest: Manifest, keep_days: int | None, today: date
+    archive: Archive, manifest: Manifest, keep_days: int | None, today: date | None
 ) -> tuple[Manifest, int]:
     """Remove days that are too old. Return the manifest, and the number of files removed."""
     if keep_days is None:
         return manifest, 0
-    oldest = (today - timedelta(days=keep_days)).isoformat()
-    old = [file for file in manifest.files if file.date < oldest]
+    now = archive.now()
+    oldest = (today or datetime.fromtimestamp(now, UTC).date()) - timedelta(days=keep_days)
+    old = [file for file in manifest.files if file.date < oldest.isoformat()]
     if old:
-        manifest = archive.save(manifest.changed(lost=old, now=time.time()))
+        manifest = archive.save(manifest.changed(lost=old, now=now))
     return manifest, len(old)
 
 
@@ -223,19 +226,21 @@ def _compacted(
     merges = merges_of(manifest, file_bytes)
     if not merges:
         return manifest, 0
-    made = (
-        spark.sparkContext.parallelize(merges, len(merges))
-        .map(lambda one: merge(archive, one, file_bytes))
-        .collect()
-    )
+    with archive.unless_overtaken():
+        made = (
+            spark.sparkContext.parallelize(merges, len(merges))
+            .map(lambda one: merge(archive, one, file_bytes))
+            .collect()
+        )
+        gained = archive.found([file for some in made for file in some])
     old = [file for one in merges for file in one.files]
-    gained = archive.found([file for some in made for file in some])
-    return _saved(archive, manifest.changed(gained=gained, lost=old, now=time.time()), gained), len(old)
+    return _saved(archive, manifest.changed(gained=gained, lost=old, now=archive.now()), gained), len(old)
 
 
 def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
     """Delete files that were removed at least `grace_secs` ago."""
-    over = [one for one in manifest.left if one.since <= time.time() - grace_secs]
+    oldest = archive.now() - grace_secs if manifest.left else 0.0
+    over = [one for one in manifest.left if one.since <= oldest]
     if over:
         archive.delete(over)
         archive.save(manifest.without(over))
