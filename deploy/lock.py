@@ -32,6 +32,7 @@ SECTIONS: Final = (
     ("The data pipeline: the extra `pipeline`", ("pipeline",), ()),
     ("HDFS for the data pipeline: the extra `hdfs`", ("hdfs",), ()),
     ("Rates in PostgreSQL: the extra `postgresql`", ("postgresql",), ()),
+    ("Schema registries for the data pipeline: the extra `registry`", ("registry",), ()),
     ("The documentation's site: the extra `docs`", ("docs",), ()),
     ("Tests, linters and types: the extra `dev`", ("dev",), ()),
 )

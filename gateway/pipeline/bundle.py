@@ -28,7 +28,7 @@ from gateway.errors import PipelineError
 OF_THE_CLUSTER: Final = frozenset({"pyspark", "py4j"})
 OF_OURS: Final = "gateway"
 EXTRA: Final = "pipeline"
-EXTRAS_HERE: Final = ("hdfs",)
+EXTRAS_HERE: Final = ("hdfs", "registry")
 """Extras that executors need as well, if installed here, to read stores. Databases are written by the
 driver."""
 ENVIRONMENT: Final = "environment"
@@ -44,7 +44,7 @@ from gateway.cli import main
 sys.argv.insert(1, "pipeline")
 main()
 '''
-_NAME: Final = re.compile(r"^([A-Za-z0-9._-]+)")
+_NAME: Final = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?")
 _MARKER: Final = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
@@ -89,8 +89,8 @@ def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]
 def write_environment(folder: Path) -> Path:
     """Write the dependencies of the gateway and its extra `pipeline` for `--archives`.
 
-    Those of its extra `hdfs` are included if they are installed. Raises PipelineError if a dependency is not
-    installed.
+    Those of its extras `hdfs` and `registry` are included if they are installed. Raises PipelineError if a
+    dependency is not installed.
     """
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
     path = folder / f"{OF_OURS}-{__version__}-{tag}.tar.gz"
@@ -121,20 +121,31 @@ def _needed() -> list[Distribution]:
     ours = _installed(OF_OURS)
     waiting = [*_requirements(ours, EXTRA)]
     for extra in EXTRAS_HERE:
-        waiting += filter(_is_installed, _requirements(ours, extra))
+        waiting += [one for one in _requirements(ours, extra) if _is_installed(one.name)]
+    seen: set[tuple[str, str]] = set()
     while waiting:
-        name = waiting.pop()
-        if name in found or name in OF_THE_CLUSTER:
+        name, extras = waiting.pop()
+        if name in OF_THE_CLUSTER:
             continue
         found[name] = _installed(name)
-        waiting += _requirements(found[name])
+        for extra in ("", *extras):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                waiting += _requirements(found[name], extra)
     return list(found.values())
 
 
-def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
-    """Yield the names that a distribution requires, with those of the extra `extra`.
+class Requirement(NamedTuple):
+    """Distribution that another one requires, with the extras that it requires of it."""
 
-    Requirements for other systems are skipped if they are not installed.
+    name: str
+    extras: tuple[str, ...] = ()
+
+
+def _requirements(of: Distribution, extra: str = "") -> Iterator[Requirement]:
+    """Yield what a distribution requires, with the requirements of its extra `extra`.
+
+    Requirements for other systems and versions of Python are skipped if they are not installed.
     """
     for text in of.requires or ():
         stated = _NAME.match(text)
@@ -142,9 +153,9 @@ def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
         if stated is None or (marker is not None and marker[1] != extra):
             continue
         name = re.sub(r"[-_.]+", "-", stated[1]).lower()
-        if ";" in text and marker is None and not _is_installed(name):
+        if ";" in text and (marker is None or "python_version" in text) and not _is_installed(name):
             continue
-        yield name
+        yield Requirement(name, tuple(filter(None, (stated[2] or "").replace(" ", "").split(","))))
 
 
 def _is_installed(name: str) -> bool:

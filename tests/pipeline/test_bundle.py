@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,20 @@ def test_the_environment_has_what_a_cluster_lacks(tmp_path: Path, monkeypatch: p
         names = archive.getnames()
     assert "six.py" in names
     assert not [name for name in names if name.startswith(("/", ".."))]
+
+
+def test_extras_of_what_is_required_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the client of schema registries, whose own requirements are all in extras."""
+    from gateway.pipeline import bundle
+
+    requires = {
+        "gateway": ['a[x, y]>=1; extra == "registry"', 'older; python_version < "3" and extra == "registry"'],
+        "a": ['b; extra == "x"', 'c; extra == "z"', 'd>=2; extra == "y"'],
+    }
+
+    def installed(name: str) -> Any:
+        return SimpleNamespace(name=name, requires=requires.get(name))
+
+    monkeypatch.setattr(bundle, "_installed", installed)
+    monkeypatch.setattr(bundle, "_is_installed", lambda name: name != "older")
+    assert {one.name for one in bundle._needed()} == {"a", "b", "d"}

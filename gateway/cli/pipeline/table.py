@@ -24,6 +24,7 @@ from gateway.cli.pipeline.traffic import candidate_of, mappings_of
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
+    from gateway.pipeline.jobs.registry import Registry
     from gateway.pipeline.traffic.fates import CandidateMapping
 
 app = typer.Typer()
@@ -59,6 +60,23 @@ def table(
     ] = False,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the position, for a named table.")
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Schema registry of bodies in Confluent's wire format, such as http://user@registry:8081.",
+        ),
+    ] = None,
+    registry_password_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with the password of the registry's user."),
+    ] = None,
+    registry_ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="PEM file of the authorities of the registry's certificate."
+        ),
     ] = None,
     tolerance: Annotated[
         str,
@@ -110,6 +128,7 @@ def table(
                 format_=format_,
                 event_time=None if event_time is None else EventTime.read(event_time),
                 checkpoint=checkpoint,
+                registry=_registry(registry, registry_password_file, registry_ca_file),
                 available_now=not follow,
                 count=count,
                 tell=progress,
@@ -128,6 +147,16 @@ def table(
             allowing = f"--tolerance {tolerance}: exit code {Exit.FAILED.value}"
             typer.echo(f"{wrong} of {rows + wrong} messages do not fit, more than {allowing}", err=True)
             raise typer.Exit(Exit.FAILED)
+
+
+def _registry(url: str | None, password_file: Path | None, ca_file: Path | None) -> Registry | None:
+    """Return the schema registry at `url`, which responds, or None. Raises PipelineError."""
+    from gateway.pipeline.jobs.registry import registry_of
+
+    if url is None:
+        return None
+    password = None if password_file is None else password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    return registry_of(url, password, None if ca_file is None else str(ca_file.absolute())).checked()
 
 
 def _file(candidate: CandidateMapping, name: str) -> Path:

@@ -10,8 +10,8 @@ column, numbers with more digits than a double has, fractions of a microsecond, 
 the nearest value. Columns of decimals or text store every digit.
 
 A body in the wire format of Confluent's serializers (a zero byte, the schema's number in a registry, then
-JSON) loses those five bytes, and its row has the number. The registry is not queried, because the table's
-columns come from the route's own schema; Avro and Protobuf are reported as no JSON.
+JSON) loses those five bytes, and its row has the number. With a registry Avro becomes JSON first
+(`registry.py`); without one it is reported as no JSON. The table's columns come from the route's own schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
@@ -46,6 +46,7 @@ from pyspark.sql.types import (
 )
 
 from gateway.errors import PipelineError
+from gateway.pipeline.jobs.registry import Registry, UndecodableError
 from gateway.pipeline.jobs.schema import from_json_schema, route_of
 from gateway.pipeline.traffic.fates import CandidateMapping
 from gateway.pipeline.traffic.rows import address_of
@@ -275,11 +276,13 @@ class Fitted:
         captures: tuple[str, ...],
         schema: str,
         kind: StructType,
+        registry: Registry | None = None,
     ) -> None:
         """Prepare the validation of bodies; `kind` is the type of a body in the table.
 
-        That type may have more fields than the schema.
+        That type may have more fields than the schema. `registry` has the schemas of encoded bodies.
         """
+        self._registry = registry
         self._candidate = candidate
         self._route = route
         self._captures = captures
@@ -297,6 +300,7 @@ class Fitted:
         cache: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
         nothing: tuple[str | None, ...] = (None,) * len(self._captures)
         body_validator = validator(self._schema)
+        decode = None if self._registry is None else self._registry.decoder()
         for batch in batches:
             captured = []
             words = [batch.column(name).to_pylist() for name in ("protocol", "scope", "name")]
@@ -312,7 +316,7 @@ class Fitted:
                     )
                 captured.append(cache[address])
             verdicts = [
-                told_of(body, body_validator, self._kind) for body in batch.column("body").to_pylist()
+                told_of(body, body_validator, self._kind, decode) for body in batch.column("body").to_pylist()
             ]
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns["body"] = pa.array([one.body for one in verdicts], pa.binary())
@@ -345,14 +349,26 @@ class BodyVerdict(NamedTuple):
     rescued: str | None = None
 
 
-def told_of(body: bytes | None, body_validator: Any, kind: DataType) -> BodyVerdict:
-    """Validate a body. `body_validator` is the validator of its schema, `kind` its Spark type."""
+def told_of(
+    body: bytes | None,
+    body_validator: Any,
+    kind: DataType,
+    decode: Callable[[int, bytes], bytes] | None = None,
+) -> BodyVerdict:
+    """Validate a body. `body_validator` is the validator of its schema, `kind` its Spark type.
+
+    `decode` makes JSON of a value, by the number of its schema in a registry.
+    """
     if body is None:
         return BodyVerdict(None, fault="the body was not recorded")
     number = None
     if body[:1] == b"\0" and len(body) > ENVELOPE.size:
         _, number = ENVELOPE.unpack_from(body)
         body = body[ENVELOPE.size :]
+        try:
+            body = body if decode is None else decode(number, body)
+        except UndecodableError as error:
+            return BodyVerdict(body, number, _first_line(str(error)))
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:

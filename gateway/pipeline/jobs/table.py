@@ -42,6 +42,7 @@ from gateway.pipeline.jobs.bodies import (
     merged,
     parsed,
 )
+from gateway.pipeline.jobs.registry import Registry
 from gateway.pipeline.jobs.schema import NAME, route_of
 from gateway.pipeline.progress import Tell
 from gateway.pipeline.stores import hadoop_of, place_of, spark_writes
@@ -88,6 +89,7 @@ def follow(
     format_: str = PARQUET,
     event_time: EventTime | None = None,
     checkpoint: str | None = None,
+    registry: Registry | None = None,
     available_now: bool = True,
     every: str = "10 seconds",
     count: Callable[[Counted], None] = lambda _: None,
@@ -96,8 +98,8 @@ def follow(
     """Start a stream that writes the messages of route `name` to the tables `to` and `rejected`.
 
     It continues at the last position. Tables are folders, URIs or names. `checkpoint` is the folder of the
-    position (default: below `to`). Raises PipelineError if there is no such route, or if the table has other
-    columns.
+    position (default: below `to`). `registry` has the schemas of bodies in Confluent's wire format. Raises
+    PipelineError if there is no such route, or if the table has other columns.
     """
     if is_table_name(to) and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: give --checkpoint, a folder for the position")
@@ -120,7 +122,7 @@ def follow(
         startingOffsets="earliest",
         maxOffsetsPerTrigger=str(BATCH_ROWS),
     )
-    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time)
+    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time, registry)
     sample = spark.createDataFrame([], _fed(spark, journal))
     shaped.kind = good.ready(shaped.fitting(shaped(sample)), kind)
     bad.ready(shaped.faulty(shaped(sample)), kind)
@@ -179,6 +181,7 @@ class _Shaped:
         schema: BodySchema,
         kind: StructType,
         event_time: EventTime | None,
+        registry: Registry | None,
     ) -> None:
         self._candidate = candidate
         self._route = name
@@ -186,6 +189,7 @@ class _Shaped:
         self._schema = schema.text
         self._version = schema.version
         self._event_time = event_time
+        self._registry = registry
         self.kind = kind
 
     def __call__(self, batch: DataFrame) -> DataFrame:
@@ -204,7 +208,7 @@ class _Shaped:
                 *(StructField(captured_as(one), StringType()) for one in self._captures),
             ]
         )
-        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind)
+        fitted = Fitted(self._candidate, self._route, self._captures, self._schema, self.kind, self._registry)
         found = rows.mapInArrow(fitted, plain).withColumn("parsed", parsed(self.kind))
         misplaced = F.col("parsed").isNull() | F.col(f"parsed.{CORRUPT}").isNotNull()
         fault = F.when(F.col("fault").isNull() & misplaced, NO_PLACE).otherwise(F.col("fault"))
