@@ -53,7 +53,10 @@ def test_what_has_no_target_is_a_way_of_its_own(spark: SparkSession, tmp_path: P
     journal.write_unrouted(5, 1, RETURNED)
     journal.close()
     shown = tmp_path / "r.html"
-    rates.run(spark, str(tmp_path / "j"), window=SECOND, to=str(tmp_path / "r"), report=shown)
+    shown.write_text("the page of before")
+    with shown.open() as before:  # Who reads it gets all of one page.
+        rates.run(spark, str(tmp_path / "j"), window=SECOND, to=str(tmp_path / "r"), report=shown)
+        assert before.read() == "the page of before"
     rows = spark.read.parquet(str(tmp_path / "r")).collect()
     assert {(row.route, row.target_protocol): (row.messages, row.rejected) for row in rows} == {
         ("", "mqtt"): (1, 0),

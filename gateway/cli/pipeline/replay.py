@@ -94,7 +94,7 @@ def replay(
         spoken = None
         if to is None:  # an address of its own that this broker's protocol has
             spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
-        with plainly():
+        with plainly(), marks.locked():
             rows = traffic(spark, folder, job.COLUMNS, RowSelection(begin, end, where), archive=archive)
             chosen = job.selected(rows, where=spoken, after=marks.read())
             progress("sorting")

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 from pyarrow import fs
 from pyspark.errors import AnalysisException
@@ -429,9 +430,14 @@ def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:
-    """Write the page, with the newest rows only if there are very many."""
+    """Replace the page, which has the newest rows only if there are very many."""
     newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
-    path.write_text(page(_rates(newest), source), encoding="utf-8")
+    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        draft.write_text(page(_rates(newest), source), encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _rates(rows: Iterable[Row]) -> list[WindowRate]:

@@ -8,10 +8,12 @@ published again with the same id: the message's own, else its place in the journ
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,6 +105,26 @@ class Progress:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Use the file exclusively in the block, by the lock of a file beside it.
+
+        Raises PipelineError if another process uses it.
+        """
+        if self._file is None:
+            yield
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.with_name(f"{self._file.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PipelineError(
+                    f"another replay uses {self._file}, and would send the same messages: wait for its"
+                    " end, or name another file"
+                ) from error
+            yield
 
     def read(self) -> ReplayPosition | None:
         """Return the position after which to continue, or None to start at the beginning.

@@ -156,6 +156,19 @@ def test_one_that_breaks_goes_on_where_it_was(spark: SparkSession, tmp_path: Pat
         Progress(file).read()
 
 
+def test_two_replays_with_one_position_do_not_both_send(tmp_path: Path) -> None:
+    """Until the first one ends, or is killed; without a file each is on its own."""
+    file = tmp_path / "at" / "position"
+    with Progress(file).locked():
+        with pytest.raises(PipelineError, match="another replay uses"), Progress(file).locked():
+            pass
+        with Progress(tmp_path / "another").locked(), Progress(None).locked(), Progress(None).locked():
+            pass
+    with Progress(file).locked():
+        Progress(file).write(ReplayPosition(1, "0", "mqtt", 2))
+    assert Progress(file).read() == ReplayPosition(1, "0", "mqtt", 2)
+
+
 def test_a_message_with_several_lanes_is_sent_once(spark: SparkSession, recorded: Recorded) -> None:
     """As it came; and to where it went, once for each place."""
     rows = rows_of(spark, recorded.journal, where="route in ('up', 'hot')")
@@ -204,6 +217,9 @@ def test_the_command_sends_a_range_to_a_queue_and_only_once(
         done = run(*asked)
         assert done.code == 0, done.err
         assert f"{sent} messages sent" in done.out
+    with Progress(tmp_path / "position").locked():
+        refused = run(*asked)
+    assert (refused.code, "another replay uses" in refused.err) == (1, True)
     peer.consume("again", None, "")
     found: list[ReceivedMessage] = []
     while len(found) < len(HOT):
