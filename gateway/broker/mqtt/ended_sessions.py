@@ -71,36 +71,46 @@ class EndedSessions:
 
     def _go_on(self) -> None:
         if self._logs and self._begun and not (self._stuck or self._reading or self._open):
+            log = self._logs[0]
             self._reading = True
             self._store.read_from(
-                *(self._logs[0], self._next, self._read),
+                *(log, self._next, partial(self._read, log)),
                 messages_max=PIECE_MESSAGES_MAX,
                 bytes_max=PIECE_BYTES_MAX,
             )
 
-    def _read(self, found: list[Stored]) -> None:
-        self._reading = False
-        if not found:
-            self._store.drop(self._logs.popleft())
-            self._next = 0
-            self._go_on()
-            return
-        utc = clock.utc()
-        sent = _sent(self._logs[0])
-        for position, message, tag in found:
-            is_sent = position < sent and qos_of(message, tag) == 2
-            if not self._place(position, message, shared_filter(tag), is_sent, utc):
-                self._wait()
-                break
-            self._next = position + 1
+    def _read(self, log: Log, found: list[Stored]) -> None:
+        """Pass on what was read of `log`; nothing else is read until each message is passed on or waits."""
+        try:
+            if found:
+                self._pass_on(log, found)
+            else:
+                self._logs.remove(log)
+                self._store.drop(log)
+                self._next = 0
+        finally:
+            self._reading = False
         self._go_on()
 
-    def _place(self, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float) -> bool:
-        """Pass the message to another session, or drop it. Return False if it must wait.
+    def _pass_on(self, log: Log, found: list[Stored]) -> None:
+        """Pass on these messages of `log`, until one must wait."""
+        utc = clock.utc()
+        sent = _sent(log)
+        for position, message, tag in found:
+            is_sent = position < sent and qos_of(message, tag) == 2
+            self._next = position + 1
+            if not self._place(log, position, message, shared_filter(tag), is_sent, utc):
+                self._wait(log)
+            if self._stuck:
+                return
+
+    def _place(
+        self, log: Log, position: int, message: Message, topic_filter: str, is_sent: bool, utc: float
+    ) -> bool:
+        """Pass the message of `log` to another session, or drop it. Return False if it must wait.
 
         `is_sent` is True if no other session may have it.
         """
-        log = self._logs[0]
         if topic_filter and message.expires and message.expires <= utc:
             self._tally.expired += 1
         elif topic_filter and is_sent:
@@ -124,13 +134,14 @@ class EndedSessions:
         if outcome is ACCEPTED:
             self._store.settle(log, (position,))
         elif not self._stuck:
-            self._wait()
+            self._wait(log)
         self._go_on()
 
-    def _wait(self) -> None:
-        """Put the log behind the others until the next tick; it is read again from its beginning."""
+    def _wait(self, log: Log) -> None:
+        """Put `log` behind the others until the next tick; it is read again from its beginning."""
         self._stuck = True
-        self._logs.rotate(-1)
+        self._logs.remove(log)
+        self._logs.append(log)
         self._next = 0
 
 

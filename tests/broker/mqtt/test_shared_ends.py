@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.mqtt.test_durable_sessions import World
-from tests.broker.parts import Space, connected, mqtt, publish
+from tests.broker.parts import Connection, Space, connected, mqtt, publish
 from tests.store.crashes import Crashes
 
 SHARED = "$share/g/a/#"
@@ -318,6 +319,64 @@ def test_a_full_member_gets_it_when_it_has_room(tmp_path: Path, crashes: Crashes
             world.space.expire(0.0)
             world.one.until(lambda: len(second)) if len(found) < 14 else None
         assert sorted(found) == list(range(14))
+        assert world.space.tally.unshared == 0
+
+
+def in_memory(world: World, name: str, messages_max: int, receive_maximum: int) -> tuple[Session, Connection]:
+    """A connected member that ends with the process."""
+    session = world.space.session(name, SHARED, persistent=False)
+    session.limits = replace(session.limits, messages_max=messages_max)
+    return session, connected(session, receive_maximum)
+
+
+def test_a_member_in_memory_that_fills_up_gets_each_message_of_two_ended_sessions_once(
+    tmp_path: Path, crashes: Crashes
+) -> None:
+    """It accepts at once, while what was read of the first log is still being passed on."""
+    with World(tmp_path, crashes=crashes) as world:
+        first, second = away(world, "A", "B")
+        give(world, numbered(60))
+        crashes.settled |= {b"%d" % number for number in range(60)}
+        member, outlet = in_memory(world, "C", 10, receive_maximum=1)
+        deletion(world, first)
+        deletion(world, second)
+        found: list[int] = []
+        while len(found) < 60:
+            world.space.expire(0.0)
+            assert world.one.commit() is ACCEPTED  # what is read now is passed on in this turn
+            for row in outlet.rows[len(found) :]:
+                found.append(int(row.message.body))
+                member.finish(row.packet_id)
+                member.pump()
+        assert sorted(found) == list(range(60))
+        assert world.space.tally.unshared == 0
+        settle(world)
+
+
+def test_what_the_disk_refuses_for_one_ended_session_is_not_taken_from_another(
+    tmp_path: Path, crashes: Crashes
+) -> None:
+    """One member is in memory and accepts at once, the other one's disk fails."""
+    with World(tmp_path, crashes=crashes) as world:
+        first, second = away(world, "A", "B")
+        give(world, numbered(60))
+        _, outlet = in_memory(world, "C", 1_000, receive_maximum=1_000)
+        stored = world.session("D", SHARED)
+        other = connected(stored, 1_000)
+        crashes.settled |= {b"%d" % number for number in range(60)}
+        assert world.one.commit() is ACCEPTED
+        deletion(world, first)
+        deletion(world, second)
+        world.space.expire(0.0)
+        world.one.until(lambda: outlet.rows)
+        world.fail()
+        world.one.store.flush()
+        world.one.until_healthy(False)
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        settle(world)
+        found = [int(row.message.body) for row in (*outlet.rows, *other.rows)]
+        assert sorted(set(found)) == list(range(60))
         assert world.space.tally.unshared == 0
 
 
