@@ -175,8 +175,8 @@ def _of_outbox(outbox: Any) -> Iterator[str]:
 EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
-    DeadLettering: ("_next_turn", "_waiting", "noted"),
-    DeadLetters: ("_unread", "_waiting"),
+    DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "noted"),
+    DeadLetters: ("_waiting",),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),
     MqttNamespace: ("_leftovers", "_unshared"),

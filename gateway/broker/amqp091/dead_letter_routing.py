@@ -1,12 +1,12 @@
 """Dead-lettering: messages that leave a queue without being consumed, and where they go.
 
 A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
-work: dead letters are routed by the queue's dead letter exchange and put into the queues there. Each message
-is settled in the same wake-up, so that the store adds the dead letter and settles the message in one commit.
+work: dead letters are routed by the queue's dead letter exchange and put into the queues there. The store
+adds a dead letter and settles its message in one commit; if the disk refuses, the death waits until it works.
 Many deaths are processed in turns; those that wait are not settled, and while very many wait, queues deliver
-nothing that could be rejected, too. `x-death` lists where a message has died
-before. A dead letter does not return to a queue in which it has died, unless a consumer rejected it on the
-way; otherwise it would travel forever.
+nothing that could be rejected, too. `x-death` lists where a message has died before. A dead letter does not
+return to a queue in which it has died, unless a consumer rejected it on the way; otherwise it would travel
+forever.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 
 # Deaths that wait; beyond it queues deliver nothing, and messages beyond a length limit get no dead letter:
 # those can multiply faster than they are processed.
 NOTED_MAX: Final = 100_000
+RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
 TOO_OFTEN: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "it died in too many queues, one after the other")
 NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
@@ -72,8 +73,11 @@ class Mortal(Sink, Protocol):
     def is_delay(self) -> bool:
         """True if messages only wait here until they are due, and do not die, whatever the queue's name."""
 
+    def settle_beside(self, positions: list[int]) -> None:
+        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+        """Settle dead messages on disk, because their dead letters are safe or get no queue."""
 
     def dispatch(self) -> None:
         """Deliver ready messages, then do what is due afterwards."""
@@ -87,9 +91,6 @@ class Delay(Mortal, Protocol):
 
         `utc` is the time in UTC seconds.
         """
-
-    def settle_beside(self, positions: list[int]) -> None:
-        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
 
     def take_back(self, position: int, message: Message) -> bool:
         """Requeue a message that the failing disk refused. Return False if the exchange is deleted."""
@@ -120,6 +121,10 @@ class Undertaker(Protocol):
 
     alarms: CallScheduler
 
+    @property
+    def disk_fails(self) -> bool:
+        """True if durable queues refuse persistent messages, because the disk fails."""
+
     def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[Mortal]:
         """Return the queues to which an exchange routes these keys."""
 
@@ -135,6 +140,8 @@ class DeadLettering:
         self._lost = lost
         self._burying = False
         self._next_turn: ScheduledCall | None = None
+        self._postponed: deque[Death] = deque()  # until the disk works
+        self._retry: ScheduledCall | None = None
         self._waiting: dict[Mortal, None] = {}  # queues that deliver nothing until fewer deaths wait
 
     @property
@@ -150,7 +157,7 @@ class DeadLettering:
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
             return False
-        if (position is None or reason == TOO_MANY) and len(self.noted) >= NOTED_MAX:
+        if (position is None or reason == TOO_MANY) and self._is_full:
             self.dropped["dead_letter_refused"] += 1
             return False
         self.noted.append(Death(queue, message, reason, position))
@@ -158,10 +165,14 @@ class DeadLettering:
 
     def holds_back(self, queue: Mortal) -> bool:
         """Return True if so many deaths wait that `queue` must deliver nothing; it is dispatched later."""
-        if len(self.noted) < NOTED_MAX:
+        if not self._is_full:
             return False
         self._waiting[queue] = None
         return True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.noted) + len(self._postponed) >= NOTED_MAX
 
     def note_due(self, delay: Delay, message: Message, position: int) -> None:
         """Queue a message whose delay is over, to be routed when the dead letters are sent."""
@@ -180,7 +191,7 @@ class DeadLettering:
             self._burying = False
         if self.noted:
             self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
-        if self._waiting and len(self.noted) <= NOTED_MAX // 2:
+        if self._waiting and len(self.noted) + len(self._postponed) <= NOTED_MAX // 2:
             waiting, self._waiting = self._waiting, {}
             for queue in waiting:
                 queue.dispatch()
@@ -189,12 +200,38 @@ class DeadLettering:
         self._next_turn = None
         self.bury()
 
+    def _postpone(self, death: Death) -> bool:
+        """Have a death wait until the disk works; its message stays on disk.
+
+        A due message is requeued instead. Return False if that is impossible.
+        """
+        if death.delay is not None and death.position is not None:
+            return death.delay.take_back(death.position, death.message)
+        death.is_settled = False
+        self._postponed.append(death)
+        self._plan_retry()
+        return True
+
+    def _plan_retry(self) -> None:
+        if self._retry is None:
+            self._retry = self._host.alarms.set(clock.utc() + RETRY_SECS, self._try_again)
+
+    def _try_again(self) -> None:
+        """Process the postponed deaths, the oldest first, if the disk works again."""
+        self._retry = None
+        if self._host.disk_fails:
+            self._plan_retry()
+            return
+        self.noted.extendleft(reversed(self._postponed))
+        self._postponed.clear()
+        self.bury()
+
     def _bury(self, most: int) -> int:
         """Send some dead letters, and settle the dead messages. Return the number of letters and targets."""
         batch = Batch(self, clock.now())
         recipients: dict[Mortal, Recipient] = {}
         settled: dict[Mortal, list[int]] = {}
-        released: list[Death] = []
+        sent: list[Death] = []
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
@@ -206,14 +243,13 @@ class DeadLettering:
                     if target not in recipients:
                         recipients[target] = Recipient(target)
                 batch.add((death, letter), [(recipients[target], letter) for target in targets])
-            if targets and death.delay is not None:
-                released.append(death)
+                sent.append(death)
             elif death.position is not None:
                 settled.setdefault(death.queue, []).append(death.position)
         batch.send()
         for queue, positions in settled.items():
             queue.settle_dead(positions)
-        _settle_beside(released)
+        _settle_beside(sent)
         return count
 
     def _routed(self, death: Death, utc: float) -> tuple[Message, Sequence[Mortal]]:
@@ -292,19 +328,18 @@ class DeadLettering:
         refused: dict[int, Outcome] | None,
         received: Monotonic,
     ) -> None:
-        """Settle due messages, and count and report what a queue refused.
+        """Settle dead and due messages, and count and report what a queue refused.
 
-        A due message that the failing disk refused is requeued instead.
+        What the failing disk refused waits instead.
         """
-        settled: dict[Delay, list[int]] = {}
+        settled: dict[Mortal, list[int]] = {}
         for at, (death, letter) in enumerate(receipts):
             death.is_settled = True
-            delay, position = death.delay, death.position
             outcome = ACCEPTED if refused is None else refused.get(at, ACCEPTED)
-            if delay is not None and position is not None:
-                if outcome.reason is Reason.STORE and delay.take_back(position, death.message):
-                    continue
-                settled.setdefault(delay, []).append(position)
+            if outcome.reason is Reason.STORE and self._postpone(death):
+                continue
+            if death.position is not None:
+                settled.setdefault(death.queue, []).append(death.position)
             if outcome is not ACCEPTED:
                 self._lose(letter, outcome)
         for queue, positions in settled.items():
@@ -320,14 +355,14 @@ class DeadLettering:
         return []
 
 
-def _settle_beside(released: list[Death]) -> None:
-    """Settle due messages in the transaction that stores them elsewhere, except those that are settled."""
-    pending: dict[Delay, list[int]] = {}
-    for death in released:
-        if death.delay is not None and death.position is not None and not death.is_settled:
-            pending.setdefault(death.delay, []).append(death.position)
-    for delay, positions in pending.items():
-        delay.settle_beside(positions)
+def _settle_beside(sent: list[Death]) -> None:
+    """Settle messages in the transaction that stores them elsewhere, except those that are settled."""
+    pending: dict[Mortal, list[int]] = {}
+    for death in sent:
+        if death.position is not None and not death.is_settled:
+            pending.setdefault(death.queue, []).append(death.position)
+    for queue, positions in pending.items():
+        queue.settle_beside(positions)
 
 
 def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:

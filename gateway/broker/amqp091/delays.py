@@ -30,6 +30,7 @@ from gateway.broker.amqp091.dead_letter_routing import (
     COPIES,
     COPIES_MAX,
     EXPIRED_MAX,
+    RETRY_SECS,
     DeadLettering,
     Mortal,
     blind_copies,
@@ -56,7 +57,6 @@ from gateway.protocols.amqp091.translate import (
 
 DELAY: Final = "x-delay"
 BEYOND: Final = sys.maxsize
-RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 Route = Callable[[Sequence[str], Message], Sequence[Mortal]]
 
 

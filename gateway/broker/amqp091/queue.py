@@ -19,6 +19,7 @@ from gateway.broker.amqp091.dead_letter_routing import (
     EXPIRED_MAX,
     NOTED_MAX,
     REJECTED,
+    RETRY_SECS,
     TOO_MANY,
     DeadLettering,
     lasting,
@@ -53,6 +54,10 @@ class QueueHost(Protocol):
     alarms: CallScheduler
     policies: Sequence[Policy]
     full_queues: FullQueues
+
+    @property
+    def disk_fails(self) -> bool:
+        """True if durable queues refuse persistent messages, because the disk fails."""
 
     def delete_queue(self, queue: AmqpQueue) -> int:
         """Delete a queue. Return the number of ready messages."""
@@ -272,7 +277,13 @@ class AmqpQueue(Queue):
 
     def _at_once(self) -> int:
         """Return how many messages may expire now: fewer while dead letters wait, which would pile up."""
-        return max(EXPIRED_MAX - len(self._dead_lettering.noted), 0)
+        return 0 if self._keeps_expired else max(EXPIRED_MAX - len(self._dead_lettering.noted), 0)
+
+    @property
+    def _keeps_expired(self) -> bool:
+        """True while what expires stays here, because the failing disk would refuse its dead letters."""
+        is_stored = self.options.dead_letter_exchange is not None and self.storage is not None
+        return is_stored and self._host.disk_fails
 
     def _head_expired(self) -> bool:
         if self._returned:
@@ -327,6 +338,8 @@ class AmqpQueue(Queue):
         if self._limited and not self._refuses:
             self._drop_heads()
         expires = self._next_expiry()
+        if expires and self._keeps_expired:
+            expires = max(expires, clock.utc() + RETRY_SECS)
         if expires and (self._alarm is None or expires < self._alarm.utc) and not self.deleted:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -366,8 +379,13 @@ class AmqpQueue(Queue):
                 alarm.cancel()
         return count
 
+    def settle_beside(self, positions: list[int]) -> None:
+        """Settle messages in the transaction of those that were routed in this wake-up, if it succeeds."""
+        if self.storage is not None and not self.deleted:
+            self.storage.forget_beside(positions)
+
     def settle_dead(self, positions: list[int]) -> None:
-        """Settle dead messages on disk, in the wake-up in which their dead letters are queued."""
+        """Settle dead messages on disk, because their dead letters are safe or get no queue."""
         self.dying -= len(positions)
         if self.storage is not None and not self.deleted:
             self.storage.forget(positions)
@@ -429,7 +447,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
     def _at_once(self) -> int:
         """Return how many messages may expire now: many, because all messages are examined for it."""
-        return max(NOTED_MAX - len(self._dead_lettering.noted), 0)
+        return 0 if self._keeps_expired else max(NOTED_MAX - len(self._dead_lettering.noted), 0)
 
     def drop_expired(self, most: int = BEYOND) -> float:
         """Drop up to `most` expired messages at the head of each priority.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,9 @@ TURNS_MAX = 100
 
 def native(body: bytes, delay_ms: int | None = None) -> Message:
     headers = () if delay_ms is None else (("x-delay", integer(delay_ms)),)
-    properties = content_properties(encode_basic_properties(BasicProperties(headers=headers)))
+    properties = content_properties(
+        encode_basic_properties(BasicProperties(delivery_mode=2, headers=headers))
+    )
     return Message(amqp_address("d", "k"), body, properties, assurance=1, durable=True, sender=SENDER)
 
 
@@ -247,3 +249,100 @@ def test_a_purge_leaves_what_waits_to_become_a_dead_letter(scene: Scene, fresh: 
         scene.advance()
     assert scene.on_disk() == sorted(bodies)
     assert scene.taken() == bodies
+
+
+# Dead letters and a disk that fails.
+
+Arguments = tuple[tuple[str, Value], ...]
+Die = Callable[[Scene, AmqpQueue], None]
+TO_Q: Arguments = (("x-dead-letter-exchange", string("")), ("x-dead-letter-routing-key", string("q")))
+
+
+def fetched(queue: AmqpQueue) -> list[tuple[int, Message]]:
+    return [row[:2] for _ in range(len(queue)) if (row := queue.take()) is not None]
+
+
+def expire(scene: Scene, queue: AmqpQueue) -> None:
+    scene.time.advance(2, scene.host)
+
+
+def reject(scene: Scene, queue: AmqpQueue) -> None:
+    for position, message in fetched(queue):
+        queue.reject(position, message)
+    queue.dispatch()
+
+
+def overflow(scene: Scene, queue: AmqpQueue) -> None:
+    publish(queue, [in_memory(b"new 1"), in_memory(b"new 2")])
+
+
+def return_too_often(scene: Scene, queue: AmqpQueue) -> None:
+    queue.requeue(fetched(queue))
+    queue.dispatch()
+
+
+DEATHS: list[tuple[Die, Arguments]] = [
+    (expire, (("x-message-ttl", integer(1_000)),)),
+    (reject, ()),
+    (overflow, (("x-max-length", integer(2)),)),
+    (return_too_often, (("x-queue-type", string("quorum")), ("x-delivery-limit", integer(0)))),
+]
+
+
+def in_memory(body: bytes) -> Message:
+    message = native(body)
+    return Message(message.address, body, message.property_set, assurance=1, sender=SENDER)
+
+
+def fail(scene: Scene, *, is_known: bool) -> None:
+    scene.disk.fault = FAULT
+    if is_known:
+        scene.opened.store.put("x", "y", b"")
+        scene.opened.commit()
+        scene.opened.until_healthy(False)
+        scene.opened.commit()
+
+
+def repair(scene: Scene) -> None:
+    scene.disk.fault = ""
+    scene.opened.until(lambda: scene.opened.store.healthy)
+
+
+@pytest.mark.parametrize(("die", "arguments"), DEATHS)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_dead_letters_that_the_disk_refuses_wait_until_it_works_again(
+    scene: Scene, die: Die, arguments: Arguments, is_known: bool
+) -> None:
+    dying = scene.queue("dying", *arguments, *TO_Q)
+    scene.store(dying, b"1", b"2")
+    fail(scene, is_known=is_known)
+    die(scene, dying)
+    scene.opened.commit()
+    scene.opened.until_healthy(False)
+    for _ in range(3):
+        scene.advance(RETRY_SECS)
+    assert (scene.lost, scene.taken()) == ([], [])
+    repair(scene)
+    assert scene.on_disk() == [b"1", b"2"]
+    scene.advance(RETRY_SECS)
+    assert scene.on_disk() == [b"1", b"2"]
+    assert (scene.taken(), scene.lost, dying.dying) == ([b"1", b"2"], [], 0)
+
+
+def test_dead_letters_in_memory_do_not_wait_for_the_disk(scene: Scene) -> None:
+    dying = scene.queue("dying", ("x-message-ttl", integer(1_000)), *TO_Q, durable=False)
+    publish(dying, [in_memory(b"1")])
+    fail(scene, is_known=True)
+    expire(scene, dying)
+    assert scene.taken() == [b"1"]
+    repair(scene)
+
+
+def test_a_queue_whose_dead_letters_wait_for_the_disk_checks_it_now_and_then(scene: Scene) -> None:
+    dying = scene.dying()
+    scene.store(dying, b"1")
+    fail(scene, is_known=True)
+    scene.time.advance(2, scene.host)
+    assert scene.host.alarms.due == scene.time.utc + RETRY_SECS
+    assert (len(dying), dying.take()) == (1, None)
+    repair(scene)
