@@ -6,9 +6,10 @@ dropped. Accepted ids are in memory, and in the store with the time when they ma
 
 An id on disk implies that its message is on disk or settled. If the target is local (a queue, a session, an
 outbox) and writes the message, the id is handed to the store in the same wake-up, so that one transaction has
-both or neither. What a local target accepts at once is in memory only, and so is its id. A remote broker
-accepts later, as does the end of a paused route, or a subscription that postpones its selector: then the id
-is written first, and the source informed when it is on disk.
+both or neither, unless another target of the message has refused it. What a local target accepts at once is
+in memory only, and so is its id. A remote broker accepts later, as does the end of a paused route, or a
+subscription that postpones its selector: then the id is written first, and the source informed when it is on
+disk.
 """
 
 from __future__ import annotations
@@ -219,16 +220,20 @@ class Guard(OneSink):
         if self._put_off_count() != put_off:
             source.local = False
         elif self.local:
-            self._record_what_is_written(passed)
+            self._record_what_is_written(part, batch, passed)
 
-    def _record_what_is_written(self, passed: list[str]) -> None:
+    def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
         """Store the ids of messages that their targets have just handed to the store.
 
-        These are the passed ids that are not settled yet.
+        These are the passed ids that are not settled yet and that no target has refused. `batch` has the
+        messages of `part` that were passed on.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
+        refused = [batch.receipts[slot] for slot in batch.refused]
+        part.batch.doubt([part.slots[at] for at, _ in refused])
+        refused_ids = {id for _, id in refused}
         for id in passed:
-            if id in open_:
+            if id in open_ and id not in refused_ids:
                 self._deduplication.record(self.ids, id, expires_at, beside=True)
 
     def _repeated(self, part: SubBatch, positions: list[int]) -> None:

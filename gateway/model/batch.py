@@ -117,6 +117,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_doubted",
         "_open",
         "_parts",
         "_rejected_by",
@@ -145,6 +146,7 @@ class Batch:
         self._open: list[int] = []
         self._parts: dict[Recipient, SubBatch] = {}
         self._worst: dict[int, Outcome] = {}
+        self._doubted: list[int] = []
         self._watchers: dict[int, Watcher] | None = None  # by slot
 
     def __len__(self) -> int:
@@ -247,6 +249,18 @@ class Batch:
                 raise AssertionError(f"slot {slot} was settled more often than it has recipients")
         if done:
             self._tell(done)
+
+    @property
+    def refused(self) -> list[int]:
+        """Slots of messages that a recipient has refused, whether or not all have settled them.
+
+        Nothing may be written beside such a message that says that it was accepted.
+        """
+        return [*self._worst, *self._doubted]
+
+    def doubt(self, slots: Iterable[int]) -> None:
+        """Note that a target behind a recipient has refused messages, which the recipient settles later."""
+        self._doubted.extend(slots)
 
     def released_by(self, slots: list[int], route: str) -> None:
         """Note that `route` has released the messages in `slots`, for a source that retries them.

@@ -436,3 +436,36 @@ def test_without_the_disk_new_ids_are_refused_and_known_ones_are_not(stored: Cal
     bench.restart()
     bench.publish(("2", b"2"))
     assert bench.target.bodies == []
+
+
+def test_no_id_is_stored_of_a_message_that_one_of_two_targets_has_refused(tmp_path: Path) -> None:
+    """Its source is told when the other target is done: a crash before that must not make it a repeat."""
+    target = Target(2)
+    bench = Bench(mapping(target="here"), tmp_path, target)
+    target.others[0].at_once = DOWN
+    first = bench.publish(("1", b"first"))
+    bench.commit()
+    assert first.outcomes == []
+    bench.restart()
+    target.others[0].at_once = None
+    again = bench.publish(("1", b"again"))
+    assert (target.bodies, target.others[0].bodies[-1]) == ([b"again"], b"again")
+    for one in (target, target.others[0]):
+        one.settle()
+    assert verdicts(again) == ["accepted"]
+    assert bench.one is not None
+    bench.one.store.close()
+
+
+def test_the_source_s_batch_knows_what_a_target_behind_the_guard_has_refused() -> None:
+    target = Target(2)
+    bench = Bench(mapping(target="here"), None, target)
+    target.others[0].at_once = DOWN
+    source = Answers()
+    batch = Batch(source, Monotonic(0.0))
+    entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], mqtt("a").address)
+    assert bench.dispatcher.publish(batch, entry, mqtt("a", properties=property_set(Properties())), 1)
+    batch.send()
+    assert (source.outcomes, batch.refused) == ([], [0])
+    target.settle()
+    assert verdicts(source) == ["released"]

@@ -15,9 +15,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from gateway.protocols.amqp091 import methods as m091
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
+from gateway.protocols.amqp091.events import ChannelClosed as ChannelClosed091
 from gateway.protocols.amqp091.events import Got
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Replies
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import StoreSettings as StoreSettings
 from gateway.store.store import Store
 from tests.durable.test_amqp import PERSISTENT, channel
@@ -25,7 +28,7 @@ from tests.durable.test_full_disk import BODY, filled, gateway, small
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import PERSISTENT as PERSISTENT_HEAD
 from tests.ingress.amqpfast.client import Fast
-from tests.ingress.clients import eventually
+from tests.ingress.clients import connect, eventually
 from tests.interop.gateway_fixture import Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
 from tests.store.crashes import Crashes
@@ -167,6 +170,17 @@ def committed(client: Fast) -> bool:
 
 # In one process, looked at after each commit.
 
+MAPPING: Final = """
+version: 1
+routes:
+  - name: results
+    from: {endpoint: amqpfast, service: queue, destination: results}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: w.x}
+  - name: topics
+    from: {endpoint: mqtt, topic: "w/{x}"}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: "w.{x}"}
+"""
+
 
 class Site:
     """A gateway whose disk does what it is told, and what each commit leaves there."""
@@ -187,7 +201,9 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     crashes, disk = Crashes(), Disk()
     opened = partial(Store, factory=crashes.factory(disk.factory()))
-    settings = settings_of(store=StoreSettings(path=tmp_path / "data", probe_secs=0.02))
+    (tmp_path / "mapping.yaml").write_text(MAPPING)
+    store = StoreSettings(path=tmp_path / "data", probe_secs=0.02)
+    settings = settings_of(store=store, mappings=[str(tmp_path / "mapping.yaml")])
     with (
         patch("gateway.app.storage.Store", opened),
         running(settings, but=FULL) as started,
@@ -253,3 +269,74 @@ def test_a_client_that_is_cut_off_during_its_commit_does_it_wholly_or_not_at_all
     site.disk.fault = ""
     site.started.until(lambda: gateway.store is not None and gateway.store.healthy)
     client.cut()
+
+
+# One queue of two refuses its copy at once; the other one stores it, which takes until the commit.
+
+
+def half_full(site: Site) -> None:
+    """Bind `roomy` and `full`, which has all it may have, to the topics below `w`."""
+    opened = site.channel()
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for queue, given in (("roomy", {}), ("full", arguments)):
+        opened.queue_declare(queue, durable=True, arguments=given)
+        opened.queue_bind(queue, "amq.topic", "w.#")
+    opened.confirm_delivery()
+    opened.basic_publish("", "full", b"before", PERSISTENT)
+    opened.basic_publish("", "roomy", b"job", PERSISTENT)
+    opened.connection.close()
+
+
+def test_no_packet_id_is_stored_of_a_message_that_one_queue_has_refused(site: Site) -> None:
+    half_full(site)
+    client, _ = connect(site.started, "dev", clean=False, properties={Property.SESSION_EXPIRY_INTERVAL: 60})
+    client.publish("w/x", b"once", 2, 7)
+    assert client.acked(PacketType.PUBREC) == (7, ReasonCode.QUOTA_EXCEEDED)
+    client.cut()
+    assert b"once" in site.crashes.last.bodies
+    assert not any(state.ids for state in site.crashes.states)
+
+
+def test_no_acknowledgement_is_stored_of_a_commit_that_one_queue_has_refused(site: Site) -> None:
+    half_full(site)
+    client = Amqp(site.started).open()
+    client.call(m091.TxSelect(), m091.TxSelectOk)
+    client.say(m091.BasicGet("roomy"))
+    tag = client.next(Got).method.delivery_tag
+    client.publish("amq.topic", "w.x", b"result", properties=LASTING)
+    client.say(m091.BasicAck(tag), m091.TxCommit())
+    client.next(ChannelClosed091)
+    client.cut()
+    assert site.crashes.last.bodies == {b"before", b"job", b"result"}
+
+
+def test_amqpfast_stores_no_acknowledgement_of_a_commit_that_one_queue_has_refused(site: Site) -> None:
+    half_full(site)
+    with Fast(site.started).open() as client:
+        client.put(client.handle("jobs"), b"task", head=PERSISTENT_HEAD)
+    with Fast(site.started).open(transacted=True) as client:
+        taking, giving = client.handle("jobs"), client.handle("results")
+        client.consume(taking)
+        (row,) = client.rows(1)
+        client.put(giving, b"result", head=PERSISTENT_HEAD)
+        client.ack(row[1])
+        client.say(m.ChannelCommit(1, client.machine.new_tag(1)))
+        assert not committed(client)
+        client.cut()
+    assert b"task" in site.crashes.last.bodies
+
+
+def test_a_will_that_one_queue_has_refused_is_recorded_until_it_is_published_again(site: Site) -> None:
+    half_full(site)
+    will = Will("w/x", b"last", 1)
+    client, _ = connect(site.started, "dev", clean=False, will=will)
+    stored = site.crashes.states
+    count = len(stored)
+    client.cut()
+    eventually(lambda: any(b"last" in state.bodies for state in stored[count:]))
+    assert all(state.wills for state in stored[count:])
+    site.crashes.settled.add(b"before")
+    with_room = site.channel()
+    with_room.queue_purge("full")
+    with_room.connection.close()
+    eventually(lambda: not site.crashes.last.wills)

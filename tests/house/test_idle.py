@@ -130,6 +130,7 @@ STANDING: Final[dict[str, str]] = {
     "ingress.mqtt.ingress.MqttIngress._owing": "checked with Session.walks",
     "ingress.source.ListenerSource._unwanted": "the last message that nobody wanted",
     "ingress.waiting_publishes.ChannelBacklog.events": "checked with WaitingPublishes._lines",
+    "model.batch.Batch._doubted": OF_THE_LOOP,
     "model.batch.Batch._parts": OF_THE_LOOP,
     "model.batch.Batch.receipts": OF_THE_LOOP,
     "model.batch.Batch.rejected": HOOK,

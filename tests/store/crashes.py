@@ -23,6 +23,7 @@ from gateway.store.messages import MessageReader
 
 INCOMING: Final = "incoming"  # the kind of log with received packet ids
 SEEN: Final = "seen"  # the kind of thing with message ids
+WILL: Final = "will"  # the kind of thing with wills that are not settled
 
 
 class State(NamedTuple):
@@ -33,6 +34,8 @@ class State(NamedTuple):
     settled: frozenset[bytes]
     twice: frozenset[bytes]
     """Bodies that are there more than once."""
+    wills: int
+    """Number of recorded wills."""
 
 
 class Crashes:
@@ -56,7 +59,8 @@ class Crashes:
                 self.backup(copy)
                 bodies = Counter(_bodies(copy))
                 twice = frozenset(body for body, count in bodies.items() if count > 1)
-                crashes.states.append(State(_ids(copy), frozenset(bodies), settled, twice))
+                ((wills,),) = copy.execute("SELECT count(*) FROM things WHERE kind = ?", (WILL,))
+                crashes.states.append(State(_ids(copy), frozenset(bodies), settled, twice, wills))
                 copy.close()
 
         return Connection

@@ -12,7 +12,7 @@ forever.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from gateway import clock
@@ -231,7 +231,7 @@ class DeadLettering:
         batch = Batch(self, clock.now())
         recipients: dict[Mortal, Recipient] = {}
         settled: dict[Mortal, list[int]] = {}
-        sent: list[Death] = []
+        sent: dict[int, Death] = {}  # by slot
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
@@ -242,14 +242,16 @@ class DeadLettering:
                 for target in targets:
                     if target not in recipients:
                         recipients[target] = Recipient(target)
-                batch.add((death, letter), [(recipients[target], letter) for target in targets])
-                sent.append(death)
+                placed = [(recipients[target], letter) for target in targets]
+                sent[batch.add((death, letter), placed)] = death
             elif death.position is not None:
                 settled.setdefault(death.queue, []).append(death.position)
         batch.send()
         for queue, positions in settled.items():
             queue.settle_dead(positions)
-        _settle_beside(sent)
+        for slot in batch.refused:  # the gateway's dead letter of a refused copy comes first
+            sent.pop(slot, None)
+        _settle_beside(sent.values())
         return count
 
     def _routed(self, death: Death, utc: float) -> tuple[Message, Sequence[Mortal]]:
@@ -355,7 +357,7 @@ class DeadLettering:
         return []
 
 
-def _settle_beside(sent: list[Death]) -> None:
+def _settle_beside(sent: Iterable[Death]) -> None:
     """Settle messages in the transaction that stores them elsewhere, except those that are settled."""
     pending: dict[Mortal, list[int]] = {}
     for death in sent:

@@ -6,7 +6,8 @@ An id on disk implies that its message is on disk or settled. Ids of a session t
 messages in a log of their own, because the store writes the messages of a wake-up all together or not at all:
 
 - All targets are within this gateway, and one writes the message: the id is written in the same wake-up, so
-  that after a crash both exist or neither. PUBREC waits for that commit.
+  that after a crash both exist or neither. PUBREC waits for that commit. If one target refuses its copy at
+  once, no id is written beside the copies of the others.
 - All targets have the message in memory only: so is the id, and a message that is repeated after a crash is
   published again.
 - A target is a remote broker, behind a paused route, or a subscription that has postponed its selector: the

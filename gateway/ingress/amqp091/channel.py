@@ -737,6 +737,7 @@ class Transaction:
         self._open = len(renewed) + 1
         self._channel.connection.unsettled += len(renewed)
         batch = ingress.begun_batch()
+        first = len(batch)
         utc = clock.utc()
         here, put_off = True, ingress.dispatcher.put_off_count()
         for entry, message, content in renewed:
@@ -750,7 +751,8 @@ class Transaction:
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
-        if here and not self._failed and ingress.dispatcher.put_off_count() == put_off:
+        is_refused = self._failed or any(slot >= first for slot in batch.refused)
+        if here and not is_refused and ingress.dispatcher.put_off_count() == put_off:
             self._acknowledge_beside()
         self.told(True)
 

@@ -505,12 +505,14 @@ class FastPublisher:
             return
         join = Join(len(pending) + 1, commit.finish)
         put_off = ingress.dispatcher.put_off_count()
-        ingress.begun_batch()
+        batch = ingress.begun_batch()
+        first = len(batch)
         for entry, message in pending:
             self._publish(entries[entry.address], message, join)
         ingress.turn_done()
         here = ingress.dispatcher.put_off_count() == put_off
-        if here and join.worst is ACCEPTED and all(ingress.ends_here(entry) for entry in entries.values()):
+        is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.refused)
+        if here and not is_refused and all(ingress.ends_here(entry) for entry in entries.values()):
             for delivery in acknowledged:
                 delivery.forget_beside()
         if lasting:

@@ -985,7 +985,8 @@ class MqttConnection(AdmittedGuest):
         """Have the session notified when the targets of a QoS 2 message have it, if all are local."""
         session = self.session
         if session is not None and session.is_durable and self._ingress.ends_here(entry):
-            self._ingress.local_ids.append((session.received_ids, packet_id))
+            slot = len(self._ingress.batch)  # the message's, which is published now
+            self._ingress.local_ids.append((session.received_ids, packet_id, slot))
 
     # Subscriptions and DISCONNECT.
 

@@ -73,7 +73,8 @@ class MqttIngress(ListenerSource):
         self.byte_order = options.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self._owing: dict[Session, None] = {}  # retained messages
-        self.local_ids: list[tuple[ReceivedIds, int]] = []  # of QoS 2 messages with local targets only
+        # Of QoS 2 messages with local targets only: packet id, and slot in the batch.
+        self.local_ids: list[tuple[ReceivedIds, int, int]] = []
         self._handing_on = False
         self._sending = False
         self._discarding = False
@@ -100,6 +101,7 @@ class MqttIngress(ListenerSource):
     def turn_done(self) -> None:
         """Send the batch, then have the identifiers of its QoS 2 messages stored."""
         local_ids, self.local_ids = self.local_ids, []
+        batch = self.batch
         before, self._handing_on = self._handing_on, True
         put_off = self.dispatcher.put_off_count()
         try:
@@ -108,8 +110,10 @@ class MqttIngress(ListenerSource):
             self._handing_on = before
         if self.dispatcher.put_off_count() != put_off:
             return  # then an identifier is stored when all targets have accepted its message
-        for ids, packet_id in local_ids:
-            ids.handed_on(packet_id)
+        refused = set(batch.refused) if local_ids else set()
+        for ids, packet_id, slot in local_ids:
+            if slot not in refused:
+                ids.handed_on(packet_id)
 
     def tick(self, now: float) -> None:
         """Expire sessions, publish delayed wills that are due, and update the $SYS topics."""
@@ -495,6 +499,7 @@ class MqttIngress(ListenerSource):
         sent = SentWill(self, will, message, principal)
         if self.namespace.claims_wills or not self.ends_here(entry):
             sent.keep()
+        slot = len(self.batch)
         try:
             accepted = self.dispatcher.publish(self.begun_batch(), entry, message, sent)
         except RemoteProtocolError:  # it can never be published, not even after a restart
@@ -503,9 +508,9 @@ class MqttIngress(ListenerSource):
         if not accepted:
             self.unclaimed(entry, message, None)
             sent.settled(None)
-        put_off = self.dispatcher.put_off_count()
+        put_off, batch = self.dispatcher.put_off_count(), self.batch
         self.turn_done()
-        if self.dispatcher.put_off_count() != put_off:
+        if self.dispatcher.put_off_count() != put_off or slot in batch.refused:
             sent.keep()
 
     async def _publish_will_later(

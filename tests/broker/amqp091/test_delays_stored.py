@@ -22,6 +22,7 @@ from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_proper
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.settings.limits import Limits
+from gateway.store.database import Stored
 from gateway.store.store import Store
 from tests.broker.amqp091.parts import NONE, integer
 from tests.broker.amqp091.test_delays import Time
@@ -346,3 +347,29 @@ def test_a_queue_whose_dead_letters_wait_for_the_disk_checks_it_now_and_then(sce
     assert scene.host.alarms.due == scene.time.utc + RETRY_SECS
     assert (len(dying), dying.take()) == (1, None)
     repair(scene)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_message_whose_copy_one_queue_refuses_stays_until_that_copy_is_a_dead_letter(
+    scene: Scene, delayed: bool
+) -> None:
+    """Of two queues one is full. A crash after the commit of the other copy must not lose the refused one."""
+    full = scene.queue("full", ("x-max-length", integer(0)), ("x-overflow", string("reject-publish")))
+    scene.host.bind("d" if delayed else "amq.fanout", full, "k", NONE)
+    scene.host.bind("amq.fanout", scene.q, "k", NONE)
+    dying = scene.queue(
+        "dying", ("x-message-ttl", integer(1_000)), ("x-dead-letter-exchange", string("amq.fanout"))
+    )
+    scene.store(scene.delayed if delayed else dying, b"1")
+    on_disk: list[list[Stored]] = []
+    name = '["/", "d"]' if delayed else '["/", "dying"]'
+    (log,) = [log for log in scene.opened.store.logs() if log.name == name]
+    scene.time.advance(2, scene.host)
+    scene.opened.store.read_from(log, 0, on_disk.append, messages_max=9, bytes_max=NO_LIMIT)
+    assert scene.lost == []
+    scene.opened.until(lambda: on_disk)
+    assert [len(found) for found in on_disk] == [1]
+    scene.opened.commit()
+    assert [body for body, _ in scene.lost] == [b"1"]
+    assert scene.on_disk() == [b"1"]
+    assert scene.taken() == [b"1"]
