@@ -453,7 +453,10 @@ def test_an_operator_lists_and_clears_those_of_all_replicas(rabbitmq: RabbitMQ, 
         assert found(one, "r/#", 0) == []
 
 
-def test_an_operator_is_told_when_the_database_is_away(rabbitmq: RabbitMQ, name: str) -> None:
+def test_an_operator_is_told_when_the_database_is_away(
+    rabbitmq: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.state.lanes.READ_TIMES", 0.2)
     with PostgreSQL() as server:
         http = {"http": Http(host=LOOPBACK, port=0)}
         one = Replica("one", rabbitmq.url, name, settings=http, postgresql={"url": server.url})
