@@ -32,8 +32,17 @@ from tests.store.durability import watched
 DESCRIPTORS_MAX: Final = 500
 SHOWN_MAX: Final = 10
 ROOT: Final = Path(__file__).resolve().parent.parent
-# Begun first: the whole run would wait for them at its end.
-LONGEST: Final = tuple(ROOT / "tests" / one for one in ("ship/test_image.py", "interop/test_permissions.py"))
+# Begun first, in this order: the whole run would wait for them at its end.
+LONGEST: Final = tuple(
+    ROOT / "tests" / one
+    for one in (
+        "ship/test_image.py",
+        "pipeline/test_cluster.py",
+        "engine/listener/test_as_embedded.py",
+        "chaos/test_chaos.py",
+        "pipeline/test_tables.py",
+    )
+)
 Broker = TypeVar("Broker", Mosquitto, RabbitMQ, PostgreSQL)
 
 
@@ -81,7 +90,7 @@ def spread(items: list[pytest.Item]) -> list[pytest.Item]:
     waits = [file for file in files if file not in set(works)]
     places = [(at / len(part), file) for part in (works, waits) for at, file in enumerate(part)]
     in_order = [file for _, file in sorted(places)]
-    in_order.sort(key=lambda file: file not in LONGEST)
+    in_order.sort(key=lambda file: LONGEST.index(file) if file in LONGEST else len(LONGEST))
     return [item for file in in_order for item in files[file]]
 
 
