@@ -21,7 +21,7 @@ import pyarrow
 
 from gateway.pipeline.bundle import ENVIRONMENT, Bundle, write
 from gateway.pipeline.session import java
-from tests.interop.java import QUICK
+from tests.interop.java import QUICK, spark_classes
 from tests.needs import needed
 from tests.pipeline.killing import PATIENCE_SECS, ROOT
 
@@ -55,8 +55,8 @@ class Cluster:
     def __init__(self, folder: Path, *, quick: bool = False) -> None:
         import pyspark
 
-        self._options = OPTIONS | ({"spark.executor.extraJavaOptions": " ".join(QUICK)} if quick else {})
-
+        java_options = " ".join((*QUICK, *spark_classes()))
+        self._options = OPTIONS | ({"spark.executor.extraJavaOptions": java_options} if quick else {})
         self._folder = folder
         self._home = Path(pyspark.__file__).parent
         self._started: list[subprocess.Popen[bytes]] = []
@@ -139,11 +139,10 @@ class Cluster:
         )
 
     def command(self, *arguments: str) -> tuple[str, ...]:
-        """A command of `gateway pipeline` that is a driver itself, and hands its code over; the rest comes
-        as an archive, to bare Pythons."""
-        archive = f"{self.bundle.environment}#{ENVIRONMENT}"
-        given = self._options | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT, "spark.archives": archive}
-        return (sys.executable, "-m", "gateway", "pipeline", *arguments, "--master", self.url, *_confs(given))
+        """Return a command of `gateway pipeline` that is a driver and hands its code over, for Pythons that
+        have the rest."""
+        own = _confs(self._options)
+        return (sys.executable, "-m", "gateway", "pipeline", *arguments, "--master", self.url, *own)
 
     def environment(self, python: str = "python3") -> dict[str, str]:
         """Of a driver: an environment of Python that is activated, with Spark's workers in the Python of this

@@ -62,7 +62,9 @@ def test_an_archive_while_an_executor_is_killed(cluster: Cluster, tmp_path: Path
         written(tmp_path / "journal", ROWS, shard=shard)
     command = cluster.command("archive", "--journal", "journal", "--to", "archive")
     with (tmp_path / "log").open("wb") as said:
-        driver = subprocess.Popen(command, cwd=tmp_path, env=cluster.environment(), stdout=said, stderr=said)
+        driver = subprocess.Popen(
+            command, cwd=tmp_path, env=cluster.environment(EQUIPPED), stdout=said, stderr=said
+        )
     try:
         until(
             lambda: driver.poll() is not None or any((tmp_path / "archive").rglob("*.parquet")),
@@ -113,9 +115,8 @@ def test_executors_with_other_disks(cluster: Cluster, tmp_path: Path, command: t
     """What they would write there nobody would see: it is said, and nothing counts as done."""
     journal = written(tmp_path / "journal", ROWS)
     to = "/proc/self/cwd/out"  # another folder for each process
-    done = ended(
-        cluster.command(*command, "--journal", str(journal), "--to", to), tmp_path, cluster.environment()
-    )
+    line = cluster.command(*command, "--journal", str(journal), "--to", to)
+    done = ended(line, tmp_path, cluster.environment(EQUIPPED))
     assert done.returncode == 1
     assert f"{to} is not the same folder on the driver and on all executors" in done.stderr
     assert "Traceback" not in done.stderr
@@ -130,25 +131,9 @@ def test_a_stream_while_an_executor_and_the_driver_are_killed(cluster: Cluster, 
     assert killed(command, folder, then=cluster.kill_an_executor, env=env) > 1
     before = commits(folder)
     finish = cluster.submit(DRIVER, str(journal), str(folder), "finish")
-    done = subprocess.run(
-        finish,
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECS,
-    )
+    done = ended(finish, tmp_path, env)
     while TOO_LATE in done.stderr and done.returncode:
-        done = subprocess.run(
-            finish,
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECS,
-        )
+        done = ended(finish, tmp_path, env)
     assert done.returncode == 0, done.stderr[-3_000:]
     assert commits(folder) > before
     found = json.loads(done.stdout.splitlines()[-1])
