@@ -1,7 +1,7 @@
 """Exclusive use of folders by jobs that write: files that are created once, and leases made of them.
 
-A disk creates a file exclusively. For a store that cannot (S3), a run writes a claim for the name first, and
-two runs that see each other's claims both fail.
+A disk creates a file exclusively, and so does S3 by Spark's client (`put_once`). For stores and processes
+without that, a run writes a claim for the name first, and two runs that see each other's claims both fail.
 
 A lease is a file `_lease/<number>.json` in each folder that a job writes to; the highest number is valid. A
 run creates the next number, and fails while the holder of the newest one lives: a holder renews its file, and
@@ -28,7 +28,7 @@ from pyarrow import fs
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
-from gateway.pipeline.stores import StoreFolder
+from gateway.pipeline.stores import StoreFolder, put_once
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -61,7 +61,7 @@ def create(place: StoreFolder, folder: str, name: str, data: bytes, run: str) ->
         stream.write(data)
     try:
         if not (place.is_local and _linked(staged, whole)):
-            _move_claimed(system, within, name, staged, run)
+            _move_claimed(place, folder, name, staged, run)
     finally:
         _delete(system, staged)
 
@@ -77,13 +77,16 @@ def _linked(staged: str, whole: str) -> bool:
     return True
 
 
-def _move_claimed(system: Arrow, within: str, name: str, staged: str, run: str) -> None:
+def _move_claimed(place: StoreFolder, folder: str, name: str, staged: str, run: str) -> None:
     """Move a file into its place, with a claim for stores that cannot create a file exclusively.
 
-    Raises FileExistsError if another run claims the same place, the file exists, or this run was suspended
-    for so long that others may have stopped respecting its claim.
+    A store that can create it exclusively does so; the claim is then for runs that cannot use that. Raises
+    FileExistsError if another run claims the same place, the file exists, or this run was suspended for so
+    long that others may have stopped respecting its claim.
     """
-    claims, claim, whole = f"{within}/{CLAIMS}", f"{name}.{run}", f"{within}/{name}"
+    system, root = place.arrow()
+    claims, claim = f"{root}/{folder}/{CLAIMS}", f"{name}.{run}"
+    whole = f"{root}/{folder}/{name}"
     system.create_dir(claims, recursive=True)
     begun = time.monotonic()
     with system.open_output_stream(f"{claims}/{claim}") as stream:
@@ -95,6 +98,10 @@ def _move_claimed(system: Arrow, within: str, name: str, staged: str, run: str) 
         # In this order: a claim is deleted once its file exists.
         if others or system.get_file_info(whole).type != fs.FileType.NotFound:
             raise FileExistsError(whole)
+        with system.open_input_stream(staged) as stream:
+            data = stream.read()
+        if put_once(place, f"{folder}/{name}", data):
+            return
         if time.monotonic() - begun > CLAIM_SECS / 2:
             raise FileExistsError(whole)
         system.move(staged, whole)

@@ -51,6 +51,10 @@ JARS: Final = {
 }
 """Package with which Spark itself reads a scheme."""
 
+CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+EXISTS: Final = ("RemoteFileChangedException", "FileAlreadyExistsException")
+UNKNOWN_REQUEST: Final = "Status Code: 501"
+
 Hadoop = Mapping[str, str]
 
 
@@ -173,6 +177,53 @@ def _configuration(spark: SparkSession) -> Any:
     """Return Hadoop's configuration with the session's options; None for Spark Connect."""
     session: Any = getattr(spark, "_jsparkSession", None)
     return None if session is None else session.sessionState().newHadoopConf()
+
+
+def put_once(place: StoreFolder, below: str, data: bytes) -> bool:
+    """Create a file below a folder in S3 by a conditional request, which Arrow does not have.
+
+    Return False if this process has no Spark with the classes for it, or the store does not know such
+    requests. Raises FileExistsError if the file exists with other content, and OSError.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    context: Any = SparkContext._active_spark_context
+    if place.scheme != "s3a" or context is None:
+        return False
+    jvm = context._jvm
+    configuration = jvm.org.apache.hadoop.conf.Configuration(context._jsc.hadoopConfiguration())
+    for name, value in place.hadoop:
+        configuration.set(name, value)
+    path = jvm.org.apache.hadoop.fs.Path(f"{place.uri}/{below}")
+    try:
+        system = path.getFileSystem(configuration)
+    except Py4JError:
+        return False
+    try:
+        builder = system.createFile(path).overwrite(False).recursive()
+        stream = builder.opt(CONDITIONAL, "true").build()
+        stream.write(bytearray(data))
+        stream.close()
+    except Py4JError as error:
+        if UNKNOWN_REQUEST in str(error):
+            return False
+        if not any(one in str(error) for one in EXISTS):
+            raise OSError(f"{place.uri}/{below} cannot be created: {_short(error)}") from error
+        if _content(place, below) != data:  # Otherwise a request was repeated that had succeeded.
+            raise FileExistsError(f"{place.uri}/{below}") from error
+    return True
+
+
+def _content(place: StoreFolder, below: str) -> bytes | None:
+    """Return the content of a small file; None if it was deleted."""
+    system, root = place.arrow()
+    try:
+        with system.open_input_stream(f"{root}/{below}") as stream:
+            content: bytes = stream.read()
+    except FileNotFoundError:
+        return None
+    return content
 
 
 def spark_reaches(spark: SparkSession, place: StoreFolder) -> str:

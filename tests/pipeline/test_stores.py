@@ -16,8 +16,9 @@ from pyarrow import fs
 
 from gateway.cli.pipeline.common import journal_of
 from gateway.errors import PipelineError
-from gateway.pipeline import stores
+from gateway.pipeline import exclusive, stores
 from gateway.pipeline.archive.manifest import Archive
+from gateway.pipeline.exclusive import FolderLease, InUseError
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.jobs.replay import COLUMNS, selected
 from gateway.pipeline.journal.options import options_of
@@ -231,6 +232,37 @@ def test_other_clouds(monkeypatch: pytest.MonkeyPatch, cloud: str, endpoint: str
     authorities = seen["dfs_storage_authority"], seen["blob_storage_authority"]
     assert authorities == (f".dfs.{cloud}", f".blob.{cloud}")
     assert os.environ["AZURE_AUTHORITY_HOST"] == f"https://{login}"
+
+
+def test_a_name_in_s3_is_created_once(spark: SparkSession, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run comes between the last look and the creation, as after a pause of any length."""
+    place = place_of(f"{s3}/once", hadoop_of(spark))
+    put = exclusive.put_once
+
+    def overtaken(where: StoreFolder, below: str, data: bytes) -> bool:
+        system, root = where.arrow()
+        with system.open_output_stream(f"{root}/{below}") as stream:
+            stream.write(b"another run's")
+        return put(where, below, data)
+
+    exclusive.create(place, "folder", "1", b"one", "a")
+    with pytest.raises(FileExistsError):
+        exclusive.create(place, "folder", "1", b"two", "b")
+    monkeypatch.setattr(exclusive, "put_once", overtaken)
+    with pytest.raises(FileExistsError):
+        exclusive.create(place, "folder", "2", b"two", "b")
+    system, root = place.arrow()
+    found = {one.base_name: one.path for one in system.get_file_info(fs.FileSelector(f"{root}/folder"))}
+    assert {name: system.open_input_stream(found[name]).read() for name in "12"} == {
+        "1": b"one",
+        "2": b"another run's",
+    }
+    assert put(place, "folder/1", b"one"), "a request that was repeated"
+    monkeypatch.setattr(exclusive, "put_once", put)
+    with FolderLease([place]) as lease:
+        lease.check()
+        with pytest.raises(InUseError):
+            FolderLease([place])
 
 
 def test_the_other_name_of_s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
