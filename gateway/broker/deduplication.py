@@ -29,6 +29,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.shares import NO_LIMIT, UserEntries, UserShares
 from gateway.model.times import Monotonic
 from gateway.store.recovery import set_aside
 from gateway.store.store import Store
@@ -51,20 +52,51 @@ class Ids:
     """Message ids of one route.
 
     `accepted` has the accepted ids, oldest first, with the time in POSIX seconds until which they are known.
-    `open` has the ids that are not settled.
+    `open` has the ids that are not settled. If there are too many, those of a user with more than an equal
+    part are forgotten first; after a restart the users of older ids are unknown.
     """
 
-    __slots__ = ("accepted", "forgotten", "is_loaded", "open", "route")
+    __slots__ = ("_entries", "accepted", "forgotten", "is_loaded", "open", "route")
 
     def __init__(self, route: str) -> None:
         self.route = route
         self.accepted: dict[str, float] = {}
+        self._entries: UserEntries[str] = UserEntries(UserShares("message ids"))
         self.open: set[str] = set()
         self.forgotten = 0  # before their time, because there were too many
         self.is_loaded = False  # from the store, with times of a clock that may have been wrong
 
-    def bound(self, latest: float) -> None:
-        """Limit the times of ids from the store to `latest`, because they were accepted now at the latest."""
+    def load(self, rows: Iterable[tuple[float, str]]) -> None:
+        """Add ids from the store with the times until which they are known, the oldest first."""
+        for expires_at, id in rows:
+            self.accept(id, "", expires_at)
+        self.is_loaded = True
+
+    def accept(self, id: str, user: str, expires_at: float) -> None:
+        """Add the id of a message that this user has sent, as the newest one."""
+        self.discard(id)
+        self.accepted[id] = expires_at
+        self._entries.add(id, user, 0)
+
+    def discard(self, id: str) -> None:
+        """Remove an id, if it is there."""
+        if self.accepted.pop(id, None) is not None:
+            self._entries.discard(id)
+
+    def crowded_out(self, user: str) -> str | None:
+        """Remove and return the id that is to be forgotten because `user` has added one; None if all fit."""
+        id = self._entries.crowded_out(user)
+        if id is not None:
+            self.discard(id)
+            self.forgotten += 1
+        return id
+
+    def bound(self, latest: float, ids_max: int) -> None:
+        """Limit the number of ids, and the times of those from the store to `latest`.
+
+        They were accepted now at the latest.
+        """
+        self._entries.shares.set_limits(ids_max, NO_LIMIT)
         if self.is_loaded:
             self.is_loaded = False
             self.accepted = {id: min(end, latest) for id, end in self.accepted.items()}
@@ -129,8 +161,7 @@ class Deduplication:
                     store.delete(KIND, key)
         for route, rows in found.items():
             rows.sort()
-            ids = self.of(route)
-            ids.accepted, ids.is_loaded = {id: expires_at for expires_at, id in rows}, True
+            self.of(route).load(rows)
 
     def record(self, ids: Ids, id: str, expires_at: float, *, beside: bool = False) -> None:
         """Store an id; with `beside`, only if the store accepts the messages of this wake-up, too."""
@@ -154,7 +185,7 @@ class Deduplication:
                     break
                 expired_ids.append(id)
             for id in expired_ids:
-                del accepted[id]
+                ids.discard(id)
                 self.forget(ids, id)
 
 
@@ -176,8 +207,7 @@ class Guard(OneSink):
         self._put_off_count = end.put_off_count
         self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
-        self.ids.bound(deduplication.utc() + self._window)
-        self._ids_max = rule.ids_max
+        self.ids.bound(deduplication.utc() + self._window, rule.ids_max)
 
     def publish(self, part: SubBatch) -> None:
         """Pass on new messages, accept or release repeats."""
@@ -263,7 +293,7 @@ class Guard(OneSink):
         if id:
             self.ids.open.add(id)
             # Expired long ago; its deletion must not delete what is recorded now.
-            self.ids.accepted.pop(id, None)
+            self.ids.discard(id)
         batch.add_from(part.slots[at], (at, id), [(recipient, message) for recipient in recipients])
 
     # Outcomes of passed messages.
@@ -286,37 +316,33 @@ class Guard(OneSink):
             return
         store = self._deduplication.store
         expires_at = self._deduplication.utc() + self._window
+        owners = owners_of(part, rows)
         if local or store is None or not message_ids or self._accepts_in_memory():
-            self._accept(part, positions, message_ids, expires_at, ACCEPTED)
+            self._accept(part, positions, owners, expires_at, ACCEPTED)
             return
         for id in message_ids:
             self._deduplication.record(self.ids, id, expires_at)
-        store.after_commit(partial(self._accept, part, positions, message_ids, expires_at))
+        store.after_commit(partial(self._accept, part, positions, owners, expires_at))
 
     def _accept(
         self,
         part: SubBatch,
         positions: list[int],
-        message_ids: list[str],
+        owners: list[tuple[str, str]],
         expires_at: float,
         written: Outcome,
     ) -> None:
-        """Accept messages that the target has, and remember their ids.
+        """Accept messages that the target has, and remember their ids, each with the user who sent it.
 
         They are accepted even if the disk has failed: the ids are known, and the store keeps trying to write
         them.
         """
         ids = self.ids
-        accepted = ids.accepted
-        ids.open.difference_update(message_ids)
-        for id in message_ids:
-            accepted.pop(id, None)
-            accepted[id] = expires_at
-        while len(accepted) > self._ids_max:
-            oldest = next(iter(accepted))
-            del accepted[oldest]
-            ids.forgotten += 1
-            self._deduplication.forget(ids, oldest)
+        for id, user in owners:
+            ids.open.discard(id)
+            ids.accept(id, user, expires_at)
+            while (forgotten := ids.crowded_out(user)) is not None:
+                self._deduplication.forget(ids, forgotten)
         part.settle_at(positions)
 
 
@@ -349,6 +375,11 @@ class PassedBatch:
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Stop reading from the connections of `senders`. Return the functions that resume reading."""
         return self._part.batch.source.hold(senders)
+
+
+def owners_of(part: SubBatch, rows: list[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Return the ids in `rows` of (position in `part`, id or ""), each with the user who sent the message."""
+    return [(id, part.messages[at].sender.user) for at, id in rows if id]
 
 
 def _key(ids: Ids, id: str) -> bytes:

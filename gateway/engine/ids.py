@@ -26,7 +26,7 @@ from itertools import groupby
 from typing import Final
 
 from gateway import clock
-from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd
+from gateway.broker.deduplication import UNSETTLED, Deduplication, Guard, PassedBatch, RouteEnd, owners_of
 from gateway.broker.poison import poisoned
 from gateway.engine.membership import Membership
 from gateway.engine.repeats import Repeats
@@ -276,7 +276,8 @@ class SharedGuard(Guard):
             part.settle_at(positions)
         else:
             expires_at = self._shared.utc() + self._window
-            written = partial(self._accept, part, positions, message_ids, expires_at, ACCEPTED)
+            owners = owners_of(part, rows)
+            written = partial(self._accept, part, positions, owners, expires_at, ACCEPTED)
             self._shared.accept(self.route.name, message_ids, self._window, written)
 
 

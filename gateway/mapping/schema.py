@@ -190,7 +190,9 @@ class Deduplicate(Strict):
         description="Time for which an id is stored: a number and s, m, h or d.", examples=["10m"]
     )
     ids_max: int = Field(
-        1_000_000, ge=1, description="Number of stored ids; beyond it the oldest are deleted."
+        1_000_000,
+        ge=1,
+        description="Number of stored ids; beyond it the oldest of a user with more than an equal part are deleted.",
     )
 
     @property

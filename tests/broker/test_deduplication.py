@@ -19,7 +19,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set
 from gateway.model.times import Monotonic
 from gateway.store.store import Store
-from tests.broker.parts import Answers, mqtt, newest, unreadable
+from tests.broker.parts import SENDER, Answers, mqtt, newest, unreadable
 from tests.store.journal.samples import until
 from tests.store.parts import Disk, Opened
 
@@ -114,13 +114,16 @@ class Bench:
         self.target.parts.clear()
         self.open()
 
-    def publish(self, *rows: tuple[str | None, bytes], sets: PropertySet | None = None) -> Answers:
+    def publish(
+        self, *rows: tuple[str | None, bytes], sets: PropertySet | None = None, user: str = ""
+    ) -> Answers:
         """(message id, body) each; receipts are bodies."""
         source = Answers()
         batch = Batch(source, Monotonic(0.0))
         for id, body in rows:
             said = sets or (NO_PROPERTIES if id is None else property_set(Properties(message_id=id)))
-            message = mqtt("a", body, properties=said)
+            sender = SENDER._replace(user=user) if user else SENDER
+            message = mqtt("a", body, properties=said, sender=sender)
             entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
             assert self.dispatcher.publish(batch, entry, message, body)
         batch.send()
@@ -190,6 +193,31 @@ def test_a_message_that_cannot_be_read_is_refused_alone() -> None:
     bench = Bench()
     source = bench.publish((None, b"bad"), sets=unreadable())
     assert [outcome.reason for outcome in source.outcomes] == [Reason.MALFORMED]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_user_pushes_out_its_own_ids_alone(tmp_path: Path, restart: bool) -> None:
+    bench = Bench(mapping("window: 1h, ids_max: 6"), tmp_path if restart else None)
+    for number in range(20):
+        bench.publish((f"m{number}", b"%d" % number), user="modest" if number < 2 else "greedy")
+        bench.target.settle()
+    if restart:
+        bench.commit()
+        bench.restart()
+    (ids,) = bench.ids
+    assert list(ids.accepted) == ["m0", "m1", "m16", "m17", "m18", "m19"]
+    for number in range(20, 40):
+        bench.publish((f"m{number}", b"%d" % number), user="greedy")
+        bench.target.settle()
+    if restart:
+        bench.commit()  # nobody knows any more whose the older ones were
+        assert list(ids.accepted)[-3:] == ["m37", "m38", "m39"]
+    else:
+        assert list(ids.accepted) == ["m0", "m1", "m36", "m37", "m38", "m39"]
+        assert ids.forgotten == 34
+    assert len(ids.accepted) == 6
+    if bench.one is not None:
+        bench.one.store.close()
 
 
 def test_an_id_is_forgotten_after_the_window() -> None:
