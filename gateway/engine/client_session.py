@@ -143,7 +143,6 @@ class ClientSession(Session):
     """Session of a client of this replica."""
 
     __slots__ = (
-        "_awaiting",
         "_cached",
         "_consumer",
         "_deliveries",
@@ -157,6 +156,7 @@ class ClientSession(Session):
         "_reserved",
         "_sent",
         "_stopped",
+        "_unbound_options",
         "arguments",
         "fresh",
         "owner",
@@ -180,7 +180,7 @@ class ClientSession(Session):
         self.fresh = False
         self.unbound: dict[str, tuple[bool, Done]] = {}
         # Encoded options of filters that are stored when their key is bound, by key.
-        self._awaiting: dict[str, dict[str, bytes | None]] = {}
+        self._unbound_options: dict[str, dict[str, bytes | None]] = {}
         self._engine = engine
         # Since then messages that an earlier owner had sent are awaited; some may never be redelivered.
         self._left_since: Monotonic | None = None
@@ -262,21 +262,21 @@ class ClientSession(Session):
         ):
             note()
         elif needs_binding:
-            self._awaiting.setdefault(key, {})[topic_filter] = encoded
+            self._unbound_options.setdefault(key, {})[topic_filter] = encoded
             self.unbound[key] = (True, partial(self._bound, key))
             self._engine.bind_queue(self, key)
         else:
             note()
-            self._awaiting.get(key, {}).pop(topic_filter, None)
+            self._unbound_options.get(key, {}).pop(topic_filter, None)
             if self._needs(key, topic_filter):
                 return
-            self._awaiting.pop(key, None)
+            self._unbound_options.pop(key, None)
             self.unbound[key] = (False, _nobody)
             self._engine.bind_queue(self, key)
 
     def _needs(self, key: str, without: str) -> bool:
         """Return True if another filter than `without` has this key, of which one is shortened."""
-        if self._awaiting.get(key):
+        if self._unbound_options.get(key):
             return True
         others = [
             one
@@ -289,7 +289,7 @@ class ClientSession(Session):
 
     def _bound(self, key: str) -> None:
         """Store the subscriptions that waited for this key to be bound."""
-        for topic_filter, encoded in self._awaiting.pop(key, {}).items():
+        for topic_filter, encoded in self._unbound_options.pop(key, {}).items():
             self._note(topic_filter, encoded)
 
     def _note(self, topic_filter: str, options: bytes | None) -> None:

@@ -192,7 +192,7 @@ class Deduplicate(Strict):
     ids_max: int = Field(
         1_000_000,
         ge=1,
-        description="Number of stored ids; beyond it the oldest of a user with more than an equal part are deleted.",
+        description="Number of stored ids; beyond it those of users with more than an equal part go first.",
     )
 
     @property
