@@ -224,7 +224,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SharedSessions: ("_after_releases", "_waiting"),
     SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),
-    ClientSession: ("unbound",),
+    ClientSession: ("_unbound_options", "unbound"),
     SharedWalk: ("_then",),
     Walked: ("_numbers",),
     Committer: ("_doubt", "_noted", "_pending", "waiting"),
