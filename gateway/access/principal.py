@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -37,3 +37,27 @@ class Principal:
         self.fields = fields
         self.expires = expires
         self.backend = backend
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what determines the rights, besides the name, as JSON values."""
+        return {
+            "backend": self.backend,
+            "roles": list(self.roles),
+            "scopes": list(self.scopes),
+            "fields": dict(self.fields),
+        }
+
+    @classmethod
+    def from_dict(cls, name: str, values: Mapping[str, Any] | None) -> Principal:
+        """Return the principal with this name and the values of `to_dict`.
+
+        None stands for a record without values, of an earlier version: the principal then has no own roles.
+        """
+        values = values or {}
+        return cls(
+            name,
+            roles=tuple(map(str, values.get("roles", ()))),
+            scopes=tuple(map(str, values.get("scopes", ()))),
+            fields={str(key): str(value) for key, value in values.get("fields", {}).items()},
+            backend=str(values.get("backend", "")),
+        )

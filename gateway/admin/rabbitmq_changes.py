@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from errno import EIO
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import orjson
 import trio
@@ -29,6 +29,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.operator_publish import Publishing
+from gateway.broker.publish_permission import amqp_entry
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
 from gateway.model.message import NEVER, Message, Sender
@@ -115,16 +116,16 @@ class Actor:
         if not decision.allowed:
             self._refuse("connect", "it", decision.rule)
 
-    def check_routes(self, roles: tuple[str | None, ...]) -> None:
-        """Check that the caller has the roles that the routes of a message require.
+    @property
+    def publish_rights(self) -> Rights | None:
+        """Rights of the caller; None for an administrator, and as long as no roles are configured."""
+        return None if self._rights.unlimited else self._rights
 
-        `roles` has one entry for each route; None requires no role. Raises Refused 403.
-        """
-        for role in roles:
-            if role is not None and not self._rights.unlimited and role not in self._rights.roles:
-                self._refuse("write", "a route that takes it", f"it is for role {role}")
+    def refuse_publish(self, resource: str, rule: str) -> NoReturn:
+        """Write to the audit log that `rule` denies publishing to `resource`, and raise Refused 403."""
+        self._refuse("write", resource, rule)
 
-    def _refuse(self, permission: str, resource: str, rule: str) -> None:
+    def _refuse(self, permission: str, resource: str, rule: str) -> NoReturn:
         target = f"{resource} in vhost '{self._host.name}'"
         audit("denied", endpoint="http", user=self.user, action=permission, target=target, rule=rule)
         raise access_refused(f"access to {target} refused for user '{self.user}'")
@@ -256,14 +257,8 @@ class RabbitChanges:
             done.set()
 
         def act(actor: Actor) -> None:
-            actor.check("write", "exchange", exchange)
-            if exchange and host.exchange(exchange).internal:
-                raise access_refused(
-                    f"cannot publish to internal exchange '{exchange}' in vhost '{host.name}'"
-                )
-            actor.check_key("write", exchange, message.address.name)
-            actor.check_routes(publishing.roles(endpoint, host, message.address))
-            publishing.publish_in(endpoint, host, message, tell)
+            entry = amqp_entry(publishing.dispatcher, actor, endpoint, host, message.address)
+            publishing.publish_by(entry, message, tell)
 
         await self.permit(request, host, act)
         self._flush()

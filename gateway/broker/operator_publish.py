@@ -10,8 +10,7 @@ from collections.abc import Callable
 from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.routing import Namespace
-from gateway.model.address import Address
+from gateway.broker.routing import RoutingEntry
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
@@ -23,34 +22,28 @@ class Publishing:
     """Source of the messages that operators publish."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
 
     def publish(self, endpoint: str, message: Message, on_outcome: Told) -> None:
         """Publish a message as a client of this listener, or as if this link had received it.
 
         `on_outcome` is called with the outcome.
         """
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
-        self.publish_in(endpoint, local, message, on_outcome)
+        self.publish_by(dispatcher.entry(endpoint, local, message.address), message, on_outcome)
 
-    def publish_in(self, endpoint: str, local: Namespace | None, message: Message, on_outcome: Told) -> None:
-        """Publish a message as a client of this endpoint, in one of its namespaces; None for a link."""
-        dispatcher = self._dispatcher
+    def publish_by(self, entry: RoutingEntry, message: Message, on_outcome: Told) -> None:
+        """Publish a message whose routing entry was found, and permitted, in this turn."""
+        dispatcher = self.dispatcher
         if dispatcher.memory.short:
             on_outcome(LOW_ON_MEMORY)
             return
         batch = dispatcher.batch(self, clock.now())
-        entry = dispatcher.entry(endpoint, local, message.address)
         if not dispatcher.publish(batch, entry, message, on_outcome):
             dispatcher.record_unrouted(entry, message, UNROUTED, batch.received)
             on_outcome(UNROUTED)
         batch.send()
-
-    def roles(self, endpoint: str, local: Namespace | None, address: Address) -> tuple[str | None, ...]:
-        """Return the roles from which the routes of an address accept messages; None for any user."""
-        entry = self._dispatcher.entry(endpoint, local, address)
-        return tuple([branch.route.rule.role for branch in entry.plan.branches])
 
     # Interface of a batch's source.
 

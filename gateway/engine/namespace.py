@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from gateway import clock
+from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import OVERDUE, LeftWill, MqttNamespace, Newcomer, Offers, SessionShares
 from gateway.broker.mqtt.session import WALKS_MAX, Grant, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import SharedGroup, shared_pattern
@@ -676,7 +677,7 @@ class EngineNamespace(MqttNamespace):
         """True: other replicas may publish a will, too, so it must be claimed before it is published."""
         return True
 
-    def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
+    def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Keep the claim of the will that is being published until `forget_will` is called with `client_id`.
 
         Other wills need no record here, because the database has them since the session was opened.
@@ -735,14 +736,14 @@ class EngineNamespace(MqttNamespace):
         """Publish the due will of a client that is not connected here."""
         key, epoch, _ = claim
         try:
-            will, sender = decode_will(key.client, message)
+            will, sender, principal = decode_will(key.client, message)
         except StoreError as error:
             log.error("will unreadable, discarded", client=key.client, why=str(error))
             self._engine.sessions.settle_will(key, epoch)
             return
         name = self.new_will_key(key.client)
         self._publishing[name] = claim
-        self._left_wills.append(LeftWill(will, sender, 0.0, name))
+        self._left_wills.append(LeftWill(will, sender, principal, 0.0, name))
         self.adopt()
         self._publish_will(name)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import Newcomer
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.errors import StoreError
@@ -59,7 +60,10 @@ def decode_fingerprints(data: bytes) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StoredWill:
-    """Will and its sender. `properties` is an encoded property list of MQTT 5."""
+    """Will and its sender. `properties` is an encoded property list of MQTT 5.
+
+    `principal` has the values of `Principal.to_dict`; an earlier version stored none.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -71,6 +75,7 @@ class StoredWill:
     endpoint: str
     user: str
     address: str
+    principal: dict[str, Any] | None = None
 
 
 ADAPTER: Final = TypeAdapter(StoredWill)
@@ -97,12 +102,13 @@ def encode_will(coming: Newcomer) -> bytes:
             sender.endpoint,
             sender.user,
             sender.address,
+            coming.principal.to_dict(),
         )
     )
 
 
-def decode_will(client: str, data: bytes) -> tuple[Will, Sender]:
-    """Return the will of a client, and its sender. Raises StoreError if the bytes are malformed."""
+def decode_will(client: str, data: bytes) -> tuple[Will, Sender, Principal]:
+    """Return the will of a client, its sender and principal. Raises StoreError for malformed bytes."""
     try:
         stored = ADAPTER.validate_json(data)
     except ValidationError as error:
@@ -110,4 +116,5 @@ def decode_will(client: str, data: bytes) -> tuple[Will, Sender]:
     will = Will(
         stored.topic, stored.body, stored.qos, stored.retain, decode_list(stored.properties, WILL_LIST)
     )
-    return will, Sender(stored.endpoint, client, stored.user, stored.address)
+    sender = Sender(stored.endpoint, client, stored.user, stored.address)
+    return will, sender, Principal.from_dict(stored.user, stored.principal)

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 
 from gateway import clock
 from gateway.access.principal import Principal
-from gateway.access.rights import Decision, Rights
+from gateway.access.rights import Rights
 from gateway.broker.routing import NOWHERE, AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.client import CloseReason, IngressClient
 from gateway.ingress.clients import Entrance, IngressClients
@@ -37,10 +37,6 @@ EXPIRED: Final = "expired_while_connected"
 UNWANTED_SECS: Final = 60.0  # between two log lines about messages without recipient
 
 log = structlog.get_logger(limited=True)
-
-
-class RouteRefused(Exception):
-    """Exception for a route that requires a role that the publisher does not have. The text is the rule."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -279,31 +275,6 @@ class ListenerSource:
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
         """Return a client's rights under the current rules."""
         return self.authorization.rights_of(principal, client_id)
-
-    def may_publish(self, rights: Rights, address: Address, host: str = "/") -> Decision:
-        """Return the decision on publishing to an address with these rights.
-
-        A return address requires the permission for the address to which it leads.
-        """
-        there = self.dispatcher.answered_at(address)
-        if there is None:
-            return rights.publish(address, host)
-        namespace = self.dispatcher.namespaces.get(there[0])
-        return rights.publish(there[1], getattr(namespace, "name", host))
-
-    @staticmethod
-    def route(rights: Rights, address: Address, find: Callable[[Address], RoutingEntry]) -> RoutingEntry:
-        """Return the routing entry of a message from a client with these rights; `find` looks it up.
-
-        All publishes use this function, including wills and retries. Raises RouteRefused if a route requires
-        a role that the client does not have.
-        """
-        entry = find(address)
-        for branch in entry.plan.branches:
-            role = branch.route.rule.role
-            if role is not None and role not in rights.roles:
-                raise RouteRefused(f"route {branch.route.name} takes it from role {role}")
-        return entry
 
     def suspend(self, stream: Stream, awaited: Awaited, then: Callable[[], None] | None = None) -> None:
         """Suspend a client's commands until the result that one of them awaits is available.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gateway.access.rights import Decision, Rights
+from gateway.access.rights import Rights
+from gateway.broker.routing import RoutingEntry
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.model.address import Address
 from gateway.model.pending import Pending
@@ -35,13 +36,13 @@ def test_a_will_whose_check_was_pending_is_not_forgotten_before_the_cluster_has_
     rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[tuple[trio.Event, trio.lowlevel.TrioToken]] = []
-    may_publish = MqttIngress.may_publish
+    permitted_entry = MqttIngress.permitted_entry
 
-    def pending_once(ingress: MqttIngress, rights: Rights, address: Address, host: str = "/") -> Decision:
+    def pending_once(ingress: MqttIngress, rights: Rights, address: Address) -> RoutingEntry:
         if address == topic_address("wills/mortal") and not checks:
             checks.append((trio.Event(), trio.lowlevel.current_trio_token()))
             raise Pending(checks[0][0])
-        return may_publish(ingress, rights, address, host)
+        return permitted_entry(ingress, rights, address)
 
     with Proxy(rabbitmq.port) as way:
         url = rabbitmq.url.replace(str(rabbitmq.port), str(way.port))
@@ -50,7 +51,7 @@ def test_a_will_whose_check_was_pending_is_not_forgotten_before_the_cluster_has_
         with replicas(one, other), Client(other.mqtt, "hears") as hears:
             hears.subscribe("wills/#", qos=1)
             mortal = Client(one.mqtt, "mortal", will="wills/mortal")
-            monkeypatch.setattr(MqttIngress, "may_publish", pending_once)
+            monkeypatch.setattr(MqttIngress, "permitted_entry", pending_once)
             mortal.vanish()
             one.until(lambda: bool(checks))
             way.stall("down")  # nothing is confirmed

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import pytest
 
 from gateway import clock
+from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import Newcomer
 from gateway.broker.mqtt.session import SessionLimits, SessionTally
 from gateway.engine import sessions as module
@@ -158,6 +159,7 @@ class World:
             more.get("will"),
             Sender("mqtt", client, more.get("user", "")),
             more.get("only_own", False),
+            Principal(more.get("user", "")),
         )
         self.sessions.open(Opening(cast(Any, guest), coming))
         return guest

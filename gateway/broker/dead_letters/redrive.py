@@ -2,7 +2,7 @@
 
 A dead letter that its route had built goes directly to what the route leads to now. One that is as its source
 sent it crosses the route again. One without a route, or of a reply, is published again for the current routes
-and subscribers, unless one of these routes requires a role: nobody has checked the roles of its sender.
+and subscribers, as far as that needs no rights of its sender (`redriven_entry`).
 Deduplication is skipped, because the first attempt would count. A message that is refused again stays the
 dead letter that it was, with its first reason; so does one whose body or properties were not kept. A dead
 letter is deleted when its message was accepted, however late. One that replicas have in common is claimed
@@ -26,6 +26,7 @@ from gateway.broker.dispatcher import (
 )
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
+from gateway.broker.publish_permission import PublishRefused, redriven_entry
 from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
@@ -109,8 +110,9 @@ class Redriving:
         if NEVER < letter.message.expires <= clock.utc():
             return STALE
         router = self._dispatcher.router
-        if not letter.route or any(one.name == letter.route for one in router.answers):
-            return self._publish(published, letter.message, receipt)
+        is_reply = any(one.name == letter.route for one in router.answers)
+        if is_reply or not letter.route:
+            return self._publish(published, letter.message, receipt, is_reply=is_reply)
         route = next((one for one in router.routes if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
@@ -149,19 +151,21 @@ class Redriving:
         crossed = None if resolved is None else resolved.cross(message)
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
-    def _publish(self, batch: Batch, message: Message, receipt: Receipt) -> Outcome | None:
-        """Publish a message as at the endpoint of its sender. Return an outcome if that is not possible."""
+    def _publish(self, batch: Batch, message: Message, receipt: Receipt, *, is_reply: bool) -> Outcome | None:
+        """Publish a message as at the endpoint of its sender. Return an outcome if that is not possible.
+
+        `is_reply` is True if a route of replies has refused the message.
+        """
         dispatcher = self._dispatcher
         endpoint = message.sender.endpoint
         namespace = dispatcher.namespaces.get(endpoint)
         if namespace is None:
             return _no(f"the endpoint {endpoint!r} that it came from is not here")
         local = None if endpoint in dispatcher.links else namespace
-        entry = dispatcher.entry(endpoint, local, message.address)
-        for branch in entry.plan.branches:
-            if (role := branch.route.rule.role) is not None:
-                # A user can make letters, by the arguments of a queue, that no route has checked.
-                return _no(f"the route {branch.route.name!r} takes it from role {role!r} alone")
+        try:
+            entry = redriven_entry(dispatcher, endpoint, local, message.address, is_reply=is_reply)
+        except PublishRefused as refused:
+            return _no(str(refused))
         return None if dispatcher.publish(batch, entry, message, receipt) else UNROUTED
 
     # Interface of a batch's source.

@@ -17,6 +17,7 @@ import structlog
 from mypy_extensions import mypyc_attr
 
 from gateway import clock
+from gateway.access.principal import Principal
 from gateway.broker.matching_steps import MatchingSteps, filter_steps
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
@@ -103,6 +104,7 @@ class Newcomer(NamedTuple):
     will: Will | None
     sender: Sender
     only_own: bool
+    principal: Principal
 
 
 class LeftWill(NamedTuple):
@@ -113,6 +115,7 @@ class LeftWill(NamedTuple):
 
     will: Will
     sender: Sender
+    principal: Principal
     left_secs: float
     key: str = ""
 
@@ -210,14 +213,14 @@ class MqttNamespace:
                 self.discard(session)
             else:
                 self._left_sessions.append(session)
-        for key, will, sender in records.wills():
+        for key, will, sender, principal in records.wills():
             delay_secs = 0.0
             if key == sender.client and key in self.sessions:
                 delay_secs = (
                     will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
                     - durable_sessions[sender.client].away_secs
                 )
-            self._left_wills.append(LeftWill(will, sender, delay_secs, key))
+            self._left_wills.append(LeftWill(will, sender, principal, delay_secs, key))
 
     def _restore_packet_ids(self, records: Records, durable_sessions: dict[str, DurableSession]) -> None:
         """Restore the packet ids of QoS 2 in both directions, and those that positions do not give."""
@@ -645,14 +648,14 @@ class MqttNamespace:
 
     # Wills.
 
-    def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
+    def keep_will(self, client_id: str, will: Will | None, sender: Sender, principal: Principal) -> None:
         """Record the will with which a client has connected, or that it has none."""
         if self.records is None:
             return
         if will is None:
             self.records.delete_will(client_id)
         else:
-            self.records.put_will(client_id, will, sender)
+            self.records.put_will(client_id, will, sender, principal)
 
     def forget_will(self, key: str) -> None:
         """Delete the record of a client's will, or of one being published, because it is settled or void."""

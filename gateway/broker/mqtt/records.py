@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
+from gateway.access.principal import Principal
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
@@ -162,11 +163,11 @@ class Records:
 
     # Wills.
 
-    def put_will(self, key: str, will: Will, sender: Sender) -> None:
+    def put_will(self, key: str, will: Will, sender: Sender, principal: Principal) -> None:
         """Store the will of a client, or one that is being published.
 
-        The value is a JSON object with the fields of Will and Sender; the body and the property list (as MQTT
-        5 encodes it) are base64.
+        The value is a JSON object with the fields of Will, Sender and Principal; the body and the property
+        list (as MQTT 5 encodes it) are base64.
         """
         record = {
             "topic": will.topic,
@@ -175,6 +176,7 @@ class Records:
             "retain": will.retain,
             "properties": b64encode(encode_list(will.properties, WILL_LIST)).decode(),
             "sender": sender.to_dict(),
+            "principal": principal.to_dict(),
         }
         self._wills.add(key)
         self._put(WILL, key.encode(), json.dumps(record).encode())
@@ -185,8 +187,8 @@ class Records:
             self._wills.remove(key)
             self._delete(WILL, key.encode())
 
-    def wills(self) -> Iterator[tuple[str, Will, Sender]]:
-        """Yield key, will and sender of the wills that an earlier process has not published.
+    def wills(self) -> Iterator[tuple[str, Will, Sender, Principal]]:
+        """Yield key, will, sender and principal of the wills that an earlier process has not published.
 
         Their clients were connected when the gateway ended, or the wills were delayed or being published.
         """
@@ -198,7 +200,8 @@ class Records:
                 will = Will(
                     record["topic"], b64decode(record["body"]), record["qos"], record["retain"], properties
                 )
-                yield key.decode(), will, Sender(**record["sender"])
+                sender = Sender(**record["sender"])
+                yield key.decode(), will, sender, Principal.from_dict(sender.user, record.get("principal"))
 
     # For all records.
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from gateway import clock
-from gateway.broker.amqp091.dead_letter_routing import living, own_properties
+from gateway.broker.amqp091.dead_letter_routing import copied_keys, living, own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import AmqpRefused, failed
 from gateway.broker.amqp091.replies import ReplyTo
@@ -31,17 +31,16 @@ from gateway.errors import ProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.admission import AmqpEntrance, AmqpNewcomer
 from gateway.ingress.amqp091.line import CreditQueue
 from gateway.ingress.delivery_limit import Outstanding
-from gateway.ingress.source import RouteRefused
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import MESSAGE_BYTES, Message, weight_of
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.spooled_bodies import Spooled
-from gateway.protocols.amqp091.codec import decode_publish
+from gateway.protocols.amqp091.codec import decode_properties, decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicPublish, BasicReturn, Method
 from gateway.protocols.amqp091.sender import Deliverer, DeliverRow
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.translate import encode_properties, essentials
+from gateway.protocols.amqp091.translate import COPIES, encode_properties, essentials
 
 # Approximate size in bytes of a delivery on the wire besides its body and properties, to notice congestion
 # between flushes.
@@ -126,6 +125,14 @@ class AmqpGuest(AmqpNewcomer):
         """Check a permission for a routing key of an exchange; None stands for all keys.
 
         Only topic exchanges have such permissions. Raises AmqpRefused 403.
+        """
+
+    @abstractmethod
+    def renewed_entry(self, address: Address, copies: Sequence[str]) -> RoutingEntry:
+        """Return the current entry of an address to which a transaction is to publish.
+
+        `copies` are the keys in CC and BCC. Raises AmqpRefused 403 if the client may not publish to one of
+        these any more, or Pending.
         """
 
     @abstractmethod
@@ -653,6 +660,18 @@ def _says_the_queue(entry: RoutingEntry) -> bool:
     return not entry.address.scope
 
 
+PublishedTo = tuple[Address, tuple[str, ...]]
+"""Address of a message, and its further routing keys."""
+
+
+def _published_to(message: Message) -> PublishedTo:
+    """Return the address of a message, and the keys in CC and BCC, which were checked when it arrived."""
+    if not essentials(message.property_set).special:
+        return message.address, ()
+    headers = decode_properties(message.property_set.raw).headers
+    return message.address, tuple([key for name in COPIES for key in copied_keys(headers, name)])
+
+
 class Transaction:
     """Publishes and settlements of one channel since its last commit or rollback.
 
@@ -676,9 +695,9 @@ class Transaction:
         self._then: Callable[[bool], None] | None = None
 
     @property
-    def addresses(self) -> set[Address]:
-        """Addresses to which the commit will publish."""
-        return {message.address for _, message, _ in self._publishes}
+    def targets(self) -> set[PublishedTo]:
+        """Addresses to which the commit will publish, each with the keys in CC and BCC."""
+        return {_published_to(message) for _, message, _ in self._publishes}
 
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
         """Store a message for the commit. Return the count and the bytes of all stored publishes.
@@ -720,16 +739,20 @@ class Transaction:
         self._closed = True
 
     def commit(self, then: Callable[[bool], None]) -> None:
-        """Apply everything or nothing. Call `then` with True if everything was applied, at once or later."""
+        """Apply everything or nothing. Call `then` with True if everything was applied, at once or later.
+
+        Nothing is applied if one of the messages may not be published any more. Raises Pending, with the
+        transaction unchanged, if that has to wait.
+        """
         ingress = self._channel.connection.ingress
-        publishes, self._publishes = self._publishes, []
+        renewed: list[PendingPublish] | None = self._publishes
+        if self._generation != ingress.dispatcher.generation:
+            renewed = self._renew_all()
+        self._publishes = []
         self._committing, self._settlements = self._settlements, []
         self.byte_count = 0
         self._then = then
         self._failed = False
-        renewed: list[PendingPublish] | None = publishes
-        if self._generation != ingress.dispatcher.generation:
-            renewed = self._renew_all(publishes)
         if renewed is None or (not ingress.disk_healthy() and self._must_be_whole(renewed)):
             self._failed = True
             self._finish()
@@ -781,33 +804,28 @@ class Transaction:
             return entry
         return entry.chosen_by(Routed(self._channel.connection.host, sinks))
 
-    def _renewed(self, entry: RoutingEntry) -> RoutingEntry:
-        """Return the current entry of the address, with the sinks found earlier. Raises RouteRefused."""
-        connection = self._channel.connection
-        find = partial(connection.ingress.dispatcher.entry, connection.endpoint, connection.host)
-        fresh = connection.ingress.route(connection.rights, entry.address, find)
+    def _renewed(self, entry: RoutingEntry, fresh: RoutingEntry) -> RoutingEntry:
+        """Return the current entry of the address, `fresh`, with the sinks found earlier."""
         found, recipients = entry.plan.namespace, entry.plan.recipients
         if recipients is not None and _says_the_queue(entry):
             return fresh
         if recipients is not None:
-            found = Routed(connection.host, (recipient.sink for recipient in recipients))
+            found = Routed(self._channel.connection.host, (recipient.sink for recipient in recipients))
         return fresh.chosen_by(found)
 
-    def _renew_all(self, publishes: list[PendingPublish]) -> list[PendingPublish] | None:
+    def _renew_all(self) -> list[PendingPublish] | None:
         """Return the publishes with their current entries.
 
-        Return None if one may not be published any more, which is logged as denied.
+        Return None if one may not be published any more, which is logged as denied. Raises Pending.
         """
-        found: list[PendingPublish] = []
-        for entry, message, content in publishes:
-            try:
-                found.append((self._renewed(entry), message, content))
-            except RouteRefused as error:
-                connection, address = self._channel.connection, message.address
-                place = f"exchange '{address.scope}' with routing key '{address.name}'"
-                connection.ingress.denied(connection.sender, "write", place, str(error))
-                return None
-        return found
+        try:
+            fresh = {target: self._channel.connection.renewed_entry(*target) for target in self.targets}
+        except AmqpRefused:
+            return None
+        return [
+            (self._renewed(entry, fresh[_published_to(message)]), message, content)
+            for entry, message, content in self._publishes
+        ]
 
     def told(self, accepted: bool) -> None:
         """Record the outcome of one part of the commit; finish the commit after the last part."""

@@ -10,18 +10,19 @@ methods behind them on the same channel. Large bodies are on disk and may have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import trio
 
 from gateway import clock
+from gateway.access.rights import Rights
 from gateway.broker.amqp091.refusals import AmqpRefused, access_refused, failed
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE, Holder
 from gateway.broker.pressure import FULL
+from gateway.broker.publish_permission import amqp_entry
 from gateway.broker.routing import RoutingEntry
 from gateway.broker.shares import CHANNEL_BYTES, argument_bytes
 from gateway.broker.spool import SpoolFile
@@ -41,8 +42,8 @@ from gateway.ingress.amqp091.methods import METHODS, AmqpActions
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.client import CloseReason, InFlight
 from gateway.ingress.delivery_limit import Outstanding
-from gateway.ingress.source import RouteRefused
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
+from gateway.model.address import Address
 from gateway.model.caches import make_room
 from gateway.model.delivery_mode import QOS_OF_DURABLE
 from gateway.model.message import NEVER, Message
@@ -133,6 +134,24 @@ class AmqpConnection(AmqpActions):
             if found is None or found.is_topic:
                 self.check_topic(permission, exchange, key)
 
+    @property
+    def publish_rights(self) -> Rights:
+        """Rights of the client under the current rules."""
+        return self.rights
+
+    def renewed_entry(self, address: Address, copies: Sequence[str]) -> RoutingEntry:
+        """Return the current entry of an address to which a transaction is to publish.
+
+        `copies` are the keys in CC and BCC. Raises AmqpRefused 403 if the client may not publish to one of
+        these any more, or Pending.
+        """
+        dispatcher = self._ingress.dispatcher
+        return amqp_entry(dispatcher, self, self.endpoint, self.host, address, copies, is_accepted=True)
+
+    def refuse_publish(self, resource: str, rule: str) -> NoReturn:
+        """Log that `rule` denies publishing to `resource`, and raise AmqpRefused 403."""
+        self._refuse_access("write", resource, rule)
+
     def _recheck(self) -> None:
         """Close channels whose consumers or transaction use what the client may no longer use.
 
@@ -143,9 +162,8 @@ class AmqpConnection(AmqpActions):
                 for consumer in channel.consumers.values():
                     self.check("read", "queue", consumer.queue.name)
                 if channel.transaction is not None:
-                    for address in channel.transaction.addresses:
-                        self.check("write", "exchange", address.scope)
-                        self.check_key("write", address.scope, address.name)
+                    for address, copies in channel.transaction.targets:
+                        self.renewed_entry(address, copies)
             except AmqpRefused as error:
                 self.refuse(channel.number, error, m.BasicConsume)
 
@@ -620,24 +638,9 @@ class AmqpConnection(AmqpActions):
                 class_id=60,
                 method_id=40,
             )
-        self.check("write", "exchange", method.exchange)
-        if method.exchange and self.host.exchange(method.exchange).internal:
-            raise access_refused(
-                f"cannot publish to internal exchange '{method.exchange}' in vhost '{self.host.name}'"
-            )
-        self.check_key("write", method.exchange, method.routing_key)
         address = amqp_address(method.exchange, method.routing_key)
-        rights = self.rights
-        if ingress.dispatcher.answered_at(address) is not None:
-            decision = ingress.may_publish(rights, address)
-            if not decision.allowed:
-                self._refuse_access("write", f"return address '{address.name}'", decision.rule)
-        find = partial(ingress.dispatcher.entry, self.endpoint, self.host)
-        try:
-            found = PublishTarget(ingress.route(rights, address, find), method)
-        except RouteRefused as error:
-            place = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
-            self._refuse_access("write", place, str(error))
+        entry = amqp_entry(ingress.dispatcher, self, self.endpoint, self.host, address)
+        found = PublishTarget(entry, method)
         make_room(entries, ingress.limits.cache_entries_max)
         entries[data] = found
         return found

@@ -236,7 +236,7 @@ class FastConnection(FastActions):
         for channel in list(self.channels.values()):
             try:
                 for _, message in channel.pending:
-                    self.check("write", message.address.scope, message.address.name)
+                    self.publisher.permitted_entry(message.address)
                 for call in channel.calls:
                     self.check("talk", "peer", call.peer)
                 if channel.folder is not None:

@@ -18,6 +18,7 @@ from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import FastRefused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.memory_shares import BEYOND_SHARE
+from gateway.broker.publish_permission import PublishRefused, permitted_entry
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
@@ -32,7 +33,6 @@ from gateway.ingress.amqpfast.channel import (
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.peers import begin_session
-from gateway.ingress.source import RouteRefused
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL
 from gateway.model.address import Address
 from gateway.model.caches import make_room
@@ -289,11 +289,11 @@ class FastPublisher:
         ingress, host = self._ingress, connection.host
         full = handle.name + name.decode()
         if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
-            return (self._entry(address),)  # not cached: there are as many as there are requesters
+            return (self.permitted_entry(address),)  # not cached: there are as many as there are requesters
         if not connection.rights.unlimited:
             self._check(handle.service, full, whole=not name)
         entries = [
-            self._entry(one.address)
+            self.permitted_entry(one.address)
             for one in host.find(
                 handle.service,
                 full,
@@ -319,29 +319,20 @@ class FastPublisher:
             with suppress(FastRefused):
                 self._check(handle.service, handle.name + name.decode(), whole=not name)
 
-    def _entry(self, address: Address) -> RoutingEntry:
+    def permitted_entry(self, address: Address) -> RoutingEntry:
         """Return the routing entry of an address. Raises FastRefused 403 if the client may not send to it."""
-        connection = self._connection
-        ingress, host = self._ingress, connection.host
-        decision = ingress.may_publish(connection.rights, address, host.name)
-        rule = decision.rule
-        if decision.allowed:
-            try:
-                return self._route(address)
-            except RouteRefused as error:
-                rule = str(error)
-        ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", rule)
-        raise FastRefused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
-
-    def _route(self, address: Address) -> RoutingEntry:
-        """Return the routing entry of an address for the client's rights. Raises RouteRefused."""
         connection, ingress = self._connection, self._ingress
         host, dispatcher = connection.host, ingress.dispatcher
 
         def find(address: Address) -> RoutingEntry:
             return dispatcher.entry(ingress.endpoint_of(host), host, address)
 
-        return ingress.route(connection.rights, address, find)
+        try:
+            return permitted_entry(dispatcher, connection.rights, address, find, host.name)
+        except PublishRefused as refused:
+            ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", str(refused))
+            text = f"sending to {address.name!r} is refused"
+            raise FastRefused(ReplyCode.ACCESS_REFUSED, text) from refused
 
     def _check(self, service: str, name: str, *, whole: bool) -> None:
         """Check the permission to write before naming creates a destination. Raises FastRefused 403."""
@@ -544,14 +535,9 @@ class FastPublisher:
             address = entry.address
             try:
                 if address not in entries:
-                    entries[address] = self._route(address)
-            except RouteRefused as error:
-                connection = self._connection
-                self._ingress.denied(
-                    connection.sender, "write", f"{address.scope}:{address.name}", str(error)
-                )
-                text = f"sending to {address.name!r} is refused"
-                connection.close_channel(channel, ReplyCode.ACCESS_REFUSED, text)
+                    entries[address] = self.permitted_entry(address)
+            except FastRefused as error:
+                self._connection.close_channel(channel, error.code, str(error))
                 return None
         return entries
 

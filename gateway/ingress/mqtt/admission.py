@@ -26,15 +26,14 @@ from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.guest import MqttGuest
-from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.ingress.mqtt.ingress import MqttIngress, WillDenied
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
-from gateway.ingress.source import RouteRefused
 from gateway.model.message import Sender
 from gateway.model.outcome import Reason
 from gateway.model.pending import Pending
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.data_types import is_utf8, violation
-from gateway.protocols.mqtt.dialect import MQTT, topic_address
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.reason_codes import (
@@ -286,6 +285,7 @@ class AdmittedGuest(MqttGuest):
         else:
             self.principal = found
             self._ingress.renewed(self, found)
+            self._ingress.namespace.keep_will(self.sender.client, self.will, self.sender, found)
             machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
             self.renew_rights()
             self.stream.mark()
@@ -341,7 +341,14 @@ class AdmittedGuest(MqttGuest):
             place_of(self.stream.remote),
         )
         coming = Newcomer(
-            client_id, packet.clean_start, expires, place, packet.will, sender, not rights.unlimited
+            client_id,
+            packet.clean_start,
+            expires,
+            place,
+            packet.will,
+            sender,
+            not rights.unlimited,
+            principal,
         )
         forbidden: dict[str, str] = {}
         try:
@@ -381,7 +388,7 @@ class AdmittedGuest(MqttGuest):
         )
         self._decisions = None
         self._ingress.end_subscriptions(session, forbidden, sender)
-        namespace.keep_will(client_id, packet.will, self.sender)
+        namespace.keep_will(client_id, packet.will, sender, principal)
         most = self._ingress.limits.inflight_max
         self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
         self.wait_for_commit(before)
@@ -482,7 +489,7 @@ class AdmittedGuest(MqttGuest):
 
         (5: 3.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])
         """
-        offer = self._ingress.offer_to(rights)
+        offer = self._ingress.offer_to_all
         if will.qos > offer.qos_max:
             return WILL_QOS_REFUSED, "the will's QoS is too high here"
         if will.retain and not offer.retain:
@@ -493,18 +500,10 @@ class AdmittedGuest(MqttGuest):
             return CONNECT_REFUSED[Reason.TOO_LARGE], "the will exceeds limits.message_bytes_max"
         if (refusal := topic_refusal(will.topic, self._ingress.limits.topic_levels_max)) is not None:
             return CONNECT_REFUSED[refusal.reason], f"the will's topic: {refusal.text}"
-        if not rights.unlimited and not rights.mqtt.will:
-            self._ingress.denied(sender, "will", will.topic, "mqtt.will: no will may be left")
-            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "no will may be left"
-        decision = self._ingress.may_publish(rights, topic_address(will.topic))
-        if not decision.allowed:
-            self._ingress.denied(sender, "will", will.topic, decision.rule)
-            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "not allowed to publish to the will's topic"
         try:
-            self._ingress.route(rights, topic_address(will.topic), self._ingress.entries.find)
-        except RouteRefused as error:
-            self._ingress.denied(sender, "will", will.topic, str(error))
-            return CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "a route that takes the will asks for a role"
+            self._ingress.will_entry(will, rights, sender)
+        except WillDenied as denied:
+            return denied.reason, str(denied)
         return None
 
     def _deny(self, packet: Connect, why: Denial) -> None:

@@ -26,6 +26,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import OutgoingPublish, Session, SubscriptionOptions
 from gateway.broker.mqtt.shared_subscriptions import shared_pattern
 from gateway.broker.poison import poisoned
+from gateway.broker.publish_permission import PublishRefused
 from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.client import CloseReason, InFlight
@@ -42,11 +43,9 @@ from gateway.ingress.mqtt.publish_checks import (
     Offer,
     check_publish,
     is_what_it_says,
-    topic_refusal,
 )
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import DeniedEntry
-from gateway.ingress.source import RouteRefused
 from gateway.ingress.waiting_publishes import EVERY_CHANNEL, LOST_WAITING, WaitingPublishes, finish
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.message import NEVER, Message
@@ -368,9 +367,16 @@ class MqttConnection(AdmittedGuest):
             for receipt in self._retries.due(now):
                 if receipt[2] == 2:
                     self._note_taken(receipt[1], receipt[4])
-                self._ingress.publish_again(receipt, self.current_rights())
+                self._publish_again(receipt)
         if self._answers is not None:
             self._answers.tick()
+
+    def _publish_again(self, receipt: Receipt) -> None:
+        """Publish a refused message again, once it is known if the client may publish there now."""
+        try:
+            self._ingress.publish_again(receipt, self.current_rights())
+        except Pending as pending:
+            self._ingress.suspend(self.stream, pending.awaited, partial(self._publish_again, receipt))
 
     def shut_down(self, farewell: CloseReason) -> None:
         """Disconnect the client; MQTT 5 gets 0x87, 0x89, 0x8B, 0x98, 0x9C or 0x9D.
@@ -862,20 +868,12 @@ class MqttConnection(AdmittedGuest):
         The topic is checked against the client's permissions and the routing. A topic that may not be
         published to gets an entry without targets; `MqttIngress.unclaimed` reports the reason.
         """
-        name = decode_topic(topic)
-        address = topic_address(name, topic)
-        rights = self.current_rights()
-        decision = self._ingress.may_publish(rights, address)
+        address = topic_address(decode_topic(topic), topic)
         entry: RoutingEntry
-        if not decision.allowed:
-            entry = DeniedEntry(address, decision.rule)
-        elif topic_refusal(name, self._ingress.limits.topic_levels_max) is not None:
-            entry = RoutingEntry(address, NOWHERE)
-        else:
-            try:
-                entry = self._ingress.route(rights, address, self._ingress.entries.find)
-            except RouteRefused as error:
-                entry = DeniedEntry(address, str(error))
+        try:
+            entry = self._ingress.permitted_entry(self.current_rights(), address)
+        except PublishRefused as refused:
+            entry = DeniedEntry(address, str(refused))
         self._ingress.entries.keep(entry, entries)
         return entry
 

@@ -23,7 +23,8 @@ from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.session import Session
-from gateway.broker.routing import AnswerEntry, RoutingEntry
+from gateway.broker.publish_permission import PublishRefused, permitted_entry
+from gateway.broker.routing import NOWHERE, AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.clients import IngressClients
@@ -31,19 +32,20 @@ from gateway.ingress.mqtt.guest import MqttGuest, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
-from gateway.ingress.source import ListenerSource, RouteRefused
+from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.delivery_mode import DURABLE_AT_QOS
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome, Verdict
+from gateway.model.outcome import FINAL, Outcome, Reason, Verdict
 from gateway.model.pending import Pending
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.data_types import Bounds
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.reason_codes import CONNECT_REFUSED, WILL_QOS_REFUSED, WILL_RETAIN_REFUSED
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import MqttListener
@@ -138,9 +140,8 @@ class MqttIngress(ListenerSource):
 
         `endpoint` is a listener's name, or None for listeners that no longer exist.
         """
-        for will, sender, left_secs, key in self.namespace.left_wills(endpoint):
+        for will, sender, principal, left_secs, key in self.namespace.left_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
-            principal = Principal(sender.user) if sender.user in self.authorization.roles.users else None
             publish = partial(self.publish_will, will, sender, principal)
             self.namespace.delay_will(key or sender.client, at, publish)
 
@@ -228,12 +229,30 @@ class MqttIngress(ListenerSource):
         text = f"not allowed to publish to {message.address.name!r}"
         raise RemoteProtocolError(text, reason=ReasonCode.NOT_AUTHORIZED)
 
+    def permitted_entry(self, rights: Rights, address: Address) -> RoutingEntry:
+        """Return the routing entry of a message from a client with these rights, by a first or later attempt.
+
+        A topic to which no client may publish has an entry without targets. Raises PublishRefused or Pending.
+        """
+        return permitted_entry(self.dispatcher, rights, address, self._find)
+
+    def _find(self, address: Address) -> RoutingEntry:
+        """Return the entry of a topic without regard to rights."""
+        if topic_refusal(address.name, self.limits.topic_levels_max) is not None:
+            return RoutingEntry(address, NOWHERE)
+        return self.entries.find(address)
+
+    @property
+    def offer_to_all(self) -> Offer:
+        """Highest QoS and retain availability of the listener, as far as they depend on no rights."""
+        return Offer(min(int(self.options.qos_max), self.namespace.offers.qos_max), self.options.retain)
+
     def offer_to(self, rights: Rights) -> Offer:
         """Return the highest QoS and the retain availability for a client with these rights."""
-        qos_max, retain = min(int(self.options.qos_max), self.namespace.offers.qos_max), self.options.retain
-        if not rights.unlimited:
-            qos_max, retain = min(qos_max, rights.mqtt.qos_max), retain and rights.mqtt.retain
-        return Offer(qos_max, retain)
+        offer = self.offer_to_all
+        if rights.unlimited:
+            return offer
+        return Offer(min(offer.qos_max, rights.mqtt.qos_max), offer.retain and rights.mqtt.retain)
 
     def expiry_secs_max(self, rights: Rights) -> int:
         """Return the seconds for which a session with these rights may outlive its connection."""
@@ -244,14 +263,14 @@ class MqttIngress(ListenerSource):
     def publish_again(self, receipt: Receipt, rights: Rights) -> None:
         """Publish a refused message again, to the routes that have not accepted it.
 
-        If a route now requires a role that the publisher does not have, the message becomes a dead letter,
-        since this client cannot be notified.
+        If its client may not publish there any more, the message becomes a dead letter, since this client
+        cannot be notified. Raises Pending, with nothing done, if that has to wait.
         """
         connection, packet_id, qos, message, entry = receipt
         try:
-            entry = self.route(rights, entry.address, self.entries.find)
-        except RouteRefused as error:
-            self.denied(message.sender, "publish", message.address.name, str(error))
+            entry = self.permitted_entry(rights, entry.address)
+        except PublishRefused as refused:
+            self.denied(message.sender, "publish", message.address.name, str(refused))
             self.refuse(entry, message, NOT_ALLOWED)
             then = partial(connection.accepted, packet_id, qos)
             self.bury(message, NOT_ALLOWED, then, partial(connection.refused, receipt))
@@ -446,7 +465,7 @@ class MqttIngress(ListenerSource):
         if will is None:
             self.namespace.forget_will(client_id)
             return
-        publish = partial(self.publish_will, will, sender, principal)
+        publish = partial(self.publish_will, will, sender, principal or Principal(sender.user))
         delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
         if self.namespace.claims_wills or (delay and session.persistent):
             self.namespace.delay_will(client_id, self.now() + delay, publish)
@@ -454,34 +473,55 @@ class MqttIngress(ListenerSource):
             publish()
             self.namespace.forget_will(client_id)
 
-    def publish_will(self, will: Will, sender: Sender, principal: Principal | None) -> None:
+    def will_entry(self, will: Will, rights: Rights, sender: Sender) -> RoutingEntry:
+        """Return the routing entry of a will, at CONNECT and when it is published.
+
+        Raises WillDenied, after logging it, if a client with these rights may not leave the will, or Pending.
+        """
+        reason, text, rule = CONNECT_REFUSED[Reason.NOT_AUTHORIZED], "", ""
+        if not rights.unlimited:
+            grant = rights.mqtt
+            if will.qos > grant.qos_max:
+                reason, text, rule = WILL_QOS_REFUSED, "the will's QoS is too high here", "mqtt.qos_max"
+            elif will.retain and not grant.retain:
+                reason, text, rule = WILL_RETAIN_REFUSED, "nothing is retained here", "mqtt.retain"
+            elif not grant.will:
+                text, rule = "no will may be left", "mqtt.will: no will may be left"
+        if not rule:
+            try:
+                return self.permitted_entry(rights, topic_address(will.topic))
+            except PublishRefused as refused:
+                text, rule = "not allowed to publish to the will's topic", str(refused)
+        self.denied(sender, "will", will.topic, rule)
+        raise WillDenied(reason, text)
+
+    def publish_will(self, will: Will, sender: Sender, principal: Principal) -> None:
         """Publish a will. Its message expiry starts now (5: 3.1.3.2.4).
 
-        The client's permission is checked again, as the rules may have changed, unless the client is no
-        longer known (`principal` None). In any case a route that requires a role accepts the will only if the
-        client is known to have that role. The caller then deletes the will's record. If the message is not
-        written in this wake-up (in front of a paused route or a postponed selector, for example), or if the
-        check is pending, it gets a new record until it is settled.
+        The will is checked as in a CONNECT of the same client now, as the rules may have changed; a will that
+        is not allowed, and that of a removed user, is dropped. The caller then deletes the will's record. If
+        the message is not written in this wake-up (in front of a paused route or a postponed selector, for
+        example), or if the check is pending, it gets a new record until it is settled.
         """
-        rights = self.rights_of(principal or Principal(sender.user), sender.client)
-        if principal is not None:
-            try:
-                decision = self.may_publish(rights, topic_address(will.topic))
-            except Pending as pending:
-                key = self.namespace.new_will_key(sender.client)
-                self.namespace.keep_will(key, will, sender)
-                self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal, key)
-                return
-            if not decision.allowed:
-                self.denied(sender, "will", will.topic, decision.rule)
-                return
+        if self.access.is_removed(principal):
+            self.denied(sender, "will", will.topic, "the user was removed")
+            return
+        try:
+            entry = self.will_entry(will, self.rights_of(principal, sender.client), sender)
+        except WillDenied:
+            return
+        except Pending as pending:
+            key = self.namespace.new_will_key(sender.client)
+            self.namespace.keep_will(key, will, sender, principal)
+            self.tasks.start_soon(self._publish_will_later, pending, will, sender, principal, key)
+            return
         will_properties: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
         parsed = publish_essentials(encode_list(will_properties, PacketType.PUBLISH))
         expires = NEVER if parsed.expiry is None else clock.utc() + parsed.expiry
         message = Message(
-            topic_address(will.topic),
+            entry.address,
             will.body,
             parsed,
             will.qos,
@@ -491,11 +531,6 @@ class MqttIngress(ListenerSource):
             0,
             sender,
         )
-        try:
-            entry = self.route(rights, message.address, self.entries.find)
-        except RouteRefused as error:
-            self.denied(sender, "will", will.topic, str(error))
-            return
         sent = SentWill(self, will, message, principal)
         if self.namespace.claims_wills or not self.ends_here(entry):
             sent.keep()
@@ -526,6 +561,14 @@ class MqttIngress(ListenerSource):
         log.warning("client violated MQTT protocol", listener=self.name, remote=remote, error=str(error))
 
 
+class WillDenied(Exception):
+    """Exception for a will that its client may not leave: the reason code of CONNACK, and the text."""
+
+    def __init__(self, reason: ReasonCode, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class SentWill:
     """Receipt of a published will, which retains the will's record until the message is settled.
 
@@ -540,7 +583,7 @@ class SentWill:
         ingress: MqttIngress,
         will: Will,
         message: Message,
-        principal: Principal | None,
+        principal: Principal,
     ) -> None:
         self._ingress = ingress
         self._will = will
@@ -558,7 +601,7 @@ class SentWill:
             return
         namespace, sender = self._ingress.namespace, self.message.sender
         self.key = namespace.new_will_key(sender.client)
-        namespace.keep_will(self.key, self._will, sender)
+        namespace.keep_will(self.key, self._will, sender, self._principal)
 
     def settled(self, outcome: Outcome | None) -> None:
         """Delete the record of an accepted will (`outcome` None), or process its refusal.

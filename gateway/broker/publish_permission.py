@@ -1,0 +1,129 @@
+"""Permission to publish: what a sender may publish to an address, and where that leads.
+
+Every way of a message into the gateway gets its routing entry here: publishes of each protocol, those over
+HTTP, repeats, wills, commits of transactions and redriven dead letters. Three things are decided together:
+the right to the address itself, the right to the address behind it if it is a return address, and the roles
+that routes require. Callers may store an entry until `Dispatcher.generation` changes. Messages of links, and
+what an operator publishes, need no rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NoReturn, Protocol
+
+from gateway.access.rights import Decision, Rights
+from gateway.broker.amqp091.checks import Checker
+from gateway.broker.amqp091.refusals import access_refused
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import Namespace, RoutingEntry
+from gateway.model.address import Address
+
+Find = Callable[[Address], RoutingEntry]
+RETURN_ADDRESS: Final = (
+    "the address is a return address, and the dead letter is no reply that was refused there"
+)
+
+
+class PublishRefused(Exception):
+    """Exception for an address to which a sender may not publish. The text is the rule."""
+
+
+class PublishChecker(Checker, Protocol):
+    """Sender of AMQP 0-9-1, or of RabbitMQ's HTTP API, in one virtual host."""
+
+    @property
+    def publish_rights(self) -> Rights | None:
+        """Rights of the sender; None for an operator, who may publish everywhere."""
+
+    def refuse_publish(self, resource: str, rule: str) -> NoReturn:
+        """Log that `rule` denies writing to `resource`, and raise Refused 403."""
+
+
+def permitted_entry(
+    dispatcher: Dispatcher, rights: Rights, address: Address, find: Find, host: str = "/"
+) -> RoutingEntry:
+    """Return the routing entry of a message from a sender of MQTT or AMQP/Fast; `find` looks it up.
+
+    `host` is the sender's virtual host. Raises PublishRefused, or Pending.
+    """
+    decision = _behind(dispatcher, rights, address, host)
+    if decision is None:
+        decision = rights.publish(address, host)
+    if not decision.allowed:
+        raise PublishRefused(decision.rule)
+    entry = find(address)
+    _check_roles(entry, rights.roles)
+    return entry
+
+
+def amqp_entry(
+    dispatcher: Dispatcher,
+    publisher: PublishChecker,
+    endpoint: str,
+    host: VirtualHost,
+    address: Address,
+    copies: Sequence[str] = (),
+    *,
+    is_accepted: bool = False,
+) -> RoutingEntry:
+    """Return the routing entry of a message for an exchange of a virtual host, without its copies.
+
+    `copies` are the further keys in CC and BCC. `is_accepted`: the message was accepted into a transaction,
+    and the exchange may have been deleted since. Raises Refused: 403, or 404 for an exchange that does not
+    exist; or Pending.
+    """
+    exchange = address.scope
+    publisher.check("write", "exchange", exchange)
+    if exchange and not is_accepted and host.exchange(exchange).internal:
+        raise access_refused(f"cannot publish to internal exchange '{exchange}' in vhost '{host.name}'")
+    for key in (address.name, *copies):
+        publisher.check_key("write", exchange, key)
+    entry_of = partial(dispatcher.entry, endpoint, host)
+    rights = publisher.publish_rights
+    if rights is None:
+        return entry_of(address)
+    decision = _behind(dispatcher, rights, address, host.name)
+    if decision is not None and not decision.allowed:
+        publisher.refuse_publish(f"return address '{address.name}'", decision.rule)
+    entry = entry_of(address)
+    try:
+        _check_roles(entry, rights.roles)
+    except PublishRefused as refused:
+        publisher.refuse_publish(f"exchange '{exchange}' with routing key '{address.name}'", str(refused))
+    return entry
+
+
+def redriven_entry(
+    dispatcher: Dispatcher, endpoint: str, local: Namespace | None, address: Address, *, is_reply: bool
+) -> RoutingEntry:
+    """Return the routing entry of a dead letter that is published again, whose sender's rights are not known.
+
+    Users can make dead letters, by the arguments of a queue, that lead where they may not publish. So the
+    entry leads to no route that requires a role, and to a return address only if a reply was refused behind
+    it (`is_reply`), which its sender was permitted to publish. Raises PublishRefused.
+    """
+    if not is_reply and endpoint not in dispatcher.links and dispatcher.router.is_return(address):
+        raise PublishRefused(RETURN_ADDRESS)
+    entry = dispatcher.entry(endpoint, local, address)
+    _check_roles(entry, ())
+    return entry
+
+
+def _behind(dispatcher: Dispatcher, rights: Rights, address: Address, host: str) -> Decision | None:
+    """Return the decision on the address to which a return address leads, or None if `address` is none."""
+    there = dispatcher.answered_at(address)
+    if there is None:
+        return None
+    namespace = dispatcher.namespaces.get(there[0])
+    return rights.publish(there[1], getattr(namespace, "name", host))
+
+
+def _check_roles(entry: RoutingEntry, roles: Sequence[str]) -> None:
+    """Raise PublishRefused if a route of the entry requires a role that is not in `roles`."""
+    for branch in entry.plan.branches:
+        role = branch.route.rule.role
+        if role is not None and role not in roles:
+            raise PublishRefused(f"route {branch.route.name!r} takes it from role {role!r} alone")
