@@ -552,6 +552,13 @@ ELSEWHERE: Final = {
     ("tx.commit", "role"): (
         "test_doors.py::test_a_transaction_is_not_committed_into_a_route_that_came_to_ask_for_a_role"
     ),
+    ("tx.commit", "write"): (
+        "test_publish_permission.py::test_a_commit_survives_its_exchange_but_not_the_right_to_it"
+    ),
+    ("tx.commit", "topics"): "test_publish_permission.py::test_a_copy_whose_key_was_revoked_is_not_committed",
+    ("CHANNEL COMMIT", "write"): (
+        "test_publish_permission.py::test_a_commit_of_amqpfast_needs_the_right_at_that_moment"
+    ),
     ("CHANNEL COMMIT", "role"): (
         "test_doors.py::test_a_transaction_is_not_committed_into_a_route_that_came_to_ask_for_a_role"
     ),

@@ -218,6 +218,53 @@ def test_a_commit_survives_its_exchange_but_not_the_right_to_it() -> None:
             reader.exchange_delete("ex")
             channel.tx_commit()
             assert reader.basic_get("q", auto_ack=True)[2] == b"routed before"
+            reader.exchange_declare("ex", "fanout")
+            reader.queue_bind("q", "ex")
+            channel.basic_publish("ex", "", b"not any more")
+            channel.queue_declare("q", passive=True)
+            less = {"amqp091": {"/": AMQP["/"] | {"write": "^q$"}}}
+            gateway.ask(lambda: gateway.gateway.rules._replace(roles_of(of([], **less))))
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channel.tx_commit()
+            assert refused.value.reply_code == 406
+            assert reader.basic_get("q", auto_ack=True)[2] is None
+
+
+def test_a_commit_of_amqpfast_needs_the_right_at_that_moment() -> None:
+    less = {"amqpfast": {"/": FAST["/"] | {"queues": {"write": "other", "read": "*", "create": "*"}}}}
+    with running(of([])) as gateway, fast(gateway, "bob") as client:
+        client.next(Opened)
+        client.channel()
+        channel = client.channel(transacted=True)
+        client.put(client.handle("there", channel=channel), b"!")
+        gateway.ask(lambda: gateway.gateway.rules._replace(roles_of(of([], **less))))
+        client.say(m.ChannelCommit(channel, 0))
+        assert client.channel_closed() == (channel, 403)
+        assert gateway.ask(lambda: len(gateway.gateway.fast_hosts["/"].queues["there"])) == 0
+
+
+def test_a_binding_outlives_the_right_that_made_it_but_its_queue_can_be_closed() -> None:
+    """As in RabbitMQ: what the page of permissions says of definitions."""
+    narrower = {"read": "^q$", "write": ".*", "configure": ".*"}
+    with running(of([])) as gateway, closing(amqp(gateway, "ann")) as other:
+        sender = other.channel()
+        sender.confirm_delivery()
+        with closing(amqp(gateway, "bob")) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q")
+            channel.queue_bind("q", "amq.topic", "secret")
+            change(gateway, of([], amqp091={"/": narrower}))
+            sender.basic_publish("amq.topic", "secret", b"1")
+            assert channel.basic_get("q", auto_ack=True)[2] == b"1"
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channel.queue_bind("q", "amq.topic", "more")
+            assert refused.value.reply_code == 403
+            channel = connection.channel()
+            channel.basic_consume("q", lambda *_: None)
+            change(gateway, of([], amqp091={"/": narrower | {"read": "^other$"}}))
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channel.queue_declare("q", passive=True)
+            assert refused.value.reply_code == 403
 
 
 @pytest.mark.parametrize("right", [True, False])
