@@ -377,3 +377,39 @@ def test_a_repeat_waits_for_the_authorizer(server: Server, tmp_path: Path, answe
             assert client.acked(PacketType.PUBACK) == (1, 0)
         assert gateway.ask(lambda: len(gateway.gateway.hosts["/"].queues["q"])) == (answer == b"allow")
         assert gateway.ask(lambda: len(gateway.gateway.dead_letters)) == (answer == b"deny")
+
+
+@pytest.mark.parametrize("answer", [b"allow", b"deny"])
+def test_a_commit_waits_for_the_authorizer(server: Server, answer: bytes) -> None:
+    """It is begun when everything is known, so that nothing is committed twice, or in part."""
+    with running(given(server)) as gateway, closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("bob")
+        channel.basic_publish("", "bob", b"first")
+        channel.tx_select()
+        (got, _, _) = channel.basic_get("bob")
+        channel.basic_ack(got.delivery_tag)
+        channel.basic_publish("", "bob", b"second")
+        channel.queue_declare("bob", passive=True)
+        server.answer = answer
+
+        def forget() -> None:
+            assert isinstance(gateway.gateway.authorizer, HttpQuestions)
+            gateway.gateway.authorizer._answers.clear()
+            gateway.gateway.dispatcher.changed()
+
+        asked = len(server.asked)
+        gateway.ask(forget)
+        if answer == b"allow":
+            channel.tx_commit()
+        else:
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                channel.tx_commit()
+            assert refused.value.reply_code == 406
+        assert len(server.asked) > asked
+        left = gateway.gateway.hosts["/"].queues["bob"]
+        gateway.until(lambda: len(left) == 1)
+        server.answer = b"allow"
+        gateway.ask(forget)
+        body = connection.channel().basic_get("bob", auto_ack=True)[2]
+        assert body == (b"second" if answer == b"allow" else b"first")
