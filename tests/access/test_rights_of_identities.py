@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,10 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, Pro
 from gateway.access.definitions import read_users
 from gateway.access.rabbit_passwords import imported_hash, is_rabbit_hash, matches
 from gateway.errors import ConfigurationError
-from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
+from gateway.model.outcome import Outcome
+from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.settings import StoreSettings
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.identity import JwtBackend, UsersBackend
 from tests.access.servers import AUDIENCE, ISSUER, Signer, jwks
@@ -49,13 +52,13 @@ def keys(tmp_path: Path) -> JwtBackend:
     )
 
 
-def token_client(gateway: Running, token: str) -> tuple[Mqtt, Connack]:
+def token_client(gateway: Running, token: str, will: Will | None = None) -> tuple[Mqtt, Connack]:
     client = Mqtt(gateway.mqtt)
     shown: dict[Property, Any] = {
         Property.AUTHENTICATION_METHOD: "OAUTH2-JWT",
         Property.AUTHENTICATION_DATA: token.encode(),
     }
-    client.say(Connect("c", Version.V5, True, 0, None, None, None, shown))
+    client.say(Connect("c", Version.V5, True, 0, will, None, None, shown))
     return client, client.next(Connack)
 
 
@@ -89,6 +92,35 @@ def test_roles_and_claims_of_a_token(keys: JwtBackend) -> None:
             assert client.subscribe("a/#") == 0
             renew(client, ONE.token(roles=["writer"], tenant="t2", secs=600))
             assert client.next(Disconnect).reason == NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_will_is_stored_with_roles_and_claims_of_the_latest_token(
+    keys: JwtBackend, tmp_path: Path, renewed: bool
+) -> None:
+    """The process ends while the client is connected; the next one publishes the will, or does not."""
+    given = settings_of(authentication=(keys,), roles=ROLES, store=StoreSettings(path=tmp_path / "store"))
+    with running(given) as gateway:
+        token = ONE.token(roles=["writer"], tenant="t1")
+        client, connack = token_client(gateway, token, Will("a/t1/will", b"!", 1, True, {}))
+        assert connack.reason == OK
+        if renewed:
+            renew(client, ONE.token(roles=["writer"], tenant="t2", secs=500))
+            assert client.next(Auth).reason == 0
+        store = gateway.gateway.store
+        assert store is not None
+        copied = tmp_path / "copy"
+        done: list[Outcome] = []
+        gateway.ask(lambda: store.after_commit(done.append))
+        gateway.until(lambda: bool(done))
+        shutil.copytree(tmp_path / "store", copied)  # as a process that is killed leaves it
+        client.cut()
+    killed = given.model_copy(update={"store": StoreSettings(path=copied)})
+    with running(killed, unrepaired=True) as gateway:
+        mqtt = gateway.gateway.mqtt
+        gateway.until(lambda: not mqtt._left_wills)
+        gateway.ask(lambda: [mqtt._publish_will(one) for one in list(mqtt._wills)])
+        assert gateway.ask(lambda: "a/t1/will" in mqtt.retained) != renewed
 
 
 def test_scopes_of_a_token_in_mqtt_and_amqp(keys: JwtBackend) -> None:
