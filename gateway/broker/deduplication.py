@@ -255,11 +255,12 @@ class Guard(OneSink):
     def _record_what_is_written(self, part: SubBatch, batch: Batch, passed: list[str]) -> None:
         """Store the ids of messages that their targets have just handed to the store.
 
-        These are the passed ids that are not settled yet and that no target has refused. `batch` has the
-        messages of `part` that were passed on.
+        These are the passed ids that are not settled yet and that no target has refused. The id of a message
+        that is stored only until a restart is in memory, too. `batch` has the messages of `part` that were
+        passed on.
         """
         open_, expires_at = self.ids.open, self._deduplication.utc() + self._window
-        refused = [batch.receipts[slot] for slot in batch.refused]
+        refused = [batch.receipts[slot] for slot in batch.doubted]
         part.batch.doubt([part.slots[at] for at, _ in refused])
         refused_ids = {id for _, id in refused}
         for id in passed:

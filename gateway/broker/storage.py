@@ -2,8 +2,8 @@
 
 A durable message is written, and accepted after the commit; meanwhile it waits in memory as any other and may
 be delivered. If its recipient wants it stored first, or if the queue holds too much in memory, new messages
-are only written (transient ones too, to keep the order) and read back in pieces when it is their turn.
-Positions in the queue are positions in the store's log.
+are only written (transient ones too, to keep the order), accepted after the commit, and read back in pieces
+when it is their turn. Positions in the queue are positions in the store's log.
 
 `PagedLog` is the part of any log that is on disk alone; `QueueStorage` is the storage of a Queue.
 """
@@ -256,7 +256,9 @@ class QueueStorage(PagedLog):
                 run = messages if stop - start == len(messages) else messages[start:stop]
                 written = partial(self._written, part, start, stop, first + start, alone)
                 self._store.append(self.log, first + start, run, written, tag=b"" if durable else TRANSIENT)
-            if not durable:
+                if not durable:
+                    part.batch.store_until_restart(part.slots[start:stop])
+            else:
                 part.settle_at(range(start, stop))
             start = stop
         if self._store.congested:

@@ -122,6 +122,7 @@ class Batch:
         "_parts",
         "_rejected_by",
         "_released_by",
+        "_transient",
         "_watchers",
         "_worst",
         "keeps_letters",
@@ -147,6 +148,7 @@ class Batch:
         self._parts: dict[Recipient, SubBatch] = {}
         self._worst: dict[int, Outcome] = {}
         self._doubted: list[int] = []
+        self._transient: dict[int, int] = {}  # by slot: copies on disk that a restart deletes
         self._watchers: dict[int, Watcher] | None = None  # by slot
 
     def __len__(self) -> int:
@@ -251,16 +253,22 @@ class Batch:
             self._tell(done)
 
     @property
-    def refused(self) -> list[int]:
-        """Slots of messages that a recipient has refused, whether or not all have settled them.
+    def doubted(self) -> list[int]:
+        """Slots of messages beside which nothing may be written that says that they were accepted.
 
-        Nothing may be written beside such a message that says that it was accepted.
+        A recipient has refused them, although others have not settled them yet, or a restart ends them.
         """
-        return [*self._worst, *self._doubted]
+        transient = [slot for slot, count in self._transient.items() if self._open[slot] <= count]
+        return [*self._worst, *self._doubted, *transient]
 
     def doubt(self, slots: Iterable[int]) -> None:
-        """Note that a target behind a recipient has refused messages, which the recipient settles later."""
+        """Note messages that a target behind a recipient has refused, or that no crash will leave."""
         self._doubted.extend(slots)
+
+    def store_until_restart(self, slots: Iterable[int]) -> None:
+        """Note that a recipient stores its copies of these messages, and that a restart deletes them."""
+        for slot in slots:
+            self._transient[slot] = self._transient.get(slot, 0) + 1
 
     def released_by(self, slots: list[int], route: str) -> None:
         """Note that `route` has released the messages in `slots`, for a source that retries them.

@@ -11,6 +11,8 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, Surroundings
+from gateway.broker.queue import Queue
+from gateway.broker.storage import QueueStorage
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -494,6 +496,40 @@ def test_the_source_s_batch_knows_what_a_target_behind_the_guard_has_refused() -
     entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], mqtt("a").address)
     assert bench.dispatcher.publish(batch, entry, mqtt("a", properties=property_set(Properties())), 1)
     batch.send()
-    assert (source.outcomes, batch.refused) == ([], [0])
+    assert (source.outcomes, batch.doubted) == ([], [0])
     target.settle()
     assert verdicts(source) == ["released"]
+
+
+class DurableQueue(Target):
+    """A namespace with one durable queue, all of whose messages wait on disk alone."""
+
+    def use(self, store: Store) -> None:
+        self.queue = Queue("q")
+        QueueStorage(self.queue, store, store.log("queue", "q"), memory_messages_max=0, memory_bytes_max=0)
+
+    def sinks(self, address: object) -> tuple[Any, ...]:
+        return (self.queue,)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_id_of_a_message_that_ends_with_the_process_does_so_too(tmp_path: Path, durable: bool) -> None:
+    """A transient message on disk alone is accepted late, and is not there after a restart."""
+    target = DurableQueue()
+    bench = Bench(mapping(target="here"), tmp_path, target)
+    assert bench.one is not None
+    target.use(bench.one.store)
+    source = Answers()
+    batch = Batch(source, Monotonic(0.0))
+    entry = bench.dispatcher.entry("mqtt", bench.dispatcher.namespaces["mqtt"], mqtt("a").address)
+    message = mqtt("a", qos=int(durable), properties=property_set(Properties(message_id="1")))
+    bench.dispatcher.publish(batch, entry, message, 1)
+    batch.send()
+    assert (source.outcomes, batch.doubted) == ([], [] if durable else [0])
+    bench.commit()
+    assert source.outcomes == [ACCEPTED]
+    bench.commit()
+    bench.restart()
+    assert [list(ids.accepted) for ids in bench.ids] == ([["1"]] if durable else [])
+    assert bench.one is not None
+    bench.one.store.close()

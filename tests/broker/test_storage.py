@@ -253,5 +253,42 @@ def test_messages_that_were_read_while_the_disk_failed_are_loaded(tmp_path: Path
         assert taken[1].body == b"kept"
 
 
+@pytest.mark.parametrize("memory_messages_max", [1, 10])
+@pytest.mark.parametrize("is_restrained", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_transient_message_on_disk_alone_is_accepted_with_its_commit(
+    tmp_path: Path, memory_messages_max: int, is_restrained: bool, fails: bool
+) -> None:
+    """Nobody else has it: what the disk refuses is refused to its publisher."""
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        queue = Queue("q")
+        log = one.store.log("queue", "q")
+        limits = {"memory_messages_max": memory_messages_max, "memory_bytes_max": 1 << 20}
+        kept = QueueStorage(queue, one.store, log, **limits)
+        assert one.commit() is ACCEPTED
+        answers = publish(queue, [_transient(b"first")])
+        assert answers.outcomes == [ACCEPTED]
+        kept.restrained = is_restrained
+        disk.fault = "disk is full" if fails else ""
+        answers = publish(queue, [_transient(b"1"), _durable(b"2"), _transient(b"3")])
+        in_memory = memory_messages_max > 1 and not is_restrained
+        assert [receipt for receipt, _ in answers.told] == ([0, 2] if in_memory else [])
+        one.commit()
+        accepted = {receipt for receipt, outcome in answers.told if outcome is ACCEPTED}
+        assert len(answers.told) == 3
+        disk.fault = ""
+        one.until(lambda: one.store.healthy)
+        taker = Taker()
+        queue.add(taker)
+        one.until_idle(queue)
+        assert {int(body) for body in taker.bodies[1:]} == {receipt + 1 for receipt in accepted}
+        assert len(accepted) == (3 if not fails else 2 if in_memory else 0)
+
+
+def _transient(body: bytes) -> Message:
+    return Message(amqp_address("", "q"), body, durable=False, sender=SENDER)
+
+
 def _durable(body: bytes) -> Message:
     return Message(amqp_address("", "q"), body, durable=True, sender=SENDER)

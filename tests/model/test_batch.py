@@ -195,3 +195,18 @@ def test_every_receipt_comes_back_once_with_its_worst_outcome(
         part.settle_at([at], outcome)
     assert len(source.told) == len(recipients)
     assert {receipt: outcome.verdict for receipt, outcome in source.told} == expected
+
+
+def test_a_message_is_doubted_that_was_refused_or_survives_no_restart() -> None:
+    sinks = [Kept(), Kept()]
+    sent([[0, 1], [0, 1], [0], [0, 1], [0, 1]], sinks)
+    first, second = sinks[0].parts[0], sinks[1].parts[0]
+    batch = first.batch
+    assert batch.doubted == []
+    first.settle_at([0], REJECTED)
+    batch.store_until_restart([1, 2, 3, 4])
+    second.settle_at([1])  # in memory
+    batch.store_until_restart([3])
+    assert sorted(batch.doubted) == [0, 1, 2, 3]
+    batch.doubt([4])
+    assert sorted(batch.doubted) == [0, 1, 2, 3, 4]

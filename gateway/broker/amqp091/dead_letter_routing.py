@@ -249,7 +249,7 @@ class DeadLettering:
         batch.send()
         for queue, positions in settled.items():
             queue.settle_dead(positions)
-        for slot in batch.refused:  # the gateway's dead letter of a refused copy comes first
+        for slot in batch.doubted:  # the gateway's dead letter of a refused copy comes first
             sent.pop(slot, None)
         _settle_beside(sent.values())
         return count

@@ -289,7 +289,7 @@ class Outbox(OneSink):
         return "" if self._target.up() else "the link is down"
 
     def publish(self, part: SubBatch) -> None:
-        """Store the part. Transient messages are accepted at once, the others when they are on disk."""
+        """Store the part. Transient messages in memory are accepted at once, others when they are on disk."""
         part = self._within_shares(part)
         messages = part.messages
         count = len(messages)

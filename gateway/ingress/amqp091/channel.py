@@ -774,7 +774,7 @@ class Transaction:
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
-        is_refused = self._failed or any(slot >= first for slot in batch.refused)
+        is_refused = self._failed or any(slot >= first for slot in batch.doubted)
         if here and not is_refused and ingress.dispatcher.put_off_count() == put_off:
             self._acknowledge_beside()
         self.told(True)

@@ -502,7 +502,7 @@ class FastPublisher:
             self._publish(entries[entry.address], message, join)
         ingress.turn_done()
         here = ingress.dispatcher.put_off_count() == put_off
-        is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.refused)
+        is_refused = join.worst is not ACCEPTED or any(slot >= first for slot in batch.doubted)
         if here and not is_refused and all(ingress.ends_here(entry) for entry in entries.values()):
             for delivery in acknowledged:
                 delivery.forget_beside()

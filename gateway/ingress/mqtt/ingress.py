@@ -112,7 +112,7 @@ class MqttIngress(ListenerSource):
             self._handing_on = before
         if self.dispatcher.put_off_count() != put_off:
             return  # then an identifier is stored when all targets have accepted its message
-        refused = set(batch.refused) if local_ids else set()
+        refused = set(batch.doubted) if local_ids else set()
         for ids, packet_id, slot in local_ids:
             if slot not in refused:
                 ids.handed_on(packet_id)
@@ -545,7 +545,7 @@ class MqttIngress(ListenerSource):
             sent.settled(None)
         put_off, batch = self.dispatcher.put_off_count(), self.batch
         self.turn_done()
-        if self.dispatcher.put_off_count() != put_off or slot in batch.refused:
+        if self.dispatcher.put_off_count() != put_off or slot in batch.doubted:
             sent.keep()
 
     async def _publish_will_later(
