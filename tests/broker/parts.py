@@ -128,6 +128,7 @@ class Connection:
         self.runs: list[int] = []
         self.releases: list[int] = []
         self.receipts: list[int] = []
+        self.pulls = 0  # times that it was told to continue with retained messages
         self.congested = False
         self._too_large = too_large
 
@@ -142,6 +143,9 @@ class Connection:
 
     def send_received(self, packet_id: int) -> None:
         self.receipts.append(packet_id)
+
+    def owe_retained(self) -> None:
+        self.pulls += 1
 
     @property
     def said(self) -> list[tuple[bytes, int, int, bool]]:

@@ -38,6 +38,7 @@ from gateway.broker.mqtt.session import (
     Grant,
     LeftLog,
     OutgoingPublish,
+    Owing,
     PassOn,
     QueuedRow,
     Session,
@@ -45,6 +46,7 @@ from gateway.broker.mqtt.session import (
     SessionOutlet,
     SessionTally,
     Told,
+    Walk,
     decode_grant,
 )
 from gateway.broker.pressure import hold_sources
@@ -194,16 +196,53 @@ class DurableSession(Session):
             self.pump()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Queue messages that no publisher waits for, such as retained messages and those of `$SYS`."""
+        """Queue messages that no publisher waits for, such as those of `$SYS`."""
+        self._offer(messages, grant, _nobody)
+
+    def _offer(self, messages: list[Message], grant: Grant, on_outcome: Told) -> None:
+        """Queue messages; `on_outcome` gets the outcomes of those that are stored, in one or more calls."""
         for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
             run = list(group)
             if stored:
                 run = self._fitting(run)
-                self._keep(run, grant, _nobody)
+                self._keep(run, grant, on_outcome)
             else:
                 self._pass(run, grant)
         if self.outlet is not None:
             self.pump()
+
+    # Retained messages of its subscriptions. What is refused is owed again when the disk works.
+
+    def _may_walk(self, walk: Owing) -> bool:
+        return not (walk.grant.qos and self.failing)
+
+    def _owe_piece(self, walk: Owing, messages: list[Message]) -> None:
+        on_outcome: Told = _nobody
+        if isinstance(walk, Walk):
+            on_outcome = partial(self._has_kept_piece, walk, walk.returns, walk.piece_place)
+        self._offer(messages, walk.grant, on_outcome)
+
+    def _has_kept_piece(self, walk: Walk, returns: int, place: list[str] | None, outcome: Outcome) -> None:
+        """Go back to the first piece that the disk has refused."""
+        if outcome is not ACCEPTED and walk.returns == returns:
+            walk.go_back(place)
+            if self.outlet is not None:
+                self.outlet.owe_retained()
+
+    def _finish_walk(self, topic_filter: str, walk: Owing) -> None:
+        """Delete the record of the walk once all its pieces are on disk."""
+        if not walk.grant.qos:
+            self.forget_owed(topic_filter)
+            return
+        walk.waits = True
+        self._records.store.after_commit(partial(self._has_finished, topic_filter, walk))
+
+    def _has_finished(self, topic_filter: str, walk: Owing, outcome: Outcome) -> None:
+        """Forget the walk, unless a piece was refused before. The pieces may have been in earlier commits."""
+        if walk.done and self.walks.get(topic_filter) is walk:
+            self.forget_owed(topic_filter)
+            if self.outlet is not None:
+                self.outlet.owe_retained()
 
     def _pass(self, messages: list[Message], grant: Grant) -> None:
         """Queue messages without acknowledgement, if the client is connected."""
@@ -577,4 +616,4 @@ def _position(row: QueuedRow) -> int:
 
 
 def _nobody(outcome: Outcome) -> None:
-    """Ignore the outcome: the client learns about a refusal when it subscribes again."""
+    """Ignore the outcome: newer messages of `$SYS` replace a refused one."""

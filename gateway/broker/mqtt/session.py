@@ -177,7 +177,7 @@ class Owing(Protocol):
 class Walk:
     """Retained messages of this process that one subscription must still get."""
 
-    __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "waits")
+    __slots__ = ("_pattern", "_place", "_retained", "done", "grant", "piece_place", "returns", "waits")
 
     def __init__(self, retained: RetainedTopics, pattern: list[str], grant: Grant) -> None:
         self.grant = grant
@@ -186,12 +186,21 @@ class Walk:
         self._retained = retained
         self._pattern = pattern
         self._place: list[str] | None = None
+        self.piece_place: list[str] | None = None  # where the last piece began
+        self.returns = 0  # times that it went back
 
     def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
         """Return the next piece, which may be empty although there is more."""
+        self.piece_place = self._place
         found, self._place = self._retained.find(self._pattern, self._place, most, PIECE_STEPS_MAX)
         self.done = self._place is None
         return found
+
+    def go_back(self, place: list[str] | None) -> None:
+        """Continue with the piece that began at `place`, because it was refused."""
+        self._place = place
+        self.done = self.waits = False
+        self.returns += 1
 
 
 PACKET_IDS: Final = 65_535
@@ -243,6 +252,9 @@ class SessionOutlet(Protocol):
 
     def send_received(self, packet_id: int) -> None:
         """Send a PUBREC."""
+
+    def owe_retained(self) -> None:
+        """Continue to send the retained messages that the session is due."""
 
 
 @dataclass
@@ -459,18 +471,30 @@ class Session:
         remaining, moved = PIECE_MESSAGES_MAX, False
         for topic_filter in list(islice(self.walks, WALKS_MAX)):
             walk = self.walks[topic_filter]
-            if walk.waits:
+            if walk.waits or not self._may_walk(walk):
                 continue
             moved = True
             messages = walk.next(remaining)
             if messages:
-                self.offer(messages, walk.grant)
+                self._owe_piece(walk, messages)
                 remaining -= len(messages)
             if walk.done:
-                self.forget_owed(topic_filter)
+                self._finish_walk(topic_filter, walk)
             if remaining <= 0 or not (walk.done or walk.waits):
                 break
         return moved
+
+    def _may_walk(self, walk: Owing) -> bool:
+        """Return True if the session can have retained messages of this walk now."""
+        return True
+
+    def _owe_piece(self, walk: Owing, messages: list[Message]) -> None:
+        """Owe a piece of retained messages."""
+        self.offer(messages, walk.grant)
+
+    def _finish_walk(self, topic_filter: str, walk: Owing) -> None:
+        """Forget a walk whose last piece is owed."""
+        self.forget_owed(topic_filter)
 
     @property
     def pulls(self) -> bool:
