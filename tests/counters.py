@@ -22,7 +22,7 @@ from gateway.broker.queue import HOLE, Queue
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.channel import FastChannel
-from gateway.model.message import weight_of
+from gateway.model.message import bodies_of, weight_of
 from gateway.model.shares import UserShares
 from gateway.store.store import Store
 
@@ -33,12 +33,16 @@ def _differ(what: str, counted: object, found: object) -> Iterator[str]:
 
 
 def _of_queue(queue: Queue) -> Iterator[str]:
+    all_in_memory = queue.storage is None or not queue.storage.count
+    if isinstance(queue, AmqpQueue) and queue.options.bytes_max is not None and all_in_memory:
+        bodies = bodies_of(queue.messages_in_memory())
+        yield from _differ(f"bytes of bodies in queue {queue.name!r}", queue.body_byte_count, bodies)
     if isinstance(queue, PriorityQueue):
         return  # sorted, in structures of its own
     rows = chain(
         queue._ready, (one for _, one in queue._returned), (one.message for one in queue._aside.values())
     )
-    byte_count = queue.weigh([message for message in rows if message is not HOLE])
+    byte_count = weight_of([message for message in rows if message is not HOLE])
     on_disk = 0 if queue.storage is None else queue.storage.byte_count
     yield from _differ(f"bytes of queue {queue.name!r}", queue.byte_count, byte_count + on_disk)
 

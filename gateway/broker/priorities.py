@@ -95,7 +95,7 @@ class PriorityQueue(Queue):
         self._sort()
         first = self.next
         self.next += len(messages)
-        self.byte_count += self.weigh(messages)
+        self.count_in(messages)
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=False)
 
@@ -190,7 +190,8 @@ class PriorityQueue(Queue):
             found = self._waiting.pop(position, None)
             if found is not None:
                 withdrawn.append(found[0])
-                self.shrink(self.weigh(found[:1]))
+        self.count_out(withdrawn)
+        self._tell_drained()
         return withdrawn
 
     def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
@@ -202,7 +203,7 @@ class PriorityQueue(Queue):
         self._sort()
         for position, message in messages:
             self.unacknowledged -= 1
-            self.byte_count += self.weigh((message,))
+            self.count_in((message,))
             self._wait(position, message, redelivered=True)
 
     def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
@@ -301,7 +302,7 @@ class PriorityQueue(Queue):
                 removed_count += 1
             else:
                 rows.append((position, message, redelivered))
-                byte_count += self.weigh((message,))
+                byte_count += message.byte_count
             if len(rows) >= count or byte_count >= DISPATCH_BYTES_MAX:
                 break
         self._taken([message for _, message, _ in rows], byte_count)
@@ -419,6 +420,11 @@ class PriorityQueue(Queue):
         for position, message in chain(self._rows_aside(), rows):
             if not message.expires or message.expires > utc:
                 yield position, message
+
+    def messages_in_memory(self) -> Iterator[Message]:
+        """Yield all messages that wait in memory, in any order, with expired ones and those read ahead."""
+        yield from super().messages_in_memory()
+        yield from (message for message, _ in self._waiting.values())
 
     def _rows_by_priority(self, heap: Heap) -> Iterator[tuple[int, Message]]:
         """Yield sorted messages that wait; `heap` is a copy of their heap."""

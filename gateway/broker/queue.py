@@ -5,8 +5,8 @@ one is `_first`, so a position costs nothing until a message is consumed. Requeu
 position and wait in a heap, always ahead of the fresh ones. A message that does not fit a consumer's frames
 is *set aside*: it waits for other consumers, and those behind it pass.
 
-`byte_count` is the size in bytes of what waits here, by the weight of messages or, for a limit in bytes of
-bodies, by `weigh`. What consumers have received is counted by them until it is settled.
+`byte_count` is the weight in bytes of what waits here. What consumers have received is counted by them until
+it is settled.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ class Storage(Protocol):
     def first(self) -> int | None:
         """Position of the first message that waits on disk alone."""
 
+    def stored_before(self, position: int) -> Iterator[list[Message]]:
+        """Yield the messages that an earlier process stored from `position` on, before the store starts."""
+
+    def read_messages(self) -> Iterator[Message]:
+        """Yield the messages that were read and are not handed to the queue yet."""
+
     def untouched(self) -> list[tuple[int, int]]:
         """Return the positions of messages that were never handed out."""
 
@@ -141,7 +147,6 @@ class Queue:
         self.messages_max = messages_max  # so that an unread queue cannot use up the memory
         self.bytes_max = bytes_max
         self.byte_count = 0
-        self.weigh: Callable[[Iterable[Message]], int] = weight_of
         self.unacknowledged = 0
         self.dying = 0  # messages that have left, and stay on disk until their dead letters are there
         self.deleted = False
@@ -313,7 +318,7 @@ class Queue:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
-        self.byte_count += self.weigh(messages)
+        self.count_in(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
         """Append messages that were on disk alone, after all before them were consumed."""
@@ -331,7 +336,7 @@ class Queue:
         for place in range(max(first - self._first, 0), first + count - self._first):
             withdrawn.append(ready[place])
             ready[place] = HOLE
-        self.byte_count -= self.weigh(withdrawn)
+        self.count_out(withdrawn)
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
             self.next -= 1
@@ -396,7 +401,7 @@ class Queue:
             aside.unable.append(consumer)
         self._aside[position] = aside
         self.unacknowledged -= 1
-        self.byte_count += self.weigh((message,))
+        self.count_in((message,))
         self._offers = self._offers or any(one not in aside.unable for one in self._eligible())
 
     def _offer_aside(self) -> None:
@@ -476,6 +481,14 @@ class Queue:
             if not message.expires or message.expires > utc:
                 yield position, message
 
+    def messages_in_memory(self) -> Iterator[Message]:
+        """Yield all messages that wait in memory, in any order, with expired ones and those read ahead."""
+        yield from self._ready
+        yield from (message for _, message in self._returned)
+        yield from (aside.message for aside in self._aside.values())
+        if self.storage is not None:
+            yield from self.storage.read_messages()
+
     def _rows_aside(self) -> list[tuple[int, Message]]:
         return [(position, self._aside[position].message) for position in sorted(self._aside)]
 
@@ -522,7 +535,7 @@ class Queue:
         for position, message in deliveries:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
-            self.byte_count += self.weigh((message,))
+            self.count_in((message,))
 
     def put_back(self, deliveries: Iterable[tuple[int, Message]]) -> None:
         """Return messages that were taken but shown to no client; this is not counted as a return."""
@@ -629,7 +642,7 @@ class Queue:
         else:
             messages = [ready.popleft() for _ in range(count)]
         self._first += len(messages)
-        byte_count = self.weigh(messages)
+        byte_count = weight_of(messages)
         if byte_count > DISPATCH_BYTES_MAX:
             byte_count = self._shorten(messages)
         for message in messages:
@@ -642,7 +655,7 @@ class Queue:
         """Put back what exceeds DISPATCH_BYTES_MAX, except the first message. Return the remaining bytes."""
         byte_count = 0
         for at, message in enumerate(messages):
-            size = self.weigh((message,))
+            size = message.byte_count
             if at and byte_count + size > DISPATCH_BYTES_MAX:
                 self._ready.extendleft(reversed(messages[at:]))
                 self._first -= len(messages) - at
@@ -694,7 +707,7 @@ class Queue:
             return False
         if message is HOLE:
             return True
-        self.byte_count -= self.weigh((message,))
+        self.count_out((message,))
         self._expire(position, message)
         self._tell_drained(leaving=1)
         return True
@@ -706,15 +719,31 @@ class Queue:
         if self._expired is not None:
             self._expired(message)
 
+    def count_in(self, messages: Sequence[Message]) -> None:
+        """Add the size of messages that wait here from now on, in memory or on disk alone."""
+        self.byte_count += weight_of(messages)
+
+    def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+        """Subtract the size of messages that wait here no longer; `byte_count` is their weight, if known."""
+        self.byte_count -= weight_of(messages) if byte_count is None else byte_count
+
+    def lose(self, messages: Sequence[Message]) -> None:
+        """Subtract messages on disk alone that were not stored, and resume publishers if it has drained."""
+        self.count_out(messages)
+        self._tell_drained()
+
     def shrink(self, byte_count: int) -> None:
-        """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained."""
+        """Subtract bytes that are not on disk after all, and resume publishers if the queue has drained.
+
+        The storage calls it when it has read everything.
+        """
         self.byte_count -= byte_count
         self._tell_drained()
 
     def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
         """Count delivered messages; `byte_count` is their weight in bytes, if known."""
         self.unacknowledged += len(messages)
-        self.byte_count -= self.weigh(messages) if byte_count is None else byte_count
+        self.count_out(messages, byte_count)
         if self._pressure:
             self._tell_drained()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -46,16 +46,13 @@ class PagedLog:
         store: Store,
         log: Log,
         arrived: Callable[[int], None],
-        weigh: Callable[[Iterable[Message]], int] = weight_of,
     ) -> None:
         """Create an empty part of `log`.
 
         `arrived` is called after each piece was read, with the number of bytes that were counted but do not
-        exist: messages that were settled after they were written count until everything is read. `weigh`
-        returns the size of messages as the log's owner counts them.
+        exist: messages that were settled after they were written count until everything is read.
         """
         self.log = log
-        self._weigh = weigh
         self.count = 0  # messages on disk alone, and those read but not consumed
         self.byte_count = 0
         self._store = store
@@ -95,7 +92,7 @@ class PagedLog:
         """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
-        self.byte_count -= self._weigh([message for _, message, _ in piece])
+        self.byte_count -= weight_of([message for _, message, _ in piece])
         return piece
 
     def read_ahead(self) -> None:
@@ -131,11 +128,17 @@ class PagedLog:
 
     def _recount(self) -> int:
         """Correct the counts after everything was read. Return the bytes that were counted too much."""
-        byte_count = self._weigh(message for piece in self._pieces for _, message, _ in piece)
+        byte_count = weight_of(self.read_messages())
         lacking = self.byte_count - byte_count
         self.count = sum(len(piece) for piece in self._pieces)
         self.byte_count = byte_count
         return lacking
+
+    def read_messages(self) -> Iterator[Message]:
+        """Yield the messages that were read and are not consumed yet."""
+        for piece in self._pieces:
+            for _, message, _ in piece:
+                yield message
 
     def unload(self) -> None:
         """Drop what was read but is not consumed soon; it stays on disk."""
@@ -174,7 +177,7 @@ class QueueStorage(PagedLog):
 
         Beyond the memory limits (messages, bytes) messages wait on disk alone.
         """
-        super().__init__(store, log, self._has_arrived, queue.weigh)
+        super().__init__(store, log, self._has_arrived)
         self.restrained = False  # its owner holds too much memory: new messages wait on disk alone
         self._queue = queue
         self._messages_max = memory_messages_max
@@ -184,13 +187,9 @@ class QueueStorage(PagedLog):
         extent = store.extent(log)
         self.recovered = extent.end  # end of the positions from before this process
         self._untouched: list[Range] = []  # ranges of those that were never handed out
-        byte_count = 0
         if extent.count:
-            byte_count = extent.byte_count
-            if queue.weigh is not weight_of:
-                byte_count = sum([self._weigh(messages) for messages in self.stored_before(extent.first)])
-            self.put(extent.first, extent.end, extent.count, byte_count)
-        queue.keep_in(self, extent.end, byte_count, store.gate)
+            self.put(extent.first, extent.end, extent.count, extent.byte_count)
+        queue.keep_in(self, extent.end, self.byte_count, store.gate)
 
     # Messages of an earlier process.
 
@@ -291,10 +290,9 @@ class QueueStorage(PagedLog):
     def _put_aside(self, first: int, messages: list[Message]) -> None:
         queue = self._queue
         count = len(messages)
-        byte_count = self._weigh(messages)
         queue.next += count
-        queue.byte_count += byte_count
-        self.put(first, queue.next, count, byte_count)
+        queue.count_in(messages)
+        self.put(first, queue.next, count, weight_of(messages))
 
     def _written(
         self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
@@ -303,9 +301,8 @@ class QueueStorage(PagedLog):
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
-                byte_count = self._weigh(messages)
-                if self.take_back(first, len(messages), byte_count):
-                    self._queue.shrink(byte_count)
+                if self.take_back(first, len(messages), weight_of(messages)):
+                    self._queue.lose(messages)
                 else:
                     messages = []
             else:

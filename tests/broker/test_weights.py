@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from gateway.broker.storage import QueueStorage
 from gateway.model.message import MESSAGE_BYTES, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.amqp091.parts import Host, integer
 from tests.broker.parts import Space, Taker, connected, publish
-from tests.store.parts import Opened, accepted
+from tests.store.parts import Disk, Opened, accepted
 
 LOST = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 RAW = 1_000
@@ -161,35 +164,128 @@ def test_a_length_in_bytes_is_of_bodies_as_it_is_in_rabbitmq() -> None:
     queue = limited(30)
     for _ in range(4):
         publish(queue, [described(RAW, b"x" * 10)])
-    assert (len(queue), queue.byte_count) == (3, 30)
+    assert (len(queue), queue.body_byte_count) == (3, 30)
     taken = queue.take()
     assert taken is not None
-    assert queue.byte_count == 20
+    assert queue.body_byte_count == 20
     queue.requeue([taken[:2]])
     publish(queue, [described(RAW, b"x" * 10)])
-    assert (len(queue), queue.byte_count) == (3, 30)
+    assert (len(queue), queue.body_byte_count) == (3, 30)
+    assert queue.purge() == 3
+    assert (queue.byte_count, queue.body_byte_count) == (0, 0)
+
+
+def ranked(priority: int, body: bytes = b"", *, expires: float = 0.0) -> Message:
+    """A message with a priority and RAW bytes of other properties, as an AMQP client publishes it."""
+    headers = (("pad", string("x" * RAW)),)
+    raw = encode_basic_properties(BasicProperties(priority=priority, headers=headers))
+    return Message(amqp_address("", "q"), body, content_properties(raw), expires=expires)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum", "priorities"])
+def test_a_length_in_bytes_lifts_no_other_limit(kind: str) -> None:
+    more = {"quorum": ("x-queue-type", string("quorum")), "priorities": ("x-max-priority", integer(5))}
+    arguments = ("x-max-length-bytes", integer(1 << 30)), *([more[kind]] if kind in more else [])
+    queue = Host().declare_queue(
+        "q", None, durable=True, exclusive=False, auto_delete=False, arguments=arguments
+    )
+    queue.bytes_max = 3 * RAW
+    for priority in range(3):
+        source = publish(queue, [ranked(priority)])
+    assert source.held == []
+    assert queue.in_memory == queue.byte_count == 3 * ranked(0).byte_count
+    assert publish(queue, [ranked(1)]).held != []
+    for _ in range(5):
+        source = publish(queue, [ranked(1)])
+    assert source.outcomes != [ACCEPTED]
+
+
+@pytest.mark.parametrize("priorities", [False, True])
+def test_bodies_are_counted_through_priorities_expiry_and_refusal(priorities: bool) -> None:
+    more = {"x-max-priority": integer(5)} if priorities else {}
+    queue = limited(30, **{"x-overflow": string("reject-publish"), **more})
+    for at in range(3):
+        publish(queue, [ranked(at % 2, b"x" * 10, expires=1.0 if at == 0 else 0.0)])
+        queue.settle_head()
+    assert (len(queue), queue.body_byte_count) == (2, 20)
+    assert publish(queue, [ranked(1, b"x" * 10)]).outcomes == [ACCEPTED]
+    assert publish(queue, [ranked(1, b"x")]).outcomes != [ACCEPTED]
+    assert publish(queue, [ranked(0)]).outcomes == [ACCEPTED]  # has no body
+    assert (len(queue), queue.body_byte_count) == (4, 30)
+    taker = Taker()
+    queue.add(taker)
+    assert (len(taker.taken), queue.byte_count, queue.body_byte_count) == (4, 0, 0)
+    queue.requeue([(position, message) for position, message, _ in taker.taken])
+    assert queue.body_byte_count == 30
+
+
+def keep_limited(queues: list[AmqpQueue], store: Store) -> None:
+    """Put a durable queue with a limit in bytes, and 2 messages in memory, in the place of an earlier one."""
+    given = (("x-max-length-bytes", integer(10_000)),)
+    options = queue_arguments(given, "queue 'q'")
+    queues[:] = [AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, options=options)]
+    QueueStorage(queues[0], store, store.log("queue", "q"), memory_messages_max=2, memory_bytes_max=1 << 20)
 
 
 def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
-    def keep(store: Store) -> None:
-        nonlocal queue
-        given = (("x-max-length-bytes", integer(10_000)),)
-        said = queue_arguments(given, "queue 'q'")
-        queue = AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, options=said)
-        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=100, memory_bytes_max=1 << 20)
-
-    queue: AmqpQueue
-    with Opened(tmp_path, before=keep) as one:
+    queues: list[AmqpQueue] = []
+    weight = described(RAW, b"x" * 10).byte_count
+    with Opened(tmp_path, before=partial(keep_limited, queues)) as one:
+        (queue,) = queues
         source = publish(queue, [described(RAW, b"x" * 10) for _ in range(7)])
         one.commit()
         assert source.outcomes == [ACCEPTED] * 7
-    with Opened(tmp_path, before=keep) as one:
-        assert (len(queue), queue.byte_count) == (7, 70)
+        publish(queue, [described(RAW, b"x" * 10) for _ in range(2)])  # on disk alone
+        one.commit()
+        assert (len(queue), queue.byte_count, queue.body_byte_count) == (9, 9 * weight, 90)
+        assert queue.in_memory == 7 * weight
+        taker = Taker(3)
+        queue.add(taker)
+        queue.acknowledged([position for position, _, _ in taker.taken[1:]])
+        queue.remove(taker)
+        one.commit()
+        assert queue.body_byte_count == 60
+    with Opened(tmp_path, before=partial(keep_limited, queues)) as one:
+        (queue,) = queues
+        assert (len(queue), queue.body_byte_count) == (7, 70)
         taker = Taker()
         queue.add(taker)
         while len(taker.taken) < 7:
             one.commit()  # what was asked for is read
-        assert (len(queue), queue.byte_count) == (0, 0)
+        assert (len(queue), queue.byte_count, queue.body_byte_count) == (0, 0, 0)
+
+
+def test_bodies_that_the_disk_has_lost_count_no_longer(tmp_path: Path) -> None:
+    queues: list[AmqpQueue] = []
+    with Opened(tmp_path, before=partial(keep_limited, queues)) as one:
+        (queue,) = queues
+        publish(queue, [described(RAW, b"x" * 10) for _ in range(5)])
+        one.commit()
+    with Opened(tmp_path, before=partial(keep_limited, queues)) as one:
+        (queue,) = queues
+        assert isinstance(queue.storage, QueueStorage)
+        one.store.settle(queue.storage.log, (3,))  # unknown to the queue
+        one.commit()
+        queue.dispatch()
+        one.until(lambda: not queue.loading)
+        assert (queue.byte_count, queue.body_byte_count) == (4 * described(RAW, b"x" * 10).byte_count, 40)
+
+
+def test_bodies_that_the_disk_refuses_do_not_count(tmp_path: Path) -> None:
+    queues: list[AmqpQueue] = []
+    disk = Disk()
+    factory = disk.factory()
+    with Opened(tmp_path, before=partial(keep_limited, queues), factory=factory) as one:
+        (queue,) = queues
+        publish(queue, [described(RAW, b"x" * 10) for _ in range(3)])
+        one.commit()
+        assert (queue.body_byte_count, queue.full) == (30, False)
+        disk.fault = "disk is full"
+        publish(queue, [described(RAW, b"x" * 10)])
+        assert one.commit() is not ACCEPTED
+        assert (len(queue), queue.body_byte_count) == (3, 30)
+        disk.fault = ""
+        one.until_healthy(True)
 
 
 def test_a_queue_on_disk(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from gateway.broker.priorities import PriorityQueue
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.errors import ProtocolError
 from gateway.model.batch import SubBatch
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, weight_of
 from gateway.model.properties import RANGES, Headers, Value, ValueType
 from gateway.model.shares import NO_LIMIT
 from gateway.protocols.amqp091.codec import decode_properties, encode_basic_properties
@@ -185,7 +185,7 @@ class DelayedMessages(PriorityQueue):
         """
         shares = self._shares
         count = shares.count + len(part.messages)
-        byte_count = shares.total + self.weigh(part.messages)
+        byte_count = shares.total + weight_of(part.messages)
         fits = count <= shares.user_count_max and byte_count <= shares.user_bytes_max
         if fits and not self._restrained:
             return part
@@ -347,7 +347,7 @@ class DelayedMessages(PriorityQueue):
         """
         if self.deleted:
             return False
-        self.byte_count += self.weigh((message,))
+        self.count_in((message,))
         self._wait(position, message, redelivered=False)
         self._set_alarm(clock.utc() + RETRY_SECS)
         return True

@@ -28,13 +28,14 @@ from gateway.broker.amqp091.deliveries import DeliveryCounts
 from gateway.broker.amqp091.policies import Policy, governed
 from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.priorities import PriorityQueue
-from gateway.broker.queue import Consumer, Queue
+from gateway.broker.queue import Consumer, Queue, Storage
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.translate import priority_of
+from gateway.store.gate import Gate
 
 if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
@@ -100,14 +101,44 @@ class AmqpQueue(Queue):
         self._dead_lettering = host.dead_lettering
         self._limited = options.length_max is not None or options.bytes_max is not None
         self._refuses = self._limited and options.overflow != "drop-head"
-        if options.bytes_max is not None:
-            self.weigh = bodies_of  # `x-max-length-bytes` counts bodies
+        self.body_byte_count = 0  # of what waits here, for `x-max-length-bytes`; 0 without that limit
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
         # Messages from this position on are delivered to waiting consumers even if expired.
         self._arriving = BEYOND
         self._droppable = EXPIRED_MAX  # expired messages that this turn may drop
         self._alarm: ScheduledCall | None = None  # for the expiry of the head
         self._watch: ScheduledCall | None = None  # for a check if it is used
+
+    # Bodies, which `x-max-length-bytes` limits.
+
+    def keep_in(self, storage: Storage, end: int, byte_count: int, gate: Gate) -> None:
+        """Use `storage`; if bodies are limited, read what is stored, because only weights are recorded."""
+        super().keep_in(storage, end, byte_count, gate)
+        if self.options.bytes_max is not None and storage.first is not None:
+            self.body_byte_count += sum(map(bodies_of, storage.stored_before(storage.first)))
+
+    def count_in(self, messages: Sequence[Message]) -> None:
+        """Add the size of messages that wait here from now on, in memory or on disk alone."""
+        super().count_in(messages)
+        if self.options.bytes_max is not None:
+            self.body_byte_count += bodies_of(messages)
+
+    def count_out(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
+        """Subtract the size of messages that wait here no longer; `byte_count` is their weight, if known."""
+        super().count_out(messages, byte_count)
+        if self.options.bytes_max is not None:
+            self.body_byte_count -= bodies_of(messages)
+
+    def shrink(self, byte_count: int) -> None:
+        """Subtract bytes that are not on disk after all, and count bodies again, which all were read."""
+        if byte_count and self.options.bytes_max is not None:
+            self.body_byte_count = bodies_of(self.messages_in_memory())
+        super().shrink(byte_count)
+
+    def purge(self) -> int:
+        """Drop all ready messages, and return their number."""
+        self.body_byte_count = 0
+        return super().purge()
 
     # In.
 
@@ -146,7 +177,7 @@ class AmqpQueue(Queue):
         """Return how many messages from `at` on fit, one after the other."""
         options = self.options
         most = BEYOND if options.length_max is None else options.length_max - len(self)
-        byte_count = BEYOND if options.bytes_max is None else options.bytes_max - self.byte_count
+        byte_count = BEYOND if options.bytes_max is None else options.bytes_max - self.body_byte_count
         count = 0
         while count < most and at + count < len(messages):
             byte_count -= len(messages[at + count].body)
@@ -352,7 +383,7 @@ class AmqpQueue(Queue):
     def _drop_heads(self) -> None:
         options = self.options
         while (options.length_max is not None and len(self) > options.length_max) or (
-            options.bytes_max is not None and self.byte_count > options.bytes_max
+            options.bytes_max is not None and self.body_byte_count > options.bytes_max
         ):
             head = self.take_aside(_any) or super().take()
             if head is None:  # the rest is still being read
