@@ -22,7 +22,7 @@ import trio
 
 from gateway import clock
 from gateway.app import Gateway
-from gateway.broker.amqp091.dead_letter_routing import DeadLettering
+from gateway.broker.amqp091.dead_letter_routing import DeadLettering, WaitingDeaths
 from gateway.broker.amqp091.delays import DelayedMessages
 from gateway.broker.amqpfast.destinations import TopicSubscription
 from gateway.broker.dead_letters.letters import DeadLetters
@@ -176,6 +176,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     # The embedded broker.
     SelectionWork: ("_calls",),
     DeadLettering: ("_next_turn", "_postponed", "_retry", "_waiting", "noted"),
+    WaitingDeaths: ("_lines",),
     DeadLetters: ("_waiting",),
     DurableSession: ("_moving",),
     EndedSessions: ("_logs", "_open"),

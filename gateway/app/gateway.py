@@ -155,7 +155,7 @@ class Gateway:
                 quotas=self.quotas,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.full_queues = FullQueues(self._may_hold, self.quotas.delayed)
+            self.full_queues = FullQueues(self._may_hold, self.quotas.waiting)
             self.mqtt, self.engine = topics_of(
                 settings,
                 self.dispatcher,
@@ -414,9 +414,8 @@ class Gateway:
         """
         for queue in list(self.hosts.queues()):
             yield queue, queue.in_memory, queue.user or "", ""
-        for delayed in list(self.hosts.delays()):
-            for claim, byte_count, user in delayed.claims():
-                yield claim, byte_count, user, ""
+        for claim, byte_count, user in self.hosts.claims():
+            yield claim, byte_count, user, ""
         for fast in list(self.fast_hosts.queues()):
             yield fast, fast.in_memory, fast.owning_user or "", ""
         for session in list(self.mqtt.sessions.values()):

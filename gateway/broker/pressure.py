@@ -39,18 +39,19 @@ def everybody_may_hold(user: str | None) -> bool:
 class FullQueues:
     """Rights, shares and counters of full queues, shared by all queues of a gateway.
 
-    `sender_shares` returns the shares of senders in a queue that limits them: in what an exchange delays.
+    `user_shares` returns new shares of users in messages that wait: in what an exchange delays, and in dead
+    letters that are not routed yet.
     """
 
-    __slots__ = ("dropped", "may_hold", "refused", "sender_shares")
+    __slots__ = ("dropped", "may_hold", "refused", "user_shares")
 
     def __init__(
         self,
         may_hold: MayHold = everybody_may_hold,
-        sender_shares: Callable[[], UserShares] | None = None,
+        user_shares: Callable[[], UserShares] | None = None,
     ) -> None:
         self.may_hold = may_hold
-        self.sender_shares = sender_shares or partial(UserShares, "delayed messages")
+        self.user_shares = user_shares or partial(UserShares, "waiting messages")
         self.refused = 0  # messages whose publisher was informed that the queue is full
         self.dropped = 0  # copies dropped by a queue that may not pause its publishers
 

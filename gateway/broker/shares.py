@@ -159,9 +159,9 @@ class UserQuotas:
         """Return the shares in the messages that wait at one place: a link or a paused route."""
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
-    def delayed(self) -> UserShares:
-        """Return the shares in the messages that one exchange delays, which sets its limits."""
-        return self._shares("delayed messages")
+    def waiting(self) -> UserShares:
+        """Return the shares in messages that wait in a part of a virtual host, which sets their limits."""
+        return self._shares("waiting messages")
 
     def all(self) -> tuple[UserShares, ...]:
         """Return the shares of each kind of thing."""

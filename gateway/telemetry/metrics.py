@@ -192,6 +192,8 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_engine_unconfirmed_clients": "Clients whose response waits for the cluster or the database.",
     "gateway_delayed_messages": "Messages that wait in exchanges of type x-delayed-message.",
     "gateway_delayed_bytes": "Size of messages in exchanges of type x-delayed-message.",
+    "gateway_dead_lettering_messages": "Dead messages of AMQP queues that wait to be routed as dead letters.",
+    "gateway_dead_lettering_bytes": "Size of dead messages that wait to be routed.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while the memory limit stops publishers.",
     "gateway_memory_bytes": "Memory of the process.",

@@ -3,21 +3,23 @@
 A death (expired, rejected, maxlen) is noted when it happens, and processed when the queue has finished its
 work: dead letters are routed by the queue's dead letter exchange and put into the queues there. The store
 adds a dead letter and settles its message in one commit; if the disk refuses, the death waits until it works.
-Many deaths are processed in turns; those that wait are not settled, and while very many wait, queues deliver
-nothing that could be rejected, too. `x-death` lists where a message has died before. A dead letter does not
-return to a queue in which it has died, unless a consumer rejected it on the way; otherwise it would travel
-forever.
+Many deaths are processed in turns, in which the users of the queues take turns, too. Those that wait are not
+settled, and count in number, in bytes and in memory for the user of their queue: while very many wait, that
+user's queues deliver nothing that could be rejected, too. `x-death` lists where a message has died before. A
+dead letter does not return to a queue in which it has died, unless a consumer rejected it on the way;
+otherwise it would travel forever.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway import clock
 from gateway.broker.amqp091.arguments import QueueArguments
 from gateway.broker.poison import poisoned
+from gateway.broker.pressure import FullQueues, lowered
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.containment import contained
 from gateway.errors import LocalProtocolError, ProtocolError
@@ -26,6 +28,7 @@ from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.shares import NO_LIMIT, OPERATOR, UserShares
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -51,8 +54,10 @@ COPIES: Final = "CC"
 DEATHS_MAX: Final = 64  # in one history, which each dead letter copies
 EXPIRED_MAX: Final = 1_000  # messages that expire, or are due, in one turn
 BURIED_MAX: Final = 500  # dead letters and their targets in one turn: about 20 ms
-# Deaths that wait; beyond it queues deliver nothing, and messages beyond a length limit get no dead letter:
-# those can multiply faster than they are processed.
+BURIED_OF_USER: Final = 100  # of these, of one user before the next one
+# Deaths of a virtual host that wait, of which each user has a share. Beyond it that user's queues deliver
+# nothing, and messages beyond a length limit get no dead letter: those can multiply faster than they are
+# processed.
 NOTED_MAX: Final = 100_000
 RETRY_SECS: Final = 1.0  # between two checks whether a failing disk accepts messages again
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
@@ -68,6 +73,10 @@ class Mortal(Sink, Protocol):
     name: str
     options: QueueArguments
     deleted: bool
+
+    @property
+    def owning_user(self) -> str | None:
+        """User who declared the queue or exchange; None for the configuration."""
 
     @property
     def is_delay(self) -> bool:
@@ -120,6 +129,8 @@ class Undertaker(Protocol):
     """Interface of the virtual host for dead-lettering."""
 
     alarms: CallScheduler
+    queue_bytes_max: int
+    full_queues: FullQueues
 
     @property
     def disk_fails(self) -> bool:
@@ -129,12 +140,75 @@ class Undertaker(Protocol):
         """Return the queues to which an exchange routes these keys."""
 
 
+class WaitingDeaths:
+    """Deaths that are not routed yet, counted in `shares` for the users of their queues, who take turns."""
+
+    def __init__(self, shares: UserShares) -> None:
+        self.shares = shares
+        self._lines: dict[str, deque[Death]] = {}  # by user; the first one has the turn
+        self._spent = 0  # dead letters and targets in this user's turn
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count_of(self, user: str) -> int:
+        """Return how many deaths of a user have a place in line."""
+        return len(self._lines.get(user, ()))
+
+    def add(self, death: Death, *, first: bool = False) -> None:
+        """Add a death behind those of its user, or before them."""
+        user = user_of(death.queue)
+        line = self._lines.get(user)
+        if line is None:
+            line = self._lines[user] = deque()
+        if first:
+            line.appendleft(death)
+        else:
+            line.append(death)
+        self._count += 1
+        self.shares.add(user, death.message.byte_count)
+
+    def take(self) -> Death:
+        """Remove and return the oldest death of the user who has the turn; there must be one."""
+        user, line = next(iter(self._lines.items()))
+        death = line.popleft()
+        if not line:
+            del self._lines[user]
+        self._count -= 1
+        self.shares.remove(user, death.message.byte_count)
+        return death
+
+    def spend(self, death: Death, count: int) -> None:
+        """Count the dead letters and targets of a death that was taken; end a turn of BURIED_OF_USER."""
+        user = user_of(death.queue)
+        line = self._lines.get(user)
+        self._spent = 0 if line is None else self._spent + count
+        if line is not None and self._spent >= BURIED_OF_USER:
+            self._spent = 0
+            del self._lines[user]
+            self._lines[user] = line
+
+
+class DeathsClaim(NamedTuple):
+    """Claim on memory of a user whose dead messages wait to be routed."""
+
+    dead_lettering: DeadLettering
+    user: str
+
+    def restrain(self, on: bool) -> None:
+        """Let the user's queues deliver nothing, and drop what is beyond their limits, or no longer."""
+        self.dead_lettering.restrain_user(self.user, on)
+
+
 class DeadLettering:
     """Deaths of one virtual host; the source of its dead letters."""
 
     def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
         """Create it for `host`; `lost` gets the dead letters that a queue refused."""
-        self.noted: deque[Death] = deque()
+        shares = host.full_queues.user_shares()
+        shares.set_limits(NOTED_MAX, host.queue_bytes_max)
+        self.noted = WaitingDeaths(shares)
         self.dropped: Counter[str] = Counter()  # by reason: messages that were dropped
         self._host = host
         self._lost = lost
@@ -142,7 +216,9 @@ class DeadLettering:
         self._next_turn: ScheduledCall | None = None
         self._postponed: deque[Death] = deque()  # until the disk works
         self._retry: ScheduledCall | None = None
-        self._waiting: dict[Mortal, None] = {}  # queues that deliver nothing until fewer deaths wait
+        # Queues that deliver nothing until fewer deaths wait, by user.
+        self._waiting: dict[str, dict[Mortal, None]] = {}
+        self._restrained: dict[str, int] = {}  # bytes of deaths at which these users have too many
 
     @property
     def late(self) -> bool:
@@ -157,26 +233,65 @@ class DeadLettering:
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
             return False
-        if (position is None or reason == TOO_MANY) and self._is_full:
+        if (position is None or reason == TOO_MANY) and self._has_too_many(user_of(queue)):
             self.dropped["dead_letter_refused"] += 1
             return False
-        self.noted.append(Death(queue, message, reason, position))
+        self.noted.add(Death(queue, message, reason, position))
         return True
 
     def holds_back(self, queue: Mortal) -> bool:
         """Return True if so many deaths wait that `queue` must deliver nothing; it is dispatched later."""
-        if not self._is_full:
+        user = user_of(queue)
+        if not self._has_too_many(user):
             return False
-        self._waiting[queue] = None
+        self._waiting.setdefault(user, {})[queue] = None
         return True
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self.noted) + len(self._postponed) >= NOTED_MAX
+    def count_of(self, queue: Mortal) -> int:
+        """Return how many deaths of the user of `queue` wait, without those that the disk has postponed."""
+        return self.noted.count_of(user_of(queue))
+
+    def claims(self) -> Iterator[tuple[DeathsClaim, int, str]]:
+        """Yield the claim of each user whose deaths wait, with their bytes, and the user."""
+        for user, byte_count in self.noted.shares.bytes_by_user().items():
+            yield DeathsClaim(self, user), byte_count, "" if user == OPERATOR else user
+
+    def restrain_user(self, user: str, on: bool) -> None:
+        """Lower the number of bytes that may wait of a user who holds too much memory, or restore it.
+
+        A repeated call has no effect.
+        """
+        if on and user not in self._restrained:
+            shares = self.noted.shares
+            self._restrained[user] = lowered(shares.user_bytes_max, shares.of(user))
+        elif not on and self._restrained.pop(user, 0):
+            self._resume_queues()
+
+    def _has_too_many(self, user: str) -> bool:
+        shares = self.noted.shares
+        if self._restrained and shares.of(user) >= self._restrained.get(user, NO_LIMIT):
+            return True
+        return bool(shares.limit_of(user, 1))
+
+    def _has_few(self, user: str) -> bool:
+        shares = self.noted.shares
+        bytes_max = min(shares.user_bytes_max, self._restrained.get(user, NO_LIMIT))
+        return (
+            shares.count <= shares.count_max // 2
+            and shares.total <= shares.bytes_max // 2
+            and shares.count_of(user) <= shares.user_count_max // 2
+            and shares.of(user) <= bytes_max // 2
+        )
+
+    def _resume_queues(self) -> None:
+        """Dispatch the queues of users of whom few deaths wait."""
+        for user in [one for one in self._waiting if self._has_few(one)]:
+            for queue in self._waiting.pop(user, ()):
+                queue.dispatch()
 
     def note_due(self, delay: Delay, message: Message, position: int) -> None:
         """Queue a message whose delay is over, to be routed when the dead letters are sent."""
-        self.noted.append(Death(delay, message, DELAYED, position, delay))
+        self.noted.add(Death(delay, message, DELAYED, position, delay))
 
     def bury(self) -> None:
         """Send the noted dead letters, including those that this causes."""
@@ -191,10 +306,8 @@ class DeadLettering:
             self._burying = False
         if self.noted:
             self._next_turn = self._host.alarms.set(clock.utc(), self._go_on)
-        if self._waiting and len(self.noted) + len(self._postponed) <= NOTED_MAX // 2:
-            waiting, self._waiting = self._waiting, {}
-            for queue in waiting:
-                queue.dispatch()
+        if self._waiting:
+            self._resume_queues()
 
     def _go_on(self) -> None:
         self._next_turn = None
@@ -209,6 +322,7 @@ class DeadLettering:
             return death.delay.take_back(death.position, death.message)
         death.is_settled = False
         self._postponed.append(death)
+        self.noted.shares.add(user_of(death.queue), death.message.byte_count)
         self._plan_retry()
         return True
 
@@ -222,8 +336,10 @@ class DeadLettering:
         if self._host.disk_fails:
             self._plan_retry()
             return
-        self.noted.extendleft(reversed(self._postponed))
-        self._postponed.clear()
+        while self._postponed:
+            death = self._postponed.pop()
+            self.noted.shares.remove(user_of(death.queue), death.message.byte_count)
+            self.noted.add(death, first=True)
         self.bury()
 
     def _bury(self, most: int) -> int:
@@ -235,9 +351,10 @@ class DeadLettering:
         utc = clock.utc()
         count = 0
         while self.noted and count < most:
-            death = self.noted.popleft()
+            death = self.noted.take()
             letter, targets = self._routed(death, utc)
             count += 1 + len(targets)
+            self.noted.spend(death, 1 + len(targets))
             if targets:
                 for target in targets:
                     if target not in recipients:
@@ -355,6 +472,12 @@ class DeadLettering:
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Return no functions, because deaths cannot be paused."""
         return []
+
+
+def user_of(queue: Mortal) -> str:
+    """Return the user for whom the deaths of a queue count."""
+    user = queue.owning_user
+    return OPERATOR if user is None else user
 
 
 def _settle_beside(sent: Iterable[Death]) -> None:

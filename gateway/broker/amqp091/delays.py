@@ -117,7 +117,7 @@ class DelayedMessages(PriorityQueue):
         self._host = host
         self._route = route
         self._alarm: ScheduledCall | None = None
-        self._shares = host.full_queues.sender_shares()
+        self._shares = host.full_queues.user_shares()
         self._shares.set_limits(self.messages_max, self.bytes_max)
         self._restrained: dict[str, int] = {}  # bytes at which the exchange is full to these users
         self._sort()
@@ -258,7 +258,7 @@ class DelayedMessages(PriorityQueue):
         if self._host.disk_fails:  # queues would refuse due messages, which stay here until then
             due_at = clock.utc() + RETRY_SECS if self._heap else NEVER
         else:
-            due_at = self.drop_expired(max(EXPIRED_MAX - len(self._dead_lettering.noted), 0))
+            due_at = self.drop_expired(max(EXPIRED_MAX - self._dead_lettering.count_of(self), 0))
         if due_at:
             self._set_alarm(due_at)
         if self._dead_lettering.noted:

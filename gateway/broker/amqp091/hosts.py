@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gateway.broker.amqp091.dead_letter_routing import Lost
+from gateway.broker.amqp091.dead_letter_routing import DeathsClaim, Lost
 from gateway.broker.amqp091.definitions import Definitions
-from gateway.broker.amqp091.delays import DelayedMessages
+from gateway.broker.amqp091.delays import DelayedMessages, SenderClaim
 from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -84,6 +84,13 @@ class AmqpHosts(dict[str, VirtualHost]):
         for host in self.values():
             yield from host.delays()
 
+    def claims(self) -> Iterator[tuple[SenderClaim | DeathsClaim, int, str]]:
+        """Yield the claims on memory of delayed messages and waiting deaths, with bytes and user."""
+        for delayed in list(self.delays()):
+            yield from delayed.claims()
+        for host in list(self.values()):
+            yield from host.dead_lettering.claims()
+
     def note_untouched(self) -> None:
         """Record at the end of the process which messages were never handed out."""
         for host in self.values():
@@ -107,6 +114,12 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_queue_bytes": lambda: sum(queue.byte_count for queue in self.queues()),
             "gateway_delayed_messages": lambda: sum(len(delayed) for delayed in self.delays()),
             "gateway_delayed_bytes": lambda: sum(delayed.byte_count for delayed in self.delays()),
+            "gateway_dead_lettering_messages": lambda: sum(
+                host.dead_lettering.noted.shares.count for host in self.values()
+            ),
+            "gateway_dead_lettering_bytes": lambda: sum(
+                host.dead_lettering.noted.shares.total for host in self.values()
+            ),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
             "gateway_bindings": lambda: sum(host.bindings for host in self.values()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),

@@ -308,7 +308,7 @@ class AmqpQueue(Queue):
 
     def _at_once(self) -> int:
         """Return how many messages may expire now: fewer while dead letters wait, which would pile up."""
-        return 0 if self._keeps_expired else max(EXPIRED_MAX - len(self._dead_lettering.noted), 0)
+        return 0 if self._keeps_expired else max(EXPIRED_MAX - self._dead_lettering.count_of(self), 0)
 
     @property
     def _keeps_expired(self) -> bool:
@@ -478,7 +478,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
     def _at_once(self) -> int:
         """Return how many messages may expire now: many, because all messages are examined for it."""
-        return 0 if self._keeps_expired else max(NOTED_MAX - len(self._dead_lettering.noted), 0)
+        return 0 if self._keeps_expired else max(NOTED_MAX - self._dead_lettering.count_of(self), 0)
 
     def drop_expired(self, most: int = BEYOND) -> float:
         """Drop up to `most` expired messages at the head of each priority.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,13 @@ from gateway.broker.amqp091 import dead_letter_routing
 from gateway.broker.amqp091 import queue as amqp_queue
 from gateway.broker.amqp091.dead_letter_routing import BURIED_MAX, DEATHS_MAX, EXPIRED_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import AmqpQueue
-from gateway.broker.pressure import FULL
+from gateway.broker.pressure import FULL, FullQueues
 from gateway.broker.queue import Queue
 from gateway.broker.scheduler import CANCELLED_MAX, CallScheduler
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.shares import UserShares
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_value
@@ -266,6 +268,104 @@ def test_letters_that_breed_come_to_an_end() -> None:
         assert host.dead_lettering.late
         assert len(host.dead_lettering.noted) <= NOTED_MAX
         host.alarms.ring(time.time())
+
+
+# Deaths that wait, and users.
+
+
+def halves() -> FullQueues:
+    """Two users, each of whom may have half of what waits."""
+    return FullQueues(user_shares=partial(UserShares, "waiting messages", user_share=0.5))
+
+
+def declared(host: Host, name: str, user: str | None, **arguments: int | str) -> AmqpQueue:
+    return host.declare_queue(
+        name,
+        None,
+        durable=False,
+        exclusive=False,
+        auto_delete=False,
+        arguments=tuple((f"x-{key.replace('_', '-')}", value_of(value)) for key, value in arguments.items()),
+        user=user,
+    )
+
+
+def spread(host: Host, user: str, count: int = 250) -> AmqpQueue:
+    """A queue that holds nothing, whose dead letters go to many queues."""
+    host.exchange_of("spread", "fanout")
+    for at in range(count):
+        host.bind("spread", declared(host, f"to{at}", user, max_length=1), "", NONE)
+    return declared(host, "source", user, max_length=0, dead_letter_exchange="spread")
+
+
+def test_deaths_that_wait_count_in_bytes_for_the_user_of_their_queue() -> None:
+    host = Host(queue_bytes_max=1_000_000, full_queues=halves())
+    source = spread(host, "mallory")
+    for _ in range(5):
+        publish(source, [native(bytes(100_000), "source") for _ in range(10)])
+    noted = host.dead_lettering.noted
+    assert 300_000 < noted.shares.of("mallory") == noted.shares.total < 700_000
+    assert host.dead_lettering.dropped["dead_letter_refused"] > 40
+    there = declared(host, "there", "alice")
+    one = declared(host, "q", "alice", dead_letter_exchange="", dead_letter_routing_key="there")
+    publish(one, [native(b"x")])
+    taker = Taker()
+    one.add(taker)
+    one.reject(taker.taken[0][0], taker.taken[0][1])
+    one.dispatch()
+    rung(host)
+    assert drained(there) == [b"x"]
+    assert (noted.shares.total, noted.shares.count) == (0, 0)
+
+
+def test_deaths_of_others_stop_no_expiry() -> None:
+    """And those of a user with few letters are routed between those with many."""
+    host = Host(full_queues=halves())
+    source = spread(host, "mallory")
+    publish(source, [native(b"x", "source") for _ in range(2 * EXPIRED_MAX)])
+    assert len(host.dead_lettering.noted) > EXPIRED_MAX
+    there = declared(host, "there", "alice")
+    one = declared(host, "q", "alice", dead_letter_exchange="", dead_letter_routing_key="there")
+    ranked = declared(host, "ranked", "alice", max_priority=5)
+    past = time.time() - 1
+    for queue_, taker in ((one, Taker(1)), (ranked, Taker(1))):
+        queue_.put([native(b"old", life=past, priority=1), native(b"new", priority=1)])
+        queue_.add(taker)
+        assert taker.bodies == [b"new"]
+    host.alarms.ring(time.time())
+    assert len(host.dead_lettering.noted) > EXPIRED_MAX
+    assert drained(there) == [b"old"]
+    for name in [*host.queues]:
+        host.delete_queue(host.queues[name])
+    rung(host)
+
+
+def test_queues_of_a_user_who_holds_too_much_memory_wait_for_their_deaths() -> None:
+    host = Host(full_queues=halves())
+    source = spread(host, "mallory", 600)
+    dead_lettering = host.dead_lettering
+    publish(source, [native(bytes(50_000), "source") for _ in range(10)])
+    ((claim, byte_count, user),) = dead_lettering.claims()
+    assert (byte_count, user) == (dead_lettering.noted.shares.of("mallory"), "mallory")
+    assert byte_count > 400_000
+    claim.restrain(True)
+    claim.restrain(True)
+    publish(source, [native(b"dropped", "source")])
+    assert dead_lettering.dropped == {"dead_letter_refused": 1}
+    one = declared(host, "q", "mallory", dead_letter_exchange="", dead_letter_routing_key="to0")
+    taker = Taker()
+    one.add(taker)
+    publish(one, [native(b"waits")])
+    assert taker.bodies == []
+    other = declared(host, "other", "alice", dead_letter_exchange="", dead_letter_routing_key="to0")
+    free = Taker()
+    other.add(free)
+    publish(other, [native(b"passes", "other")])
+    assert free.bodies == [b"passes"]
+    claim.restrain(False)
+    assert taker.bodies == [b"waits"]
+    rung(host)
+    assert list(dead_lettering.claims()) == []
 
 
 def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
