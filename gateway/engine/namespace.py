@@ -592,7 +592,7 @@ class EngineNamespace(MqttNamespace):
 
         The session belongs to `user` at `place` and outlives its connection by `expiry_secs`.
         """
-        opening, owner, found = self._arrived.pop(client_id)
+        opening, _, owner, found = self._arrived.pop(client_id)
         session = ClientSession(client_id, self.limits, self.tally, self._engine, owner)
         session.user, session.place, session.expiry_secs = user, place, expiry_secs
         self.sessions[client_id] = session

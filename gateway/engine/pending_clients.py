@@ -8,7 +8,7 @@ import trio
 
 from gateway.broker.mqtt.namespace import Newcomer
 from gateway.ingress.mqtt.guest import MqttGuest
-from gateway.state.interface import OpenedSession, Owner
+from gateway.state.interface import OpenedSession, OpenSession, Owner
 
 
 class Opening:
@@ -40,8 +40,12 @@ class Opening:
 
 
 class OpeningClient(NamedTuple):
-    """Client that may be accepted, the owner of its session, and the session that the database has found."""
+    """Client that may be accepted, the owner of its session, and the session that the database has found.
+
+    `operation` has opened the session.
+    """
 
     opening: Opening
+    operation: OpenSession
     owner: Owner
     found: OpenedSession

@@ -35,6 +35,7 @@ from gateway.model.outcome import Verdict as Settled
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
+    CancelOpening,
     ChangeSession,
     ClaimedWork,
     EndSession,
@@ -283,7 +284,7 @@ class SharedSessions:
         self._prefix = prefix
         self._soon = soon
         self._repeats = Repeats(state)
-        self._numbers = 0  # counter for the names of this process's queues
+        self._numbers = 0  # counter for the names of this process's queues and openings
         self._openings: dict[str, Opening] = {}  # by client
         self._next_openings: dict[str, Opening] = {}  # those that wait for one of another user, by client
         self._writers: dict[ClientSession, SessionWriter] = {}
@@ -348,6 +349,7 @@ class SharedSessions:
             None if coming.will is None else WillRecord(encode_will(coming), delay_of(coming.will)),
             coming.only_own,
             text_bytes(client),
+            f"{incarnation}.{self._numbers}",
         )
         self._state.submit(operation, partial(self._opened, opening, operation, clock.now()))
 
@@ -373,17 +375,14 @@ class SharedSessions:
     def _conclude(self, opening: Opening, operation: OpenSession, reply: Reply[OpenedSession]) -> None:
         """Let a client in that has its session, or turn it away."""
         client, found, incarnation = opening.client, reply.value, operation.replica
-        key = SessionKey(DOMAIN, client)
         if found is not None and not found.refused and incarnation != self._membership.incarnation:
-            self.settle_will(key, found.epoch)
-            found = None  # other replicas have declared this one dead meanwhile, and own the session
+            found = None  # other replicas have declared this one dead meanwhile
         is_latest = self._openings.get(client) is opening
         if is_latest:
             del self._openings[client]
         if found is None:
             opening.lose(AWAY)
-            if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self._look_for_lost(operation)
+            self._cancel(operation, operation.queue)
             return
         if found.refused:
             self.clients.refused(opening, found.user)
@@ -395,7 +394,7 @@ class SharedSessions:
         self._count_earlier(found, -1)
         if found.before is None:
             self._consumable.add((client, found.epoch))
-        arrival = OpeningClient(opening, owner, found)
+        arrival = OpeningClient(opening, operation, owner, found)
         if not is_latest:  # and the later opening may fail
             self.give_up(arrival)
             return
@@ -430,60 +429,29 @@ class SharedSessions:
         self.change(session).served = True
         self._unserved.add(session)
 
-    def _look_for_lost(self, operation: OpenSession) -> None:
-        """Give up a session that was opened in the database although its client was denied.
-
-        The client was denied because the database was away, and the operation may have been committed. A
-        session that the operation has created ends: its client would be told of one that it never had.
-        """
-        key = operation.key
-
-        def seen(reply: Reply[SessionView | None]) -> None:
-            if reply.verdict is OperationOutcome.UNAVAILABLE:
-                self._repeats.later(partial(self._look_for_lost, operation))
-            view = reply.value
-            is_here = (
-                key.client in self._openings
-                or self.clients.is_expected(key.client)
-                or self.clients.session_of(key.client) is not None
-            )
-            if view is None or not view.connected or view.owner.replica != operation.replica or is_here:
-                return
-            expiry_secs = 0.0 if view.queue == operation.queue else operation.expiry_secs
-            self._leave_unserved(key, view.owner.epoch, expiry_secs, view.queue)
-
-        self._state.query(FindSession(key), seen)
-
     def give_up(self, arrival: OpeningClient) -> None:
         """Leave the session of a client that disconnected before it was accepted.
 
         An earlier session continues.
         """
-        opening, _, found = arrival
-        key = SessionKey(DOMAIN, opening.client)
-        expiry_secs = opening.coming.expiry_secs if found.present else 0.0
-        self._leave_unserved(key, found.epoch, expiry_secs, found.queue)
+        operation, found = arrival.operation, arrival.found
+        self._cancel(operation, found.queue)
         if found.present:
             self._count_earlier(found, 1)
         if found.before is None:
-            self._release(key, found.epoch, found.given_back)
+            self._release(operation.key, found.epoch, found.given_back)
 
-    def _leave_unserved(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """Leave the session of a client that was never accepted.
+    def _cancel(self, operation: OpenSession, queue: str) -> None:
+        """Undo an operation, which may not have been committed, because its client was not accepted.
 
-        Its will is not published, even if the session has another owner now.
+        If the session ends its `queue` is deleted.
         """
-        self.settle_will(key, epoch)
-        self._leave_nobody(key, epoch, expiry_secs, queue)
+        self._repeats.submit(CancelOpening(operation.key, operation), partial(self._left_nobody, queue))
 
-    def _leave_nobody(self, key: SessionKey, epoch: int, expiry_secs: float, queue: str) -> None:
-        """Leave a session that the database has as connected here, but that has no client here."""
-
-        def left(reply: Reply[LeftSession]) -> None:
-            if reply.value is not None and reply.value.ended and queue:
-                self._delete(queue)
-
-        self._repeats.submit(LeaveSession(key, epoch, expiry_secs, discard_will=False), left)
+    def _left_nobody(self, queue: str, reply: Reply[LeftSession]) -> None:
+        """Delete the queue of a session that has ended without its client."""
+        if reply.value is not None and reply.value.ended and queue:
+            self._delete(queue)
 
     # Changes of sessions.
 
@@ -543,7 +511,7 @@ class SharedSessions:
         self._forget_idle(session)
         if session in self._unserved:
             self._unserved.discard(session)
-            if verdict is not OperationOutcome.DONE:  # its client has received no CONNACK
+            if verdict is not OperationOutcome.DONE:  # a replica of an earlier version may publish it
                 self.settle_will(SessionKey(DOMAIN, session.client_id), session.owner.epoch)
         if verdict is OperationOutcome.DONE:
             return
@@ -794,7 +762,8 @@ class SharedSessions:
             sweep.strays.add((client, epoch))
             return
         log.warning("session connected in the database, its client is not here", client=client)
-        self._leave_nobody(owned.key, epoch, owned.expiry_secs, owned.queue)
+        leave = LeaveSession(owned.key, epoch, owned.expiry_secs, discard_will=False)
+        self._repeats.submit(leave, partial(self._left_nobody, owned.queue))
         self._release(owned.key, epoch)
 
     # Notices and the timer.

@@ -16,6 +16,7 @@ from gateway.state.interface import (
     AcceptIds,
     AcquireLease,
     AddLetter,
+    CancelOpening,
     ChangeSession,
     ClaimIds,
     ClaimLetters,
@@ -78,6 +79,7 @@ KINDS: Final[tuple[tuple[type[LockedRows], tuple[type, ...]], ...]] = (
         Sessions,
         (
             OpenSession,
+            CancelOpening,
             ChangeSession,
             LeaveSession,
             ReleaseSession,

@@ -26,7 +26,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 SHARED_FILTERS_MAX: Final = 10_000  # filters in one page of a list, at most
-UNSERVED_SECS: Final = 2.0  # after which a will is published whose client may have been accepted
 CLAIM_SECS: Final = 20.0  # after which another replica may claim unsettled work
 DELETED_SECS: Final = 86_400.0  # how long the id of a deleted dead letter is known
 OUTGOING: Final = 0  # packets to the client
@@ -218,7 +217,7 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     An earlier session is resumed unless `clean` is True or it has expired. `queue` is for a new one.
     `expiry_secs` (0: the session ends with the connection) and `will` replace those of the earlier session.
     `only_own`: refuse a session of another `user`. `byte_count`: size of the client identifier, as
-    weights count it.
+    weights count it. `opening`: name of this operation, which no other one has, for CancelOpening.
     """
 
     replica: str
@@ -230,15 +229,27 @@ class OpenSession(OfSession, Operation[OpenedSession]):
     will: WillRecord | None = None
     only_own: bool = False
     byte_count: int = 0
+    opening: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOpening(OfSession, Operation[LeftSession]):
+    """Leave the session that an OpenSession has opened, because its client was not accepted.
+
+    A session that it has created ends; an earlier one continues. Nothing is changed if the session was opened
+    again, or if the OpenSession was not committed. Its will is void in either case.
+    """
+
+    opened: OpenSession
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSession(OfSession, Operation[None]):
     """Store changes of a session since the last one; without any, check the epoch. None removes an entry.
 
-    `served`: the client is about to be accepted. Before that its will is not published at once: the next
-    replica that opens the session leaves UNSERVED_SECS to the owner to report that the client never was
-    accepted. `weight`: that of the session after the change, if it has changed.
+    `served`: the client is about to be accepted. Until that is stored its will is void: the client gets no
+    CONNACK if another replica opens the session first. `weight`: that of the session after the change, if it
+    has changed.
     """
 
     epoch: int
@@ -253,8 +264,8 @@ class ChangeSession(OfSession, Operation[None]):
 class LeaveSession(OfSession, Operation[LeftSession]):
     """Record that the client has disconnected.
 
-    The session ends after `expiry_secs`; its will is discarded, or due. If the database has recorded that
-    already nothing is changed, and another replica publishes the will.
+    The session ends after `expiry_secs`; its will is discarded, or due if its client was accepted. If the
+    database has recorded that already nothing is changed, and another replica publishes the will.
     """
 
     epoch: int

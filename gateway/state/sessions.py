@@ -15,7 +15,7 @@ from gateway.state.interface import (
     CLAIM_SECS,
     DONE,
     FENCED,
-    UNSERVED_SECS,
+    CancelOpening,
     ChangeSession,
     ClaimedWork,
     Contents,
@@ -64,6 +64,7 @@ class StoredSessionRow(NamedTuple):
     given_back: bytes
     subscriptions: int = 0
     weight: int = 0
+    opening: str = ""
 
     @property
     def key(self) -> SessionKey:
@@ -81,7 +82,7 @@ class WillRow(NamedTuple):
     delay: float
     due_at: float | None
     claimed: int  # 1 while a replica publishes it
-    served: int  # 1 once its client was accepted
+    served: int  # 1 once its client was accepted: until then the will is void
 
 
 class StoredSubscriptionRow(NamedTuple):
@@ -125,9 +126,9 @@ class ReceivedRow(NamedTuple):
 SESSION: Final = (
     "domain text, client text, epoch bigint, owner text, connected integer, login text, place text,"
     " queue text, expiry double precision, expires_at double precision, reap_at double precision,"
-    " holder text, holder_epoch bigint, given_back bytea, subscriptions integer, weight bigint"
+    " holder text, holder_epoch bigint, given_back bytea, subscriptions integer, weight bigint, opening text"
 )
-BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"", 0, 0)
+BLANK: Final = (0, NOBODY, 0, "", "", "", 0.0, None, None, NOBODY, 0, b"", 0, 0, "")
 WILL: Final = (
     "domain text, client text, epoch bigint, message bytea, delay double precision, due_at double precision,"
     " claimed integer, served integer"
@@ -160,7 +161,9 @@ DUE: Final = "SELECT {names} FROM will AS t WHERE t.due_at <= state_now() LIMIT 
 
 LEFT: Final = "SELECT {names} FROM ended_queue AS t WHERE t.reap_at <= state_now() LIMIT {limit} {{skip}}"
 
-OfSession = OpenSession | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession
+OfSession = (
+    OpenSession | CancelOpening | ChangeSession | LeaveSession | ReleaseSession | SettleWill | EndSession
+)
 SessionOperation = OfSession | ForgetQueue | Reap
 
 
@@ -187,7 +190,7 @@ class Sessions:
         reaps = [one for one in operations if isinstance(one, Reap)]
         keys = {one.key for one in operations if isinstance(one, OfSession)}
         opened = {one.key for one in operations if isinstance(one, OpenSession)}
-        leaving = {one.key for one in operations if isinstance(one, LeaveSession)}
+        leaving = {one.key for one in operations if isinstance(one, LeaveSession | CancelOpening)}
         served = {one.key for one in operations if isinstance(one, ChangeSession) and one.served}
         wills = opened | leaving | served
         self._contents = {key: Contents() for key in opened}
@@ -247,8 +250,12 @@ class Sessions:
             self._queues.remove((operation.queue,))
             return DONE
         row = self._sessions.rows.get(operation.key)
-        if isinstance(operation, OpenSession):
-            return Reply(OperationOutcome.DONE, self._open(operation, row, now))
+        if isinstance(operation, OpenSession | CancelOpening):
+            if isinstance(operation, OpenSession):
+                found: object = self._open(operation, row, now)
+            else:
+                found = self._cancel(operation, row, now)
+            return Reply(OperationOutcome.DONE, found)
         if isinstance(operation, ReleaseSession):
             self._release(operation, row)
             return DONE
@@ -308,6 +315,7 @@ class Sessions:
                 *holder,
                 b"",
                 *weight,
+                operation.opening,
             )
         )
         if operation.will is not None:
@@ -323,19 +331,36 @@ class Sessions:
         """Process the wills of a session that is opened again. Return those that are claimed.
 
         The result has the epoch and the message of each. A delayed will that is not due is void if the
-        session is resumed; any other one is claimed by the replica that opens the session (MQTT 5:
-        3.1.3.2.2), unless its client was never accepted, as far as is known.
+        session is resumed, and so is that of a client that was never accepted; any other one is claimed by
+        the replica that opens the session (MQTT 5: 3.1.3.2.2).
         """
         claimed = []
-        for will in [one for one in self._wills.rows.values() if one[:2] == row.key and not one.claimed]:
-            if present and will.delay > 0 and (will.due_at is None or will.due_at > now):
+        for will in self._unclaimed_wills(row.key):
+            is_later = will.delay > 0 and (will.due_at is None or will.due_at > now)
+            if not will.served or (present and is_later):
                 self._wills.remove(will[:3])
-            elif will.due_at is None and not will.served:
-                self._wills.put(will._replace(due_at=now + UNSERVED_SECS))
-            elif will.served or will.due_at is None or will.due_at <= now:
+            else:
                 self._wills.put(will._replace(due_at=now + CLAIM_SECS, claimed=1))
                 claimed.append((will.epoch, will.message))
         return tuple(claimed)
+
+    def _unclaimed_wills(self, key: SessionKey) -> list[WillRow]:
+        return [one for one in self._wills.rows.values() if one[:2] == key and not one.claimed]
+
+    def _cancel(self, operation: CancelOpening, row: StoredSessionRow | None, now: float) -> LeftSession:
+        """Leave the session, if it is the one that the operation names; remove the operation's will.
+
+        Another replica may have opened the session meanwhile. One of an earlier version has then left the
+        will to this replica for a while.
+        """
+        opened, epoch = operation.opened, None if row is None else row.epoch
+        for will in self._unclaimed_wills(operation.key):
+            if not will.served and will.epoch != epoch:
+                self._wills.remove(will[:3])
+        if row is None or (row.owner, row.opening) != (opened.replica, opened.opening):
+            return LeftSession(False, False)
+        expiry_secs = 0.0 if row.queue == opened.queue else opened.expiry_secs
+        return self._leave(row, LeaveSession(row.key, row.epoch, expiry_secs, discard_will=True), now)
 
     def _change(self, operation: ChangeSession, row: StoredSessionRow) -> None:
         key = operation.key
@@ -375,12 +400,12 @@ class Sessions:
         expiry = operation.expiry_secs
         will = self._wills.rows.get((*row.key, row.epoch))
         publish = False
-        if will is not None and operation.discard_will:
+        if will is not None and (operation.discard_will or not will.served):
             self._wills.remove(will[:3])
         elif will is not None:
             publish = min(will.delay, expiry) <= 0
             due_at = now + (CLAIM_SECS if publish else min(will.delay, expiry))
-            self._wills.put(will._replace(due_at=due_at, claimed=int(publish), served=1))
+            self._wills.put(will._replace(due_at=due_at, claimed=int(publish)))
         if expiry <= 0:
             self._delete(row)
             self._end_queue(row.queue, now)
@@ -438,8 +463,10 @@ class Sessions:
         The client counts as lost from now on, and the owner is fenced.
         """
         will = self._wills.rows.get((*row.key, row.epoch))
-        if will is not None:
-            self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry), served=1))
+        if will is not None and will.served:
+            self._wills.put(will._replace(due_at=now + min(will.delay, row.expiry)))
+        elif will is not None:
+            self._wills.remove(will[:3])
         if row.expiry <= 0:
             self._delete(row)
             self._end_queue(row.queue, now - CLAIM_SECS)

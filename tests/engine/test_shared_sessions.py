@@ -612,18 +612,89 @@ def test_the_will_of_a_client_that_was_never_let_in_is_void(
     assert not one.wills + other.wills
 
 
-def test_the_will_of_a_client_whose_replica_is_lost_is_published(
+def test_the_will_of_a_client_without_connack_is_void(
     two: tuple[World, World], local: LocalDatabase, passed: list[float]
 ) -> None:
-    """Nobody can say that it was never let in."""
     one, other = two
     one.let_in("c", will=WILL)
-    one.store._waiting.clear()  # before it has said that it was
+    one.store._waiting.clear()  # its replica is lost before it could store that the client is accepted
     other.open("c")
     other.run()
+    pass_time((other,), local, passed, 30)
     assert not other.wills
-    pass_time((other,), local, passed, 4)
-    assert len(other.wills) == 1
+
+
+def lose_reply(one: World, **more: Any) -> Guest:
+    """A client connects, and is refused: the database commits that, and its reply is lost."""
+    one.store.is_deaf = True
+    guest = one.open("c", will=WILL, **more)
+    assert one.store.step()
+    one.store.is_deaf = False
+    assert guest.why == AWAY
+    return guest
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere", "at an earlier version"])
+def test_the_will_of_a_refused_client_is_void_when_it_is_accepted_later(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], where: str
+) -> None:
+    one, other = two
+    lose_reply(one)
+    winner = one if where == "here" else other
+    wills = rows_of(local, "SELECT * FROM will")
+    winner.open("c", will=WILL)
+    assert other.store.step() or winner is one
+    if (
+        where == "at an earlier version"
+    ):  # which leaves the will for two seconds, and has no names of openings
+        for will in wills:
+            execute(
+                local, "INSERT INTO will VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*will[:5], local.utc + 2.0, 0, 0)
+            )
+        execute(local, "UPDATE session SET opening = ''")
+    pass_time(two, local, passed, 1)
+    session = winner.admit(winner.arrivals.pop())
+    pass_time(two, local, passed, 30)
+    assert winner.here["c"] is session
+    view = one.view("c")
+    assert view is not None
+    assert view.owner == session.owner
+    assert view.connected
+    assert not one.wills + other.wills
+    published: list[str] = []
+    winner.leave("c", lambda: published.append("c"))
+    winner.run()
+    assert published == ["c"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_session_that_still_leaves_is_not_that_of_a_refused_client(
+    two: tuple[World, World], local: LocalDatabase, passed: list[float], is_first: bool
+) -> None:
+    """Its client is lost while the database is away, and is refused when it connects again.
+
+    `is_first`: what its refusal submits is committed before the end of the earlier connection.
+    """
+    one, other = two
+    published: list[str] = []
+    session = one.let_in("c", will=WILL)
+    one.run()
+    one.store.is_away = True
+    one.leave("c", lambda: published.append("c"))
+    one.ends.pop(session)([])
+    guest = one.open("c", clean=True, secs=0.0)
+    while not guest.why:
+        assert one.store.step()
+    one.store.is_away = not is_first
+    while one.store.step():
+        pass
+    one.store.is_away = False
+    pass_time(two, local, passed, 30)
+    assert (published, one.wills, other.wills) == (["c"], [], [])
+    assert not one.deleted + other.deleted
+    view = one.view("c")
+    assert view is not None
+    assert (view.connected, view.queue) == (False, session.queue)
 
 
 def test_a_queue_that_was_not_deleted_is_deleted_by_others(
@@ -717,10 +788,15 @@ def test_a_queue_that_the_database_has_as_held_here_is_released(
     assert other.consumed == [after.queue]
 
 
-def execute(local: LocalDatabase, statement: str) -> None:
+def execute(local: LocalDatabase, statement: str, values: tuple[object, ...] = ()) -> None:
     """Change the database behind everybody's back, as a restore does."""
+    rows_of(local, statement, values)
+
+
+def rows_of(local: LocalDatabase, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return what the database has."""
     assert local.database._connection is not None
-    local.database._connection.execute(statement)
+    return local.database._connection.execute(statement, values).fetchall()
 
 
 @pytest.mark.parametrize("how", ["gone", "older"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.state.interface import (
     CLAIM_SECS,
     INCOMING,
     OUTGOING,
-    UNSERVED_SECS,
     Absent,
+    CancelOpening,
     ChangeSession,
     Earlier,
     EndSession,
@@ -57,7 +59,8 @@ def opens(
     user: str = "user",
     only_own: bool = False,
 ) -> OpenedSession:
-    return replica.do(
+    """Open a session. A client with a will is accepted."""
+    found = replica.do(
         OpenSession(
             key,
             replica.name,
@@ -71,6 +74,9 @@ def opens(
             BYTES,
         )
     )
+    if will is not None:
+        replica.do(ChangeSession(key, found.epoch, served=True))
+    return found
 
 
 def joins(replica: Replica) -> None:
@@ -322,7 +328,6 @@ class TestWills:
     @pytest.mark.parametrize("delay", [0.0, 5.0])
     def test_taken_over_while_connected(self, one: Replica, two: Replica, clean: bool, delay: float) -> None:
         epoch = opens(one, will=WillRecord(b"bye", delay)).epoch
-        one.do(ChangeSession(KEY, epoch, served=True))
         found = opens(two, clean=clean, will=WillRecord(b"other", 0.0))
         void = delay > 0 and not clean
         assert found.wills == (() if void else ((epoch, b"bye"),))
@@ -333,29 +338,26 @@ class TestWills:
         self, world: World, one: Replica, two: Replica
     ) -> None:
         epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
-        one.do(ChangeSession(KEY, epoch, served=True))
         assert opens(two).wills == ((epoch, b"bye"),)
         assert opens(one).wills == ()
         world.advance(CLAIM_SECS + 1)
         assert [due.will for due in one.do(Reap(60.0))] == [b"bye"]
 
-    @pytest.mark.parametrize("is_void", [True, False])
-    def test_of_a_client_that_may_never_have_been_let_in(
-        self, world: World, one: Replica, two: Replica, is_void: bool
+    @pytest.mark.parametrize("how", ["leaves", "is taken over", "dies"])
+    def test_of_a_client_that_was_never_accepted(
+        self, world: World, one: Replica, two: Replica, how: str
     ) -> None:
-        """Its replica has some time to say so; else it is published."""
-        epoch = opens(one, will=WillRecord(b"bye", 0.0)).epoch
-        assert opens(two).wills == ()
-        assert two.do(Reap(60.0)) == []
-        if is_void:
-            one.do(SettleWill(KEY, epoch))
-        world.advance(UNSERVED_SECS + 0.1)
-        assert [due.will for due in two.do(Reap(60.0))] == ([] if is_void else [b"bye"])
-
-    def test_of_a_client_that_left_before_it_was_confirmed(self, one: Replica, two: Replica) -> None:
-        epoch = opens(one, will=WillRecord(b"bye", 600.0)).epoch
-        leaves(one, epoch)
-        assert opens(two, clean=True).wills == ((epoch, b"bye"),)
+        joins(one)
+        epoch = one.do(opening("x", will=WillRecord(b"bye", 0.0))).epoch
+        if how == "leaves":
+            assert leaves(one, epoch) == LeftSession(ended=False, publish_will=False)
+        elif how == "is taken over":
+            assert opens(two).wills == ()
+        world.advance(CLAIM_SECS * 4)
+        joins(two)
+        for _ in range(2):
+            assert two.do(Reap(60.0)) == []
+        assert opens(two, clean=True).wills == ()
 
     def test_no_later_than_the_end_of_the_session(self, world: World, one: Replica) -> None:
         epoch = opens(one, will=WillRecord(b"bye", 600.0)).epoch
@@ -364,6 +366,57 @@ class TestWills:
         assert {due.will for due in one.do(Reap(WEEK))} == {b"bye", None}
         epoch = opens(one, expiry_secs=0.0, will=WillRecord(b"bye", 600.0)).epoch
         assert leaves(one, epoch, expiry_secs=0.0) == LeftSession(ended=True, publish_will=True)
+
+
+def opening(
+    name: str, *, queue: str = "queue-one", expiry_secs: float = WEEK, will: WillRecord | None = None
+) -> OpenSession:
+    """Return an operation of the replica "one"."""
+    return OpenSession(KEY, "one", "user", "", False, expiry_secs, queue, will, opening=name)
+
+
+class TestCancelledOpenings:
+    """An opening without a reply is cancelled, and nothing else, whatever has happened to the session."""
+
+    def test_a_session_that_it_has_created_ends(self, one: Replica) -> None:
+        opened = opening("x")
+        one.do(opened)
+        assert one.do(CancelOpening(KEY, opened)) == LeftSession(ended=True, publish_will=False)
+        assert one.do(CancelOpening(KEY, opened)) == LeftSession(ended=False, publish_will=False)
+        assert one.ask(FindSession(KEY)) is None
+
+    def test_an_earlier_session_continues(self, one: Replica, two: Replica) -> None:
+        leaves(two, opens(two).epoch)
+        opened = opening("x")
+        one.do(opened)
+        assert one.do(CancelOpening(KEY, opened)) == LeftSession(ended=False, publish_will=False)
+        view = one.ask(FindSession(KEY))
+        assert view is not None
+        assert not view.connected
+
+    @pytest.mark.parametrize("is_here", [True, False])
+    def test_a_later_opening_stays(self, one: Replica, two: Replica, is_here: bool) -> None:
+        """Also one by a replica of an earlier version, which leaves the name of the first."""
+        will = WillRecord(b"bye", 0.0)
+        lost = opening("x", will=will)
+        one.do(lost)
+        later = opening("y" if is_here else "x", will=will)
+        epoch = one.do(later if is_here else replace(later, replica="two")).epoch
+        assert one.do(CancelOpening(KEY, lost)) == LeftSession(ended=False, publish_will=False)
+        view = one.ask(FindSession(KEY))
+        assert view is not None
+        assert (view.connected, view.owner.epoch) == (True, epoch)
+        assert two.do(Reap(60.0)) == []
+        one.do(ChangeSession(KEY, epoch, served=True))
+        assert leaves(one, epoch).publish_will  # its own
+
+    def test_one_that_was_not_committed(self, one: Replica) -> None:
+        """The session of the client's earlier connection is left by another operation."""
+        epoch = one.do(opening("before", will=WillRecord(b"bye", 0.0))).epoch
+        one.do(ChangeSession(KEY, epoch, served=True))
+        one.do(CancelOpening(KEY, opening("x", expiry_secs=0.0)))
+        assert leaves(one, epoch).publish_will
+        assert one.ask(FindSession(KEY)) is not None
 
 
 class TestDeadReplicas:
