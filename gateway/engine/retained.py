@@ -6,6 +6,9 @@ knows which message is replaced: the allowed growth in number and bytes is sent 
 checked while its topic is locked. A message without capacity by old figures is tried again with new ones
 before its publisher is refused.
 
+The database remembers topics that were cleared for a minute, so that no late message follows. A replica lets
+each user have as many of them as retained messages; others are cleared without.
+
 Bytes of a message in the database: version (1), length of the content header (4), the header as live messages
 have it (envelope.py), body.
 """
@@ -33,6 +36,7 @@ from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
+    CLEARED_SECS,
     MatchRetained,
     Reply,
     Retain,
@@ -134,6 +138,8 @@ class SharedRetained(LocalRetained):
         self.reads = RetainedReads(state)
         self._changes: list[tuple[str, int, int]] | None = None  # since the current read began
         self._unsure: list[Unsure] = []
+        self._remembered = UserShares("cleared topics")  # that the database remembers
+        self._remembered_until = Monotonic(0.0)
         self._on_way = 0  # operations without a reply yet
         self._is_exact = False  # True if nothing was on its way when the figures were read
         self._read_at = self._weigh_at = self._weigh_soonest = Monotonic(0.0)
@@ -159,6 +165,9 @@ class SharedRetained(LocalRetained):
     def run(self, now: Monotonic) -> None:
         """Run the timer, several times per second: repeat operations and read the figures."""
         self._repeats.tick()
+        if now >= self._remembered_until:
+            self._remembered.replace({})
+            self._remembered_until = Monotonic(now + CLEARED_SECS)
         if self.reads.waiting and self._state.health.failure:
             self.reads.give_up()
         if self._changes is None and now >= self._weigh_at and not self._state.health.failure:
@@ -179,7 +188,10 @@ class SharedRetained(LocalRetained):
         topic, user = message.address.name, _storable(message.sender.user)
         client = _storable(client)
         if not len(message.body):
-            operation = Retain(topic, None, client=client, epoch=epoch, domain=MQTT.name)
+            remembered = epoch > 0 and self._may_remember(user, message.byte_count)
+            operation = Retain(
+                topic, None, client=client, epoch=epoch, domain=MQTT.name, remembered=remembered
+            )
             self._submit_clear(operation, lambda one: done(_outcome_of(one)))
             return
         is_sure = is_sure or (
@@ -191,6 +203,20 @@ class SharedRetained(LocalRetained):
         self._count_pending(user, 1, weight)
         operation = Retain(topic, data, lifetime, user, weight, room, client, epoch, MQTT.name)
         self._state.submit(operation, partial(self._replied, Unsure(publication, done), user, is_sure))
+
+    def _may_remember(self, user: str, byte_count: int) -> bool:
+        """Count a topic that a user clears. Return False if too many are remembered already."""
+        remembered, quota = self._remembered, self.quota
+        count, total = remembered.count_of(user), remembered.of(user)
+        if (
+            count >= quota.user_count_max
+            or total + byte_count > quota.user_bytes_max
+            or remembered.count >= quota.count_max
+            or remembered.total + byte_count > quota.bytes_max
+        ):
+            return False
+        remembered.add(user, byte_count)
+        return True
 
     def clear(self, found: Retained, done: Callable[[Reply[Retention]], None]) -> None:
         """Remove a retained message that was read, unless its topic has another one by now.

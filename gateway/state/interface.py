@@ -26,6 +26,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 SHARED_FILTERS_MAX: Final = 10_000  # filters in one page of a list, at most
+CLEARED_SECS: Final = 60.0  # how long a cleared topic is fenced against older messages of the same client
 CLAIM_SECS: Final = 20.0  # after which another replica may claim unsettled work
 DELETED_SECS: Final = 86_400.0  # how long the id of a deleted dead letter is known
 OUTGOING: Final = 0  # packets to the client
@@ -592,8 +593,9 @@ class Retain(Operation[Retention]):
     The message expires after `lifetime_secs`, or never if that is None. `user` sent the message, `weight` is
     its size in bytes as limits count it. The message is stored if the growth fits into `room`, or in any case
     if `room` is None. It came in the session of `client` of `domain` with this epoch (0: in no session): the
-    operation is fenced if the same client has set or cleared the topic in a later session. With `expected`
-    nothing changes unless the topic retains this message.
+    operation is fenced if the same client has set or cleared the topic in a later session. A topic that was
+    cleared is remembered for CLEARED_SECS for that, whether it had a message or not, unless `remembered` is
+    False. With `expected` nothing changes unless the topic retains this message.
     """
 
     topic: str
@@ -606,6 +608,7 @@ class Retain(Operation[Retention]):
     epoch: int = 0
     domain: str = ""
     expected: bytes | None = None
+    remembered: bool = True
 
     @property
     def subject(self) -> object:

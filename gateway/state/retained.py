@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.state.database import Database, OperationStatement
-from gateway.state.interface import FENCED, OperationOutcome, Reply, Retain, Retention
+from gateway.state.interface import CLEARED_SECS, FENCED, OperationOutcome, Reply, Retain, Retention
 from gateway.state.sessions import KEY, MICROSECONDS, OF_OP
 from gateway.state.table import Table
 
@@ -22,7 +22,6 @@ RETAINED: Final = (
 )
 BLANK: Final = (b"", None, "", 0, "", 0)  # the row of a locked topic without a retained message
 EPOCHS: Final = OF_OP.format(names="t.domain, t.client, t.epoch", table="session")
-CLEARED_SECS: Final = 60.0  # how long a cleared topic is fenced against older messages of the same client
 
 
 class StoredRetainedRow(NamedTuple):
@@ -86,7 +85,7 @@ class RetainedMessages:
             self._table.put(
                 StoredRetainedRow(topic, message, expires_at, operation.user, operation.weight, client, epoch)
             )
-        elif row is not None and epoch:
+        elif epoch and operation.remembered:
             self._table.put(StoredRetainedRow(topic, b"", now + CLEARED_SECS, "", 0, client, epoch))
         else:
             self._table.remove((topic,))

@@ -39,8 +39,8 @@ from gateway.model.shares import UserShares
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
+from gateway.state.interface import CLEARED_SECS, ListReplicas, MatchRetained, Retain, Retained
 from gateway.state.interface import REFUSED as REJECTS
-from gateway.state.interface import ListReplicas, MatchRetained, Retain, Retained
 from tests.engine.local_state import LocalDatabase
 
 LIFE = b"12345678"
@@ -350,6 +350,25 @@ async def test_one_user_has_a_share(local: LocalDatabase) -> None:
     assert refused(one) == [b"2"]
     weights = {user: one.retained.quota.count_of(user) for user in ("greedy", "modest")}
     assert weights == {"greedy": 2, "modest": 2}
+
+
+async def test_topics_that_were_cleared_are_remembered_within_limits(local: LocalDatabase) -> None:
+    """As many of each user as retained messages may be, for a minute. A late message of another is stored."""
+    one = Replica(local, count_max=4, share=0.5)
+
+    def is_stored_late(topic: str) -> bool:
+        one.add(sent(b"late", topic), epoch=1)
+        local.settle()
+        return topic in one.there()
+
+    for topic, user in (("a", "u"), ("b", "u"), ("c", "u"), ("d", "v")):
+        one.add(sent(b"", topic, user=user), epoch=2)
+    local.settle()
+    assert [topic for topic in "abcd" if is_stored_late(topic)] == ["c"]
+    one.tick(1_000.0 + CLEARED_SECS)
+    one.add(sent(b"", "c"), epoch=2)
+    local.settle()
+    assert not is_stored_late("c")
 
 
 async def test_others_have_cleared_meanwhile(local: LocalDatabase) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.broker.topics import topic_matches
 from gateway.state.interface import (
+    CLEARED_SECS,
     LeaveSession,
     MatchRetained,
     OpenSession,
@@ -20,7 +21,6 @@ from gateway.state.interface import (
     WeighRetained,
 )
 from gateway.state.postgresql import PROBE_MIN
-from gateway.state.retained import CLEARED_SECS
 from tests.state.conftest import KEY, PostgreSQLWorld, Replica, World
 
 WORDS = (
@@ -211,8 +211,12 @@ def test_a_cleared_topic_is_fenced_for_a_while(world: World, one: Replica) -> No
     assert one.ask(MatchRetained("#")) == []
     assert one.ask(WeighRetained()) == {}
     assert one.do(Retain("t", b"2", None, "v", 10, client="d", epoch=1)) == Retention(True, None)
-    one.do(Retain("never", None, client="c", epoch=2))  # there is nothing to fence
-    assert one.do(Retain("never", b"0", client="c", epoch=1)).stored
+    for remembered in (False, True):
+        clear = Retain("never", None, client="c", epoch=2, remembered=remembered)
+        assert one.do(clear) == Retention(True, None)
+        reply = one.reply(Retain("never", b"0", client="c", epoch=1))
+        assert (reply.verdict is OperationOutcome.FENCED) is remembered
+        one.do(Retain("never", None))
     one.do(Retain("t", None, client="c", epoch=2))
     world.advance(CLEARED_SECS + 1)
     one.do(Reap(None))
