@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from gateway.model.times import Monotonic, WallTime
+from gateway.model.times import LeaseTime, Monotonic, WallTime
 
 STEP_SECS_MAX: Final = 1.0  # a larger difference is a jump of the wall clock
 SLEW: Final = 0.001  # seconds by which a jump is followed in each second
@@ -117,6 +117,15 @@ def now() -> Monotonic:
     if _loop.thread == get_ident():
         return Monotonic(_loop.offset + SYSTEM_TIME())
     return Monotonic(trio.current_time())
+
+
+def lease_time() -> LeaseTime:
+    """Return the time of the event loop's clock with the seconds for which the machine has slept.
+
+    Leases and claims end by the clock of a database, which does not wait for a machine that sleeps.
+    """
+    slept = round(since_boot() - monotonic(), 3)  # the two are not read at the same moment
+    return LeaseTime(now() + slept)
 
 
 def wall() -> WallTime:

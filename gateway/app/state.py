@@ -70,8 +70,8 @@ class SharedState:
         """Run periodic work until cancelled."""
         while True:
             self.store.tick()
-            self.membership.tick(clock.now())
-            self.elections.tick(clock.now())
+            self.membership.tick(clock.lease_time())
+            self.elections.tick(clock.lease_time())
             self.letters.tick(clock.now())
             self.retained.run(clock.now())
             if self.retaining is not None:

@@ -18,7 +18,7 @@ import structlog
 
 from gateway import clock
 from gateway.engine.membership import Membership
-from gateway.model.times import Monotonic
+from gateway.model.times import LeaseTime
 from gateway.state.interface import AcquireLease, Lease, OperationOutcome, ReleaseLease, Reply, StateStore
 from gateway.telemetry.stats import LinkStats
 
@@ -28,7 +28,7 @@ LEASE_SECS: Final = 3.0
 RENEW_SECS: Final = 1.0
 TRY_SECS: Final = 0.5  # between attempts to take a lease that another replica holds
 REST_SECS: Final = 2.0  # after a holder gave up, until it tries again
-NEVER: Final = Monotonic(0.0)
+NEVER: Final = LeaseTime(0.0)
 ELSEWHERE: Final = "another replica consumes over it"
 UNDECIDED: Final = "who consumes over it cannot be decided without the database"
 
@@ -51,7 +51,7 @@ class Candidate:
         timeout_secs: float,
     ) -> None:
         self.link = link
-        self.lease_end = NEVER  # when the lease ends, by the clock of this process
+        self.lease_end = NEVER  # when the lease ends, by this machine's clock
         self.next_at = NEVER  # when the lease is requested next
         self.request = 0  # the number of the request whose reply counts; earlier ones are void
         self.is_pending = False
@@ -67,7 +67,7 @@ class Candidate:
         """True while this replica consumes over the link."""
         return bool(self._stats.leads)
 
-    def is_useless(self, now: Monotonic) -> bool:
+    def is_useless(self, now: LeaseTime) -> bool:
         """Return True if this replica has held the lease without serving for `timeout_secs`."""
         if not self.is_elected or self._serves():
             self._served_at = now
@@ -77,7 +77,7 @@ class Candidate:
         """Start to consume, or stop for the reason `why`, and report the decision."""
         if elected and not self.is_elected:
             log.info("replica started consuming over link", link=self.link)
-            self._served_at = clock.now()
+            self._served_at = clock.lease_time()
         elif self.is_elected and not elected:
             log.info("replica stopped consuming over link", link=self.link, why=why)
         self._stats.leads = elected
@@ -92,7 +92,7 @@ class Elections:
         self._state = state
         self._membership = membership
 
-    def tick(self, now: Monotonic) -> None:
+    def tick(self, now: LeaseTime) -> None:
         """Stop consuming where a lease has ended, release useless leases, and request those that are due."""
         for candidate in self.candidates:
             if candidate.is_elected and now >= candidate.lease_end:
@@ -119,7 +119,7 @@ class Elections:
         release = ReleaseLease(_lease_of(candidate), self._membership.incarnation)
         self._state.submit(release, lambda reply: None)
 
-    def _request(self, candidate: Candidate, now: Monotonic) -> None:
+    def _request(self, candidate: Candidate, now: LeaseTime) -> None:
         candidate.request += 1
         candidate.is_pending = True
         incarnation = self._membership.incarnation
@@ -131,12 +131,12 @@ class Elections:
         candidate: Candidate,
         request: int,
         incarnation: str,
-        requested_at: Monotonic,
+        requested_at: LeaseTime,
         reply: Reply[Lease],
     ) -> None:
         if request != candidate.request:
             return
-        now = clock.now()
+        now = clock.lease_time()
         candidate.is_pending = False
         candidate.next_at = requested_at + TRY_SECS
         if reply.verdict is not OperationOutcome.DONE:

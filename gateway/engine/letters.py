@@ -245,7 +245,7 @@ class SharedLetters:
 
         `then` is called with the ids that exist and are this replica's now.
         """
-        letter_ids, requested_at = tuple(ids), clock.now()
+        letter_ids, requested_at = tuple(ids), clock.lease_time()
 
         def claimed(reply: Reply[list[str]]) -> None:
             got = reply.value or []

@@ -23,7 +23,7 @@ import structlog
 from gateway import clock
 from gateway.containment import contained
 from gateway.engine.claims import is_ending
-from gateway.model.times import Monotonic
+from gateway.model.times import LeaseTime
 from gateway.state.interface import (
     ClaimedWork,
     Heartbeat,
@@ -56,7 +56,7 @@ class Membership:
         self.incarnation = secrets.token_hex(INCARNATION_BYTES)
         self.on_buried: list[Callable[[str], None]] = []  # called with the incarnation that was declared dead
         # Called with wills and sessions that are due, and when their claim was requested.
-        self.on_due: list[Callable[[ClaimedWork, Monotonic], None]] = []
+        self.on_due: list[Callable[[ClaimedWork, LeaseTime], None]] = []
         self._state = state
         self._name = name
         self._version = version
@@ -64,9 +64,9 @@ class Membership:
         self._is_joined = False
         self._is_pending = False  # True while a JoinReplica or Heartbeat has no reply
         self._is_reaping = False
-        self._heartbeat_at = self._reap_at = self._asked_at = self._now = Monotonic(0.0)
+        self._heartbeat_at = self._reap_at = self._asked_at = self._now = LeaseTime(0.0)
         self._heard_at: float | None = None  # time of the database at the last heartbeat
-        self._steady_since: Monotonic | None = None  # since then each heartbeat was confirmed soon
+        self._steady_since: LeaseTime | None = None  # since then each heartbeat was confirmed soon
         self._listened = ""  # the last incarnation whose notices were requested
         self.may_act: Callable[[], bool] | None = None  # returns False while claimed work could not be done
 
@@ -75,14 +75,14 @@ class Membership:
         """Why this replica cannot own anything; "" if it can."""
         return "" if self._is_joined else "it has not joined the other replicas yet"
 
-    def tick(self, now: Monotonic) -> None:
+    def tick(self, now: LeaseTime) -> None:
         """Join or send a heartbeat, and reap, if that is due."""
         if now - self._now > 2 * HEARTBEAT_SECS:
             self._steady_since = None  # the process was frozen, and the database may have been away
         self._now = now
         if not self._is_pending and (not self._is_joined or now >= self._heartbeat_at):
             self._is_pending, self._asked_at = True, now
-            self._heartbeat_at = Monotonic(now + HEARTBEAT_SECS)
+            self._heartbeat_at = LeaseTime(now + HEARTBEAT_SECS)
             if self._is_joined:
                 self._state.submit(Heartbeat(self.incarnation), self._heard)
             else:
@@ -92,12 +92,12 @@ class Membership:
                 join = JoinReplica(self.incarnation, self._name, "", self._version)
                 self._state.submit(join, self._heard)
         if self._is_joined and not self._is_reaping and now >= self._reap_at:
-            self._is_reaping, self._reap_at = True, Monotonic(now + REAP_SECS)
+            self._is_reaping, self._reap_at = True, LeaseTime(now + REAP_SECS)
             is_steady = self._steady_since is not None and now - self._steady_since >= STEADY_SECS
             limit = REAP_MAX if self.may_act is None or self.may_act() else 0
             silent_secs = self._silent_secs if is_steady else None
             operation = Reap(silent_secs, limit, self.incarnation, self._heard_at)
-            self._state.submit(operation, partial(self._reaped, clock.now()))
+            self._state.submit(operation, partial(self._reaped, clock.lease_time()))
 
     def quit(self) -> None:
         """Leave the replicas, because the process ends."""
@@ -128,13 +128,13 @@ class Membership:
             except Exception as error:
                 contained("store", error)
 
-    def _reaped(self, requested_at: Monotonic, reply: Reply[list[ClaimedWork]]) -> None:
+    def _reaped(self, requested_at: LeaseTime, reply: Reply[list[ClaimedWork]]) -> None:
         """Do the work that was claimed since `requested_at`, unless the claims may end while it is done."""
         self._is_reaping = False
         if is_ending(requested_at):
             return
         if len(reply.value or ()) >= REAP_MAX:
-            self._reap_at = Monotonic(0.0)  # there may be more
+            self._reap_at = LeaseTime(0.0)  # there may be more
         for work in reply.value or ():
             for hear in self.on_due:
                 try:

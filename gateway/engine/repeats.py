@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway import clock
-from gateway.model.times import Monotonic
+from gateway.model.times import LeaseTime
 from gateway.state.interface import Operation, OperationOutcome, Reply, StateStore
 
 T = TypeVar("T")
@@ -24,17 +24,16 @@ class Repeats:
         """Submit an operation. `done` is called with its reply, which is never UNAVAILABLE."""
         self.submit_claim(operation, lambda reply, requested_at: done(reply))
 
-    def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], Monotonic], None]) -> None:
+    def submit_claim(self, operation: Operation[T], done: Callable[[Reply[T], LeaseTime], None]) -> None:
         """Submit an operation that claims something.
 
-        `done` is called with its reply, which is never UNAVAILABLE, and when this was requested (loop-clock
-        seconds).
+        `done` is called with its reply, which is never UNAVAILABLE, and when this was requested.
         """
 
         def attempt() -> None:
-            self._state.submit(operation, partial(replied, clock.now()))
+            self._state.submit(operation, partial(replied, clock.lease_time()))
 
-        def replied(requested_at: Monotonic, reply: Reply[T]) -> None:
+        def replied(requested_at: LeaseTime, reply: Reply[T]) -> None:
             if reply.verdict is OperationOutcome.UNAVAILABLE:
                 self.later(attempt)
             else:

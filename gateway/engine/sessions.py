@@ -32,7 +32,7 @@ from gateway.engine.sessions_elsewhere import SessionsElsewhere
 from gateway.engine.stored_values import decode_fingerprints, delay_of, encode_fingerprints, encode_will
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.outcome import Verdict as Settled
-from gateway.model.times import Monotonic
+from gateway.model.times import LeaseTime, Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
     CancelOpening,
@@ -169,7 +169,7 @@ class SessionWriter:
         self._settled = settled
         self._flying: list[Told] | None = None  # callbacks of the operation that is on its way, if any
         self._callbacks: list[Told] = []  # callbacks that wait for `change`
-        self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], Monotonic], None]] | None = None
+        self._leaving: tuple[LeaveSession, Callable[[Reply[LeftSession], LeaseTime], None]] | None = None
         self._is_leaving = False  # it is on its way
 
     @property
@@ -190,7 +190,7 @@ class SessionWriter:
             assert self._flying is not None
             self._flying.append(done)
 
-    def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession], Monotonic], None]) -> None:
+    def leave(self, operation: LeaveSession, done: Callable[[Reply[LeftSession], LeaseTime], None]) -> None:
         """Submit the operation of a disconnected client after all pending changes.
 
         `done` is called with the reply, and when this was requested.
@@ -215,9 +215,9 @@ class SessionWriter:
 
     def _left(
         self,
-        done: Callable[[Reply[LeftSession], Monotonic], None],
+        done: Callable[[Reply[LeftSession], LeaseTime], None],
         reply: Reply[LeftSession],
-        requested_at: Monotonic,
+        requested_at: LeaseTime,
     ) -> None:
         self._is_leaving = False
         done(reply, requested_at)
@@ -351,10 +351,10 @@ class SharedSessions:
             text_bytes(client),
             f"{incarnation}.{self._numbers}",
         )
-        self._state.submit(operation, partial(self._opened, opening, operation, clock.now()))
+        self._state.submit(operation, partial(self._opened, opening, operation, clock.lease_time()))
 
     def _opened(
-        self, opening: Opening, operation: OpenSession, requested_at: Monotonic, reply: Reply[OpenedSession]
+        self, opening: Opening, operation: OpenSession, requested_at: LeaseTime, reply: Reply[OpenedSession]
     ) -> None:
         """Let a client in, or turn it away; then open the session for one that waits.
 
@@ -409,7 +409,7 @@ class SharedSessions:
             self.elsewhere.change(earlier.user, earlier.weight, count)
 
     def _publish_claimed(
-        self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: Monotonic
+        self, key: SessionKey, wills: Iterable[tuple[int, bytes]], requested_at: LeaseTime
     ) -> None:
         """Publish the wills of earlier connections before the client can publish anything.
 
@@ -541,7 +541,7 @@ class SharedSessions:
             self._queues.end(session, partial(self._free, session))
 
     def _left(
-        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], requested_at: Monotonic
+        self, session: ClientSession, publish: Done | None, reply: Reply[LeftSession], requested_at: LeaseTime
     ) -> None:
         """Process the reply to a LeaveSession that was requested at `requested_at`."""
         self._forget_idle(session)
@@ -775,7 +775,7 @@ class SharedSessions:
         elif notice.event is NoticeSubject.MISSED:
             self._look_at = self._sweep_at = Monotonic(0.0)
 
-    def due(self, work: ClaimedWork, requested_at: Monotonic) -> None:
+    def due(self, work: ClaimedWork, requested_at: LeaseTime) -> None:
         """Publish a due will, or end a due session, which was claimed at `requested_at`.
 
         If the cluster is away other replicas do it later.

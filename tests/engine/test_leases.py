@@ -11,7 +11,7 @@ import pytest
 from gateway import clock
 from gateway.engine import elections
 from gateway.engine.elections import ELSEWHERE, LEASE_SECS, REST_SECS, UNDECIDED, Candidate, Elections
-from gateway.engine.membership import HEARTBEAT_SECS, Membership
+from gateway.engine.membership import HEARTBEAT_SECS, STEADY_SECS, Membership
 from gateway.model.times import Monotonic
 from gateway.state.interface import (
     CLAIM_SECS,
@@ -91,7 +91,9 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
+        self.slept = 0.0
         monkeypatch.setattr(clock, "now", lambda: Monotonic(self.now))
+        monkeypatch.setattr(clock, "since_boot", lambda: clock.monotonic() + self.slept)
         self.state = Answering()
         self.membership = Membership(self.state, "one", "1", 20.0)
         self.heard: list[tuple[bool, str]] = []
@@ -109,7 +111,7 @@ class Rig:
 
     def tick(self, secs: float = 0.0) -> None:
         self.now += secs
-        self.elections.tick(Monotonic(self.now))
+        self.elections.tick(clock.lease_time())
 
     def grant(self, holder: str = "") -> None:
         lease = Lease(holder or self.membership.incarnation, 1)
@@ -131,11 +133,40 @@ def test_a_lease_counts_from_its_request(rig: Rig) -> None:
     assert rig.heard[-1] == (False, UNDECIDED)
 
 
-def test_a_reply_that_is_later_than_the_lease_elects_nobody(rig: Rig) -> None:
+@pytest.mark.parametrize("clocks", ["now", "slept"])
+def test_a_reply_that_is_later_than_the_lease_elects_nobody(rig: Rig, clocks: str) -> None:
     rig.tick()
-    rig.now += LEASE_SECS
+    setattr(rig, clocks, getattr(rig, clocks) + LEASE_SECS)
     rig.grant()
     assert not rig.candidate.is_elected
+
+
+def test_a_holder_whose_machine_has_slept_stops(rig: Rig) -> None:
+    rig.tick()
+    rig.grant()
+    assert rig.candidate.is_elected
+    rig.slept += 3_600.0
+    rig.tick(0.1)
+    assert rig.heard[-1] == (False, UNDECIDED)
+    rig.grant(holder="another")
+    assert rig.heard[-1] == (False, ELSEWHERE)
+
+
+def test_a_replica_whose_machine_has_slept_declares_no_others_dead(rig: Rig) -> None:
+    for _ in range(int(STEADY_SECS) + 4):
+        rig.now += 1.0
+        rig.membership.tick(clock.lease_time())
+        for operation, _ in list(rig.state.waiting):
+            rig.state.answer(
+                type(operation), Reply(OperationOutcome.DONE, [] if type(operation) is Reap else 1.0)
+            )
+    rig.now += 1.0
+    rig.membership.tick(clock.lease_time())
+    assert rig.state.answer(Reap, Reply(OperationOutcome.DONE, [])).silent_secs is not None
+    rig.slept += 3_600.0
+    rig.now += 1.0
+    rig.membership.tick(clock.lease_time())
+    assert rig.state.answer(Reap, Reply(OperationOutcome.DONE, [])).silent_secs is None
 
 
 def test_a_holder_that_slept_has_stopped_before_it_asks(rig: Rig) -> None:
@@ -280,9 +311,9 @@ def test_a_step_of_the_database_s_clock_declares_nobody_dead(
     assert len(buried) == 1
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: bool) -> None:
-    """The replica was frozen: what it had claimed may be claimed by others."""
+@pytest.mark.parametrize("late", ["", "now", "slept"])
+def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: str) -> None:
+    """The replica was frozen, or its machine has slept: what it had claimed may be claimed by others."""
     local = LocalDatabase(tmp_path)
     store, one = joined(local, "one")
     due = list[ClaimedWork]()
@@ -298,7 +329,8 @@ def test_a_late_reply_to_a_reap_is_ignored(tmp_path: Path, rig: Rig, late: bool)
     local.settle()
     local.utc += CLAIM_SECS + 1
     one.tick(Monotonic(rig.now))
-    rig.now += CLAIM_SECS * late
+    if late:
+        setattr(rig, late, getattr(rig, late) + CLAIM_SECS)
     local.settle()
     assert len(due) == (not late)
 

@@ -15,13 +15,15 @@ from tests.house.test_house import name_of
 GIVEN: Final = """
 from gateway import clock
 from gateway.model.batch import Batch, Source
-from gateway.model.times import Monotonic, WallTime
+from gateway.model.times import LeaseTime, Monotonic, WallTime
 
-def mixed(loop: Monotonic, wall: WallTime, source: Source) -> None:
+def mixed(loop: Monotonic, lease: LeaseTime, wall: WallTime, source: Source) -> None:
 """
 WRONG: Final = (
     "loop - wall",
     "wall - loop",
+    "lease - loop",
+    "lease < wall",
     "loop < wall",
     "wall >= loop",
     "loop == wall",
@@ -29,8 +31,14 @@ WRONG: Final = (
     "Batch(source, 0.0)",
     "[loop].append(wall)",
 )
-RIGHT: Final = ("loop - loop < 3.0", "wall + 3.0 < wall", "Batch(source, loop + 3.0)", "max(loop, loop)")
-MADE: Final = re.compile(r"\b(Monotonic|WallTime)\(")
+RIGHT: Final = (
+    "loop - loop < 3.0",
+    "wall + 3.0 < wall",
+    "Batch(source, loop + 3.0)",
+    "max(loop, loop)",
+    "lease - lease < 3.0",
+)
+MADE: Final = re.compile(r"\b(Lease|Wall)Time\(|\bMonotonic\(")
 ROOMS: Final = ("broker", "store", "model", "mapping", "engine", "app", "admin")
 
 # Files that may make times: from a clock, or from what was written down.

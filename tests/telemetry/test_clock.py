@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import structlog.testing
 import trio
@@ -38,6 +40,17 @@ def test_it_goes_with_a_right_clock(machine: Machine) -> None:
     assert machine.wait(10.0) == BEGAN + 10.0
     assert machine.wait(1.0, wall=1.5) == pytest.approx(BEGAN + 11.5)
     assert machine.wait(1.0, wall=0.7) == pytest.approx(BEGAN + 12.2)
+
+
+async def test_leases_also_run_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"now": 10.0, "monotonic": 500.0, "since_boot": 500.0}
+    for name in times:
+        monkeypatch.setattr(clock, name, partial(times.__getitem__, name))
+    before = clock.lease_time()
+    for name in times:
+        times[name] += 1.0
+    times["since_boot"] += 3_600.0
+    assert clock.lease_time() - before == 3_601.0
 
 
 @pytest.mark.parametrize("step", [2.0, -2.0, 7_200.0, -7_200.0, 691_200.0])
