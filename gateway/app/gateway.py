@@ -155,7 +155,7 @@ class Gateway:
                 quotas=self.quotas,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.full_queues = FullQueues(self._may_hold, self.quotas.waiting)
+            self.full_queues = FullQueues(self._may_hold, self.quotas.dying)
             self.mqtt, self.engine = topics_of(
                 settings,
                 self.dispatcher,

@@ -159,9 +159,12 @@ class UserQuotas:
         """Return the shares in the messages that wait at one place: a link or a paused route."""
         return self._shares("waiting messages", ("", count_max), ("", bytes_max), refusals=self.waiting)
 
-    def waiting(self) -> UserShares:
-        """Return the shares in messages that wait in a part of a virtual host, which sets their limits."""
-        return self._shares("waiting messages")
+    def dying(self) -> UserShares:
+        """Return the shares in messages of a virtual host that wait to be dead-lettered.
+
+        The virtual host sets their limits.
+        """
+        return self._shares("waiting messages", refusals=self.waiting)
 
     def all(self) -> tuple[UserShares, ...]:
         """Return the shares of each kind of thing."""

@@ -147,13 +147,13 @@ class Limits(Section):
     """Fraction of `definitions_bytes_max` that the definitions of one user name may occupy, and its open
     channels and handles. Anonymous clients count under the empty name."""
     user_share: float = Field(0.9, gt=0, le=1)
-    """Fraction that one user may have of retained messages, bodies on disk, dead letters, each outbox in the
-    store, what waits for each link and paused route, the messages that one exchange delays, those of a virtual
-    host that wait to be dead-lettered, event streams, and lines of the audit log in a second, in number and in
-    bytes. It applies when there may be more than one user: two users, or a back end other than `users`. Beyond
-    it: 0x97 (MQTT 5), 406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP); to an exchange that delays, what a full
-    queue answers. Where new entries replace old ones (dead letters that no source can keep, transfers), those
-    of a user with more than an equal part go first."""
+    """Fraction that one user may have of retained messages, bodies on disk, dead letters, each outbox in
+    the store, what waits for each link and paused route, the messages that one exchange delays, those of
+    a virtual host that wait to be dead-lettered, event streams, and lines of the audit log in a second,
+    in number and in bytes. It applies when there may be more than one user: two users, or a back end
+    other than `users`. Beyond it: 0x97 (MQTT 5), 406 (AMQP 0-9-1), 506 (AMQP/Fast), 429 (HTTP); to an
+    exchange that delays, what a full queue answers. Where new entries replace old ones (dead letters that
+    no source can keep, transfers), those of a user with more than an equal part go first."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross, so that two gateways that feed each other stop."""
 
