@@ -55,6 +55,7 @@ from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher
 from gateway.egress.mqtt.receiver import MqttLinkReceiver
 from gateway.egress.session import QueueLinkSession
+from gateway.engine.absent_sessions import AbsentReview
 from gateway.engine.client_session import ClientSession
 from gateway.engine.cluster import ClusterConnection
 from gateway.engine.consumers import Consumers
@@ -222,6 +223,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     SharedRetained: ("_unsure",),
     Retaining: ("_later", "_queues"),
     EngineSession: ("_binding", "_waiting"),
+    AbsentReview: ("_owed",),
     SharedSessions: ("_after_releases", "_waiting"),
     SessionWriter: ("_flying", "_leaving", "_callbacks"),
     SharedQueue: ("unbound",),

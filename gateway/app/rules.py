@@ -84,6 +84,7 @@ class Rules:
         self.absent: AbsentReview | None = None  # sessions of absent clients of a cluster
         if gateway.engine is not None and gateway.state is not None:
             self.absent = AbsentReview(gateway.state.store, gateway.engine, self._forbidden)
+            gateway.engine.sessions.on_owed = self.absent.owe
         self._tell()
 
     def _tell(self) -> None:

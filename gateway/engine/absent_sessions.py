@@ -1,4 +1,8 @@
-"""Review of the subscriptions of clients that are not connected to any replica, after rights have changed.
+"""Ends of the subscriptions of clients that are not connected to any replica.
+
+A client may leave before its queue is unbound from a filter that it has unsubscribed from: the queue may
+still be another replica's then, or the cluster away. Its replica unbinds the queue when the client has left,
+unless the client has returned. Other subscriptions end because rights have changed.
 
 Every replica whose rules change goes through these sessions in the database, page by page, in the order of
 their keys. A subscription that is not allowed any more is removed there, under the session's epoch: if the
@@ -8,8 +12,8 @@ If the client returns during the unbinding, the queue is bound again: messages f
 subscription for are discarded.
 
 While the database or the cluster is away the review waits, and rules that change during a review start it
-again. If the process ends between the two steps, the queue goes on getting messages for the filter; they are
-discarded when the client returns.
+again. If the process ends before a queue is unbound, the queue goes on getting messages for the filter; they
+are discarded when the client returns.
 """
 
 from __future__ import annotations
@@ -75,6 +79,8 @@ class AbsentReview:
         self._cluster = cluster
         self._judge = judge
         self._begun = trio.Event()
+        self._owed: dict[SessionKey, tuple[Absent, set[str]]] = {}  # keys to unbind
+        self._owing = trio.Event()
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the gauge of a review in progress, by metric name."""
@@ -85,8 +91,30 @@ class AbsentReview:
         self.is_running = True
         self._begun.set()
 
+    def owe(self, absent: Absent, keys: set[str]) -> None:
+        """Unbind these keys of the queue of a client that has left, unless it has returned."""
+        self._owed[absent.key] = absent, keys
+        self._owing.set()
+
     async def run(self) -> None:
-        """Review the sessions of absent clients after each call of `begin`, until cancelled."""
+        """Review the sessions of absent clients after each call of `begin` or `owe`, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_unbindings)
+            await self._run_reviews()
+
+    async def _run_unbindings(self) -> None:
+        while True:
+            await self._owing.wait()
+            self._owing = trio.Event()
+            while self._owed:
+                absent, keys = self._owed.pop(next(iter(self._owed)))
+                try:
+                    if await self._is_absent(absent):
+                        await self._unbind(absent, keys)
+                except Exception as error:  # it concerns one session
+                    contained("reload", error, client=absent.key.client)
+
+    async def _run_reviews(self) -> None:
         while True:
             await self._begun.wait()
             self._begun = trio.Event()
@@ -124,17 +152,23 @@ class AbsentReview:
             return 0
         keys = _keys({name: options[name] for name in forbidden})
         unbound = keys - _keys({name: options[name] for name in remaining})
-        for key in unbound:
-            await self._set_binding(absent.queue, key, bound=False)
-        if unbound and not await self._is_absent(absent):
-            # The client has returned, and may have bound the keys again for filters that are permitted.
-            for key in unbound:
-                await self._set_binding(absent.queue, key, bound=True)
+        await self._unbind(absent, unbound)
         return len(forbidden)
+
+    async def _unbind(self, absent: Absent, keys: set[str]) -> None:
+        for key in keys:
+            await self._set_binding(absent.queue, key, bound=False)
+        if keys and not await self._is_absent(absent):
+            # The client has returned, and may have bound the keys again for filters that it may have.
+            for key in keys:
+                await self._set_binding(absent.queue, key, bound=True)
 
     async def _is_absent(self, absent: Absent) -> bool:
         """Return True if the client has not returned since its session was read."""
         found = await _reply(partial(self._state.query, FindSession(absent.key)))
+        while found.verdict is OperationOutcome.UNAVAILABLE:
+            await trio.sleep(RETRY_SECS)
+            found = await _reply(partial(self._state.query, FindSession(absent.key)))
         return found.value is not None and found.value.owner.epoch == absent.epoch
 
     async def _forbidden(self, absent: Absent, options: Mapping[str, SubscriptionOptions]) -> list[str]:

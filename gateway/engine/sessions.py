@@ -35,6 +35,7 @@ from gateway.model.outcome import Verdict as Settled
 from gateway.model.times import LeaseTime, Monotonic
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.state.interface import (
+    Absent,
     CancelOpening,
     ChangeSession,
     ClaimedWork,
@@ -276,6 +277,7 @@ class SharedSessions:
         """
         self.clients: SessionClients  # set before the start
         self.count = 0  # sessions of all replicas, as of the last count
+        self.on_owed: Callable[[Absent, set[str]], None] | None = None  # called with keys to unbind
         self.elsewhere = SessionsElsewhere()
         self.moved = 0  # sessions whose clients have connected to another replica
         self._state = state
@@ -561,6 +563,10 @@ class SharedSessions:
             self._release(key, epoch)
         elif left_session is None:
             self._check_queue(key, session.queue)
+        else:
+            owed = {name for name, (on, _) in session.unbound.items() if not on}
+            if owed and self.on_owed is not None:
+                self.on_owed(Absent(key, epoch, session.user, session.queue, {}), owed)
         claim = ClaimedWill(key, epoch, requested_at)
         if (
             left_session is not None

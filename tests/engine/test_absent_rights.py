@@ -20,7 +20,9 @@ from gateway.protocols.mqtt.spec import Property
 from gateway.settings import User
 from gateway.settings.access import Role
 from gateway.state.interface import (
+    Absent,
     ChangeSession,
+    FindAbsent,
     LeaveSession,
     OpenedSession,
     OpenSession,
@@ -212,6 +214,41 @@ async def test_a_client_that_returns_during_the_unbinding_keeps_what_it_binds(tm
     cluster = Cluster(returns)
     await reviewed(local, AbsentReview(state, cluster, lambda user, client, given: ["x/y"]))
     assert cluster.changes == [("queue-a", "x.y", False), ("queue-a", "x.y", True)]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_what_a_client_has_left_bound_is_unbound(tmp_path: Path, is_back: bool) -> None:
+    """Unless it has returned: then its next replica binds what it subscribes to."""
+    local = LocalDatabase(tmp_path)
+    state, _ = joined(local, "one")
+    absent(local, state, "a")
+    pages: list[Reply[list[Absent]]] = []
+    state.query(FindAbsent(SessionKey("", ""), 10), pages.append)
+    local.settle()
+    assert pages[0].value is not None
+    if is_back:
+        opening = OpenSession(SessionKey("mqtt", "a"), "two", "", "", False, 60.0, "queue-a")
+        state.submit(opening, lambda reply: None)
+        local.settle()
+    cluster = Cluster()
+    review = AbsentReview(state, cluster, lambda user, client, given: [])
+    state.is_away = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(review.run)
+        review.owe(pages[0].value[0], {"z"})
+        while not state._waiting:
+            await trio.lowlevel.checkpoint()
+        local.settle()
+        state.is_away = False
+        with trio.fail_after(30):
+            for _ in range(2 - is_back):  # queries of the session
+                while not state._waiting:
+                    await trio.sleep(0.01)
+                local.settle()
+            while not is_back and not cluster.changes:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert cluster.changes == ([] if is_back else [("queue-a", "z", False)])
 
 
 async def test_a_review_goes_on_behind_a_session_that_cannot_be_judged(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gateway import clock
 from gateway.access.principal import Principal
 from gateway.broker.mqtt.namespace import Newcomer
-from gateway.broker.mqtt.session import SessionLimits, SessionTally
+from gateway.broker.mqtt.session import SessionLimits, SessionTally, SubscriptionOptions
 from gateway.engine import sessions as module
 from gateway.engine.claims import ClaimedWill
 from gateway.engine.client_session import ClientSession
@@ -62,7 +62,7 @@ class World:
     def __init__(self, local: LocalDatabase, name: str) -> None:
         self.store: LocalState = local.store()
         self.membership = Membership(self.store, name, "1", SILENT_SECS)
-        self.is_up = True
+        self.is_up = self.is_binding = True
         self.recent_chunks = 64
         self.here: dict[str, ClientSession] = {}
         self.arrivals: list[OpeningClient] = []
@@ -144,6 +144,11 @@ class World:
     def delete(self, queue: str, done: Callable[[], None] | None = None) -> None:
         self.deleted.append(queue)
         if done is not None:
+            done()
+
+    def bind_queue(self, session: ClientSession, key: str) -> None:
+        if self.is_binding:
+            _, done = session.unbound.pop(key)
             done()
 
     # What a test does.
@@ -310,6 +315,33 @@ def test_a_notice_that_is_lost_costs_a_second(two: tuple[World, World], passed: 
     passed[0] += 5.0
     other.run()
     assert other.consumed == [before.queue]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_a_client_has_unsubscribed_from_is_unbound_when_it_leaves(
+    two: tuple[World, World], is_held: bool
+) -> None:
+    """Its queue is still that of the replica before, so it could not be unbound."""
+    one, other = two
+    owed: list[tuple[str, int, str, set[str]]] = []
+    other.sessions.on_owed = lambda absent, keys: owed.append(
+        (absent.key.client, absent.epoch, absent.queue, keys)
+    )
+    options = SubscriptionOptions(1)
+    before = one.let_in("c")
+    for topic_filter in ("a/b", "kept"):
+        before.subscriptions[topic_filter] = options
+        before.subscribed(topic_filter, options, None)
+    one.run()
+    after = other.let_in("c")
+    assert other.sessions.is_waiting(after)
+    after.subscriptions["a/b"] = options
+    del after.subscriptions["a/b"]
+    other.is_binding = is_held
+    after.subscribed("a/b", None, options)
+    other.leave("c")
+    other.run()
+    assert owed == ([] if is_held else [("c", after.owner.epoch, before.queue, {"a.b"})])
 
 
 def test_nobody_waits_long_for_an_owner_that_is_lost(

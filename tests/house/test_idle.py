@@ -109,6 +109,7 @@ STANDING: Final[dict[str, str]] = {
     "engine.ids.WaitingClaim.part": "checked with SharedGuard._lines",
     "engine.retain_queue.WaitingMessage.part": "checked with Retaining._queues",
     "engine.session.EngineSession.hear_dropped": HOOK,
+    "engine.sessions.SharedSessions.on_owed": HOOK,
     "engine.sessions.SharedSessions._consumable": "sessions of this replica",
     "ingress.amqp091.channel.AmqpChannel._raise": DUE,
     "ingress.amqp091.channel.AmqpChannel.requester": "a consumer of direct replies",
