@@ -180,7 +180,7 @@ EMPTY: Final[dict[type, tuple[str, ...]]] = {
     WaitingDeaths: ("_lines",),
     DeadLetters: ("_waiting",),
     DurableSession: ("_moving",),
-    EndedSessions: ("_logs", "_open"),
+    EndedSessions: ("_evicted", "_logs", "_open", "_waiting"),
     MqttNamespace: ("_leftovers", "_unshared"),
     RenumberedMessages: ("_unrecorded",),
     PausedRoute: ("_waiting",),

@@ -564,6 +564,8 @@ class Gateway:
 
     def _gauges(self) -> dict[str, Callable[[], float]]:
         gauges: dict[str, Callable[[], float]] = {
+            "gateway_ended_sessions": lambda: self.quotas.ended.count,
+            "gateway_ended_sessions_bytes": lambda: self.quotas.ended.total,
             "gateway_sessions": lambda: len(self.mqtt.sessions),
             "gateway_subscriptions": lambda: self.mqtt.subscriptions,
             "gateway_clock_jump_seconds": clock.wall_ahead,

@@ -104,6 +104,7 @@ def topics_of(
         retained=retained,
         store=store,
         definition_shares=quotas.definitions,
+        ended_shares=quotas.ended,
     )
     return embedded, None
 

@@ -139,6 +139,11 @@ class UserQuotas:
             ("limits.dead_letters_max", limits.dead_letters_max),
             ("limits.dead_letters_bytes_max", limits.dead_letters_bytes_max),
         )
+        self.ended = self._shares(
+            "ended sessions",
+            ("limits.sessions_max", limits.sessions_max),
+            ("limits.ended_sessions_bytes_max", limits.ended_sessions_bytes_max),
+        )
         self.streams = self._shares("event streams", ("the places", LISTENERS_MAX))
         self.taps = self._shares("message streams", ("the places", TAPS_MAX))
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
@@ -176,6 +181,7 @@ class UserQuotas:
             self.transfers,
             self.letters,
             self.common_letters,
+            self.ended,
             self.streams,
             self.taps,
             self.console,

@@ -192,6 +192,10 @@ class Limits(Section):
     """MQTT: policy when a limit of sessions is reached. `expire_soonest` ends the disconnected session that
     would expire first, among those of the user or address with most sessions; `refuse` refuses the new
     client."""
+    ended_sessions_bytes_max: int = Field(8 * 1024**3, ge=1)
+    """Bytes on disk of what ended MQTT sessions owe to other members of their shared subscriptions, while
+    these are full. Beyond it, or with more than `sessions_max` such sessions, what the oldest session of a
+    user with more than an equal part owes is dropped."""
     session_full: Literal["hold", "drop"] = "hold"
     """MQTT: policy when the session of a connected client is full. `hold` stops reading from its publishers;
     `drop` drops the newest messages for that client and counts them."""

@@ -206,6 +206,8 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_queue_unconsumed_messages": "Messages in queues of the embedded broker without consumers.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
+    "gateway_ended_sessions": "Ended MQTT sessions that owe messages to others of their groups.",
+    "gateway_ended_sessions_bytes": "Size of what ended MQTT sessions owe to others of their groups.",
     "gateway_sessions": "MQTT sessions, connected or not.",
     "gateway_spool_bytes": "Bytes of large AMQP bodies on disk.",
     "gateway_spool_files": "Files of large AMQP bodies, complete or not.",

@@ -559,7 +559,7 @@ class DurableSession(Session):
         sent = [self._positions[packet_id] for packet_id, row in self.in_flight.items() if row.qos == 2]
         self._records.store.settle(self.log, [*self._settled_positions, *sent])
         self._log_passed_on = True
-        return LeftLog(self.log, self.sent)
+        return LeftLog(self.log, self.sent, self._byte_count)
 
     def discarded(self) -> None:
         """End the session, and delete its records."""

@@ -3,14 +3,19 @@
 They stay on disk. The log of an ending session is renamed, and read from its beginning, a piece at a time,
 one log after the other. Each message is passed to another member of its group: it leaves the log in the
 transaction that adds it to the log of that member. If no member can have it now (all are full, or the disk
-is), the log waits behind the others until the next tick. If the group has no members any more, the message is
-dropped and counted; so is one that may have been sent to its client at QoS 2, because no other client may get
-it ([MQTT-4.8.2-5]). Which ones these are is part of the log's name. A restart continues with what is left.
+is), the log waits with those of the same group: one of them is tried at a tick, and another one whenever the
+group accepts a message. If the group has no members any more, the message is dropped and counted; so is one
+that may have been sent to its client at QoS 2, because no other client may get it ([MQTT-4.8.2-5]).
+
+The logs count in the shares of the users whose sessions ended. If there are too many, the oldest log of a
+user with more than an equal part is deleted. The client, the user and what may have been sent are in the name
+of a log, so that a restart continues with what is left.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import deque
 from collections.abc import Callable
@@ -21,12 +26,15 @@ from gateway import clock
 from gateway.broker.mqtt.session import LeftLog, SessionTally, Told, qos_of, shared_filter
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.shares import UserEntries, UserShares
 from gateway.store.database import Stored
 from gateway.store.index import Log
 from gateway.store.store import Store
 
 ENDED: Final = "ended"  # kind of their logs
-SENT: Final = re.compile(r" [0-9a-f]+<([0-9]+)\Z")  # end of a log's name: a unique number, and what was sent
+# End of a log's name as earlier versions wrote it, without the user: a unique number, and what was sent.
+SENT: Final = re.compile(r" [0-9a-f]+<([0-9]+)\Z")
+TRIED_MAX: Final = 100  # groups that are tried again at one tick, with a read for each
 PIECE_MESSAGES_MAX: Final = 1_000
 PIECE_BYTES_MAX: Final = 1_048_576
 
@@ -40,37 +48,66 @@ Returns None if the group has no members, False if none of them can have it.
 class EndedSessions:
     """Logs of sessions that have ended, the oldest first."""
 
-    def __init__(self, store: Store, tally: SessionTally, hand: Hand) -> None:
-        """Find the logs of an earlier process, before the store starts."""
+    def __init__(self, store: Store, tally: SessionTally, hand: Hand, shares: UserShares) -> None:
+        """Find the logs of an earlier process, before the store starts; `shares` limits all logs."""
         self._store = store
+        self.shares = shares
+        self._entries: UserEntries[Log] = UserEntries(shares)
+        for log in store.logs():
+            if log.kind == ENDED:
+                self._entries.add(log, _left(log)[1], store.extent(log).byte_count)
         self._tally = tally
         self._hand = hand
-        self._logs: deque[Log] = deque(log for log in store.logs() if log.kind == ENDED)
+        self._logs: deque[Log] = deque(self._entries)  # to be read
+        self._waiting: dict[str, deque[Log]] = {}  # by filter of the group that could not have a message
+        self._evicted: list[Log] = []  # to be deleted when nothing of them is on its way
         self._names = itertools.count(clock.unix_time_ns())
         self._next = 0  # position in the first log
         self._open: set[int] = set()  # positions that were passed on and are not safe there yet
         self._reading = False
         self._begun = False
-        self._stuck = False  # until the next tick
 
     def __len__(self) -> int:
-        return len(self._logs)
+        return len(self._entries)
 
-    def add(self, left_log: LeftLog) -> None:
-        """Add the log of a session that has ended."""
+    def add(self, left_log: LeftLog, user: str) -> None:
+        """Add the log of a session of `user` that has ended, and delete older ones if there are too many."""
         log = left_log.log
-        self._store.rename(log, ENDED, f"{log.name} {next(self._names):x}<{left_log.sent}")
+        self._store.rename(log, ENDED, json.dumps([log.name, next(self._names), left_log.sent, user]))
         self._logs.append(log)
+        self._entries.add(log, user, left_log.byte_count)
+        while (evicted := self._entries.crowded_out(user)) is not None:
+            self._entries.discard(evicted)
+            self._evicted.append(evicted)
         self._go_on()
 
     def tick(self) -> None:
         """Continue with what had to wait. The first call also says that the store has started."""
         self._begun = True
-        self._stuck = False
+        for topic_filter in list(itertools.islice(self._waiting, TRIED_MAX)):
+            self._try_again(topic_filter)
         self._go_on()
 
+    def _try_again(self, topic_filter: str) -> None:
+        """Have the first log that waits for this group read again; the group is the last to be tried next."""
+        waiting = self._waiting.pop(topic_filter, None)
+        while waiting and waiting[0].dropped:
+            waiting.popleft()
+        if waiting:
+            self._logs.append(waiting.popleft())
+        if waiting:
+            self._waiting[topic_filter] = waiting
+
     def _go_on(self) -> None:
-        if self._logs and self._begun and not (self._stuck or self._reading or self._open):
+        if not self._begun or self._reading or self._open:
+            return
+        for log in self._evicted:
+            self._store.drop(log)
+        self._evicted.clear()
+        while self._logs and self._logs[0].dropped:
+            self._logs.popleft()
+            self._next = 0
+        if self._logs:
             log = self._logs[0]
             self._reading = True
             self._store.read_from(
@@ -85,9 +122,8 @@ class EndedSessions:
             if found:
                 self._pass_on(log, found)
             else:
-                self._logs.remove(log)
+                self._entries.discard(log)
                 self._store.drop(log)
-                self._next = 0
         finally:
             self._reading = False
         self._go_on()
@@ -95,13 +131,14 @@ class EndedSessions:
     def _pass_on(self, log: Log, found: list[Stored]) -> None:
         """Pass on these messages of `log`, until one must wait."""
         utc = clock.utc()
-        sent = _sent(log)
+        sent, _ = _left(log)
         for position, message, tag in found:
             is_sent = position < sent and qos_of(message, tag) == 2
             self._next = position + 1
-            if not self._place(log, position, message, shared_filter(tag), is_sent, utc):
-                self._wait(log)
-            if self._stuck:
+            topic_filter = shared_filter(tag)
+            if not self._place(log, position, message, topic_filter, is_sent, utc):
+                self._wait(log, topic_filter)
+            if not self._logs or self._logs[0] is not log:
                 return
 
     def _place(
@@ -117,7 +154,9 @@ class EndedSessions:
             self._tally.unshared += 1
         elif topic_filter:
             self._open.add(position)
-            handed = self._hand(topic_filter, message, partial(self._told, log, position))
+            handed = self._hand(topic_filter, message, partial(self._told, log, position, topic_filter))
+            if handed is not False:
+                self._try_again(topic_filter)
             if handed:
                 if position in self._open:
                     self._store.settle_beside(log, (position,))
@@ -129,23 +168,26 @@ class EndedSessions:
         self._store.settle(log, (position,))
         return True
 
-    def _told(self, log: Log, position: int, outcome: Outcome) -> None:
+    def _told(self, log: Log, position: int, topic_filter: str, outcome: Outcome) -> None:
         self._open.discard(position)
         if outcome is ACCEPTED:
             self._store.settle(log, (position,))
-        elif not self._stuck:
-            self._wait(log)
+        else:
+            self._wait(log, topic_filter)
         self._go_on()
 
-    def _wait(self, log: Log) -> None:
-        """Put `log` behind the others until the next tick; it is read again from its beginning."""
-        self._stuck = True
-        self._logs.remove(log)
-        self._logs.append(log)
-        self._next = 0
+    def _wait(self, log: Log, topic_filter: str) -> None:
+        """Have the first log wait for this group; it is read again from its beginning."""
+        if self._logs and self._logs[0] is log:
+            self._logs.popleft()
+            self._waiting.setdefault(topic_filter, deque()).append(log)
+            self._next = 0
 
 
-def _sent(log: Log) -> int:
-    """Return the position below which messages of an ended session may have been sent; 0 if it is unknown."""
+def _left(log: Log) -> tuple[int, str]:
+    """Return the position below which messages may have been sent, and the user; 0 and "" if unknown."""
+    if log.name.endswith("]"):
+        _, _, sent, user = json.loads(log.name)
+        return sent, user
     found = SENT.search(log.name)
-    return 0 if found is None else int(found[1])
+    return 0 if found is None else int(found[1]), ""

@@ -134,10 +134,12 @@ class MqttNamespace:
         retained: RetainedTopics | None = None,
         store: Store | None = None,
         definition_shares: UserShares | None = None,
+        ended_shares: UserShares | None = None,
     ) -> None:
         """Create the namespace, with what `store` (not started yet) has; without a store nothing survives.
 
-        `changed` is called with the filters (levels) that have a new or a lost subscriber.
+        `changed` is called with the filters (levels) that have a new or a lost subscriber. `ended_shares`
+        limits what ended sessions owe to others of their groups.
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
@@ -175,7 +177,8 @@ class MqttNamespace:
         self._checking: list[Session] = []  # sessions that look for expired messages on disk
         self._ended: EndedSessions | None = None
         if store is not None:
-            self._ended = EndedSessions(store, self.tally, self._hand)
+            shares_of_ended = UserShares("ended sessions") if ended_shares is None else ended_shares
+            self._ended = EndedSessions(store, self.tally, self._hand, shares_of_ended)
         if self.records is not None:
             self._restore(self.records)
 
@@ -416,7 +419,7 @@ class MqttNamespace:
         left_log = session.leave() if ended else None
         if left_log is not None:
             assert self._ended is not None
-            self._ended.add(left_log)
+            self._ended.add(left_log, session.user)
             return
 
         def pass_on(message: Message, grant: Grant, on_outcome: Told) -> bool:

@@ -154,10 +154,14 @@ def decode_grant(session: Session, data: bytes) -> Grant:
 
 
 class LeftLog(NamedTuple):
-    """Log of an ending session. Messages at positions below `sent` may have been sent to its client."""
+    """Log of an ending session, of `byte_count` bytes.
+
+    Messages at positions below `sent` may have been sent to its client.
+    """
 
     log: Log
     sent: int
+    byte_count: int
 
 
 class Owing(Protocol):

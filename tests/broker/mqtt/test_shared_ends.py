@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.broker.mqtt.ended_sessions import ENDED
+from gateway.broker.mqtt.ended_sessions import ENDED, _left
 from gateway.broker.mqtt.namespace import SessionShares
-from gateway.broker.mqtt.session import Session
+from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
@@ -504,3 +505,130 @@ def test_a_session_in_memory_ends_while_the_disk_is_full(tmp_path: Path, known: 
         assert world.one.commit() is ACCEPTED
         assert {int(row.message.body) for row in outlet.rows} == {0, 1, 2, 3}
         assert world.space.tally.unshared == 0
+
+
+# Shares of users.
+
+
+def full(world: World, name: str, topic_filter: str = SHARED, user: str = "") -> Session:
+    """A session away that has as many messages as it may."""
+    session, _ = world.space.open(name, clean=True, expiry_secs=60.0, user=user)
+    world.space.subscribe(session, topic_filter, SubscriptionOptions(1))
+    connected(session)
+    session.detach()
+    world.space.left(session, 1e9)
+    return session
+
+
+def give_to(world: World, topic: str, count: int) -> None:
+    (sink,) = world.space.sinks(topic_address(topic))
+    publish(sink, [mqtt(topic, b"%d" % at) for at in range(count)])
+    assert world.one.commit() is ACCEPTED
+
+
+def ended_bodies(world: World) -> list[str]:
+    """Clients whose logs are left, the oldest first."""
+    return [_client(log.name) for log in world.one.store.logs() if log.kind == ENDED]
+
+
+def _client(name: str) -> str:
+    client = json.loads(name)[0]
+    assert isinstance(client, str)
+    return client
+
+
+def quiet(world: World) -> None:
+    """Have the last sessions end, so that what has ended is dropped."""
+    for session in list(world.space.sessions.values()):
+        world.space.discard(session)
+    settle(world)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_logs_of_ended_sessions_beyond_the_share_of_their_user_are_dropped(
+    tmp_path: Path, restart: bool
+) -> None:
+    with World(tmp_path, messages_max=10) as world:
+        settle(world)
+        member = full(world, "B", user="mallory")
+        give_to(world, "a/b", 10)
+        assert member.full
+        shares = world.space._ended.shares  # type: ignore[union-attr]
+        for name, user in (("other", "alice"), ("A0", "mallory"), ("A1", "mallory"), ("A2", "mallory")):
+            session = full(world, name, user=user)
+            give_to(world, "a/b", 10)
+            assert len(session) == 10
+            world.space.discard(session)
+            assert world.one.commit() is ACCEPTED
+        assert shares.count == 4
+        byte_count = shares.of("alice")
+        assert shares.total == 4 * byte_count > 0
+        assert shares.of("mallory") == 3 * byte_count
+        if not restart:
+            shares.set_limits(4, 1 << 30)
+            session = full(world, "A3", user="mallory")
+            give_to(world, "a/b", 10)
+            world.space.discard(session)
+            assert world.one.commit() is ACCEPTED
+            assert ended_bodies(world) == ["other", "A1", "A2", "A3"]
+            assert shares.pushed_out == 1
+            quiet(world)
+            assert (shares.count, shares.total) == (0, 0)
+        world.one.store.close()
+    if restart:
+        with World(tmp_path, messages_max=10) as world:
+            shares = world.space._ended.shares  # type: ignore[union-attr]
+            assert (shares.count, shares.of("mallory")) == (4, 3 * byte_count)
+            quiet(world)
+            assert (shares.count, shares.total) == (0, 0)
+
+
+def test_a_log_that_is_being_read_is_dropped_when_nothing_of_it_is_on_its_way(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=100) as world:
+        settle(world)
+        first, second = full(world, "A0"), full(world, "B")
+        give_to(world, "a/b", 10)
+        assert (len(first), len(second)) == (5, 5)
+        ended = world.space._ended
+        assert ended is not None
+        ended.shares.set_limits(1, 1 << 30)
+        world.space.discard(first)
+        third = full(world, "A1")
+        give_to(world, "a/b", 2)
+        world.space.discard(third)
+        assert (ended.shares.count, ended.shares.pushed_out) == (1, 1)
+        settle(world)
+        assert ended_bodies(world) == []
+
+
+def test_a_group_that_is_full_delays_no_other(tmp_path: Path) -> None:
+    """Without a tick."""
+    with World(tmp_path, messages_max=10) as world:
+        settle(world)
+        stays_full = full(world, "B")
+        give_to(world, "a/b", 10)
+        assert stays_full.full
+        blocked = [full(world, f"A{at}") for at in range(3)]
+        give_to(world, "a/b", 9)
+        free, other = full(world, "D", "$share/h/c"), full(world, "C", "$share/h/c")
+        give_to(world, "c", 6)
+        assert (len(free), len(other)) == (3, 3)
+        for session in [*blocked, other]:
+            world.space.discard(session)
+        world.one.until(lambda: len(free) == 6)
+        assert world.one.commit() is ACCEPTED
+        assert [len(logs) for logs in world.space._ended._waiting.values()] == [3]  # type: ignore[union-attr]
+        received(world, stays_full, 10)
+        stays_full.detach()
+        world.space.left(stays_full, 1e9)
+        world.space.expire(0.0)  # one tick is enough for all logs of a group
+        world.one.until(lambda: len(stays_full) == 9)
+        quiet(world)
+
+
+def test_logs_of_an_earlier_version_have_no_user(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=10) as world:
+        give_log = world.one.store.log("session", "old")
+        world.one.store.rename(give_log, ENDED, "old 1a<7")
+        assert _left(give_log) == (7, "")
+        world.one.store.drop(give_log)
