@@ -566,6 +566,7 @@ class Gateway:
         gauges: dict[str, Callable[[], float]] = {
             "gateway_ended_sessions": lambda: self.quotas.ended.count,
             "gateway_ended_sessions_bytes": lambda: self.quotas.ended.total,
+            "gateway_waiting_wills": lambda: self.quotas.wills.count,
             "gateway_sessions": lambda: len(self.mqtt.sessions),
             "gateway_subscriptions": lambda: self.mqtt.subscriptions,
             "gateway_clock_jump_seconds": clock.wall_ahead,

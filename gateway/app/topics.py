@@ -89,6 +89,7 @@ def topics_of(
             sessions_max=limits.sessions_max,
             definition_shares=quotas.definitions,
         )
+        topics.will_shares = quotas.wills
         return topics, engine
     retained = RetainedTopics(
         messages_max=limits.retained_messages_max,
@@ -106,6 +107,7 @@ def topics_of(
         definition_shares=quotas.definitions,
         ended_shares=quotas.ended,
     )
+    embedded.will_shares = quotas.wills
     return embedded, None
 
 

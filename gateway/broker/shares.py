@@ -28,6 +28,7 @@ LEVELS_FEW: Final = 10  # levels that are counted by their text alone, because m
 LISTENERS_MAX: Final = 20  # event streams of the HTTP interface
 TAPS_MAX: Final = 5  # streams of messages among those
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # of HTTP responses that one user has not read, beyond the last
+WILLS_BYTES_MAX: Final = 64 * 1024 * 1024  # of refused wills, which wait in memory
 SHARE: Final = 0.9  # of the total, unless configured: another holder always gets in
 
 log = structlog.get_logger(limited=True)
@@ -144,6 +145,9 @@ class UserQuotas:
             ("limits.sessions_max", limits.sessions_max),
             ("limits.ended_sessions_bytes_max", limits.ended_sessions_bytes_max),
         )
+        self.wills = self._shares(
+            "waiting wills", ("limits.sessions_max", limits.sessions_max), ("the places", WILLS_BYTES_MAX)
+        )
         self.streams = self._shares("event streams", ("the places", LISTENERS_MAX))
         self.taps = self._shares("message streams", ("the places", TAPS_MAX))
         self.console = self._shares("console sessions", ("http.sessions_max", console_sessions_max))
@@ -182,6 +186,7 @@ class UserQuotas:
             self.letters,
             self.common_letters,
             self.ended,
+            self.wills,
             self.streams,
             self.taps,
             self.console,

@@ -208,6 +208,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_ended_sessions": "Ended MQTT sessions that owe messages to others of their groups.",
     "gateway_ended_sessions_bytes": "Size of what ended MQTT sessions owe to others of their groups.",
+    "gateway_waiting_wills": "Wills that were refused for now and are published again.",
     "gateway_sessions": "MQTT sessions, connected or not.",
     "gateway_spool_bytes": "Bytes of large AMQP bodies on disk.",
     "gateway_spool_files": "Files of large AMQP bodies, complete or not.",

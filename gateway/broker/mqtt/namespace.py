@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
@@ -53,6 +54,7 @@ log = structlog.get_logger(limited=True)
 
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
+RETRIED_MAX: Final = 500  # refused wills that are published again at one tick
 EXPIRE_SECS: Final = 0.005  # time budget for discarding sessions at once
 CHECKED_AT_ONCE: Final = 4  # sessions that look for expired messages
 LEFTOVERS_MAX: Final = 10_000  # messages of ended sessions in memory that wait for a full disk
@@ -164,6 +166,7 @@ class MqttNamespace:
         self._groups: dict[str, SharedGroup] = {}  # by filter
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # delayed wills, by client id
+        self.will_shares = UserShares("waiting wills")  # in those that were refused
         self._left_wills: list[LeftWill] = []
         # Called after the start: a listener takes over the sessions that were restored.
         self.adopt: Callable[[], None] = _nothing
@@ -681,7 +684,7 @@ class MqttNamespace:
         """Call `publish` at `at` (monotonic seconds), or when the session ends before.
 
         Instead of a client id, `new_will_key` is for a will that does not depend on the session. OVERDUE
-        means at the next tick, or when the client returns before.
+        means at one of the next ticks, the oldest first, or when the client returns before.
         """
         self._wills[client_id] = (at, publish)
 
@@ -709,7 +712,10 @@ class MqttNamespace:
 
         Returns True if there are too many to discard at once: `expire_more` continues.
         """
-        for client_id in [client_id for client_id, (at, _) in self._wills.items() if at <= now]:
+        for client_id in [client_id for client_id, (at, _) in self._wills.items() if OVERDUE < at <= now]:
+            self._publish_will(client_id)
+        refused = (client_id for client_id, (at, _) in self._wills.items() if at <= OVERDUE)
+        for client_id in list(islice(refused, RETRIED_MAX)):
             self._publish_will(client_id)
         if (self._unshared or self._leftovers) and not self.failing:
             self._share_again()

@@ -572,8 +572,8 @@ class WillDenied(Exception):
 class SentWill:
     """Receipt of a published will, which retains the will's record until the message is settled.
 
-    A will that is refused for now is published again at the next tick; one that is refused for good becomes a
-    dead letter.
+    A will that is refused for now is published again at a tick; one that is refused for good, or that exceeds
+    the share of its user in such wills, becomes a dead letter.
     """
 
     __slots__ = ("_ingress", "_is_accepted", "_principal", "_will", "key", "message")
@@ -616,9 +616,18 @@ class SentWill:
         if outcome.verdict is Verdict.REJECTED:
             ingress.bury(message, outcome, self._forget, self.settled)
             return
+        shares = ingress.namespace.will_shares
+        if shares.full_with(message.sender.user, message.byte_count):
+            ingress.dead_letters.add([message], "", outcome, self._forget)
+            return
         self.keep()
-        publish = partial(ingress.publish_will, self._will, message.sender, self._principal)
-        ingress.namespace.delay_will(self.key, OVERDUE, publish)
+        shares.add(message.sender.user, message.byte_count)
+        ingress.namespace.delay_will(self.key, OVERDUE, self._publish_again)
+
+    def _publish_again(self) -> None:
+        ingress, sender = self._ingress, self.message.sender
+        ingress.namespace.will_shares.remove(sender.user, self.message.byte_count)
+        ingress.publish_will(self._will, sender, self._principal)
 
     def _forget(self) -> None:
         self._is_accepted = True

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import pytest
 
+from gateway.broker.mqtt.namespace import OVERDUE, RETRIED_MAX
 from gateway.ingress.client import CloseReason
+from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from tests.broker.parts import Space
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import Running, running
 
@@ -125,3 +129,50 @@ def test_a_delay_ends_with_the_session_or_with_a_return(
 
 def _away(gateway: Running) -> bool:
     return gateway.gateway.mqtt.sessions["c"].outlet is None
+
+
+def test_refused_wills_beyond_the_share_of_their_user_are_dead_letters() -> None:
+    with running() as gateway:
+
+        def declare() -> None:
+            host = gateway.gateway.hosts["/"]
+            arguments = (
+                ("x-max-length", Value(ValueType.INT32, 0)),
+                ("x-overflow", string("reject-publish")),
+            )
+            queue = host.declare_queue(
+                "full",
+                None,
+                durable=False,
+                exclusive=False,
+                auto_delete=False,
+                arguments=arguments,
+                user=None,
+            )
+            host.bind("amq.topic", queue, "w.#", (), user=None)
+            gateway.gateway.mqtt.will_shares.set_limits(3, 1 << 20)
+
+        gateway.ask(declare)
+        for at in range(5):
+            connect(gateway, f"c{at}", will=Will("w/x", b"gone", 1))[0].cut()
+        gateway.until(lambda: len(gateway.gateway.dead_letters) == 2)
+        shares = gateway.gateway.mqtt.will_shares
+        assert gateway.ask(lambda: (shares.count, shares.refused >= 2)) == (3, True)
+        gateway.ask(
+            lambda: gateway.gateway.hosts["/"].delete_queue(gateway.gateway.hosts["/"].queues["full"])
+        )
+        gateway.until(lambda: not shares.count)
+        assert gateway.ask(lambda: (shares.total, len(gateway.gateway.mqtt._wills))) == (0, 0)
+
+
+def test_few_refused_wills_are_published_at_one_tick() -> None:
+    space = Space()
+    published: list[int] = []
+    for at in range(2 * RETRIED_MAX + 1):
+        space.delay_will(f"c\0{at}", OVERDUE, partial(published.append, at))
+    space.delay_will("due", 1.0, partial(published.append, -1))
+    space.expire(1.0)
+    assert published == [-1, *range(RETRIED_MAX)]
+    space.expire(1.0)
+    space.expire(1.0)
+    assert published == [-1, *range(2 * RETRIED_MAX + 1)]
