@@ -303,7 +303,8 @@ class PriorityQueue(Queue):
             else:
                 rows.append((position, message, redelivered))
                 byte_count += message.byte_count
-            if len(rows) >= count or byte_count >= DISPATCH_BYTES_MAX:
+            is_full = len(rows) >= count or byte_count >= DISPATCH_BYTES_MAX
+            if is_full or removed_count >= DISPATCH_MESSAGES_MAX:
                 break
         self._taken([message for _, message, _ in rows], byte_count)
         for position, messages, redelivered in _runs(rows):

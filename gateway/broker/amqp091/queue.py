@@ -7,6 +7,7 @@ expire at once they are dropped in pieces, each in its own turn, and what is beh
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,7 +18,6 @@ from gateway.broker.amqp091.dead_letter_routing import (
     DELIVERY_LIMIT,
     EXPIRED,
     EXPIRED_MAX,
-    NOTED_MAX,
     REJECTED,
     RETRY_SECS,
     TOO_MANY,
@@ -27,7 +27,7 @@ from gateway.broker.amqp091.dead_letter_routing import (
 from gateway.broker.amqp091.deliveries import DeliveryCounts
 from gateway.broker.amqp091.policies import Policy, governed
 from gateway.broker.pressure import FULL, FullQueues
-from gateway.broker.priorities import PriorityQueue
+from gateway.broker.priorities import STALE_MAX, PriorityQueue
 from gateway.broker.queue import Consumer, Queue, Storage
 from gateway.broker.scheduler import CallScheduler, ScheduledCall
 from gateway.model.batch import SubBatch
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
 
 BEYOND: Final = sys.maxsize  # a position that no message has
-LONG_AGO: Final = 1.0  # POSIX seconds
-LOOKED_AT: Final = 100_000  # messages a second whose expiry a queue with priorities checks
 
 
 class QueueHost(Protocol):
@@ -430,85 +428,78 @@ class AmqpQueue(Queue):
 
 
 class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
-    """Queue with `x-max-priority`. A higher priority counts as the maximum."""
+    """Queue with `x-max-priority`. A higher priority counts as the maximum.
+
+    A message expires at the head of its priority. While messages are sorted, `_lines` has a heap of positions
+    for each priority, in which consumed messages stay until they are at its head.
+    """
 
     def __init__(self, name: str, host: QueueHost, *, options: QueueArguments, **more: Any) -> None:
-        self._soonest = NEVER  # no message in memory expires earlier
-        self._rests = 0.0  # no check before this time (POSIX seconds), because it examines all messages
-        self._is_behind = False  # an expired message may wait behind one that has not expired
+        self._lines: dict[int, list[int]] = {}
         super().__init__(name, host, options=options, priority=self._level_of, **more)
 
     def _level_of(self, message: Message) -> int:
         return min(priority_of(message), self.options.priority_max)
 
-    def admitted(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with their expiry, and note the earliest one."""
-        messages = super().admitted(messages)
-        self._look_at(messages)
-        return messages
+    def _wait(self, position: int, message: Message, *, redelivered: bool) -> None:
+        line = self._lines.setdefault(self._level_of(message), [])
+        heapq.heappush(line, position)
+        if len(line) > 2 * len(self._waiting) + STALE_MAX:
+            line[:] = sorted({at for at in line if at in self._waiting} | {position})
+        super()._wait(position, message, redelivered=redelivered)
 
-    def refill(self, first: int, messages: list[Message]) -> None:
-        """Append messages that were on disk alone, after all before them were consumed."""
-        self._look_at(messages)
-        super().refill(first, messages)
+    def _head_of(self, line: list[int]) -> tuple[int, Message] | None:
+        """Return position and message of the first message of a priority that waits, or None."""
+        while line:
+            found = self._waiting.get(line[0])
+            if found is not None:
+                return line[0], found[0]
+            heapq.heappop(line)
+        return None
 
-    def requeue(self, deliveries: Iterable[tuple[int, Message]]) -> None:
-        """Return messages to their positions, from which they are redelivered."""
-        returned = list(deliveries)
-        self._look_at([message for _, message in returned])
-        super().requeue(returned)
-
-    def _look_at(self, messages: list[Message]) -> None:
-        soonest = min((message.expires for message in messages if message.expires), default=NEVER)
-        if soonest and (not self._soonest or soonest < self._soonest):
-            self._soonest = soonest
-
-    def _taken(self, messages: Sequence[Message], byte_count: int | None = None) -> None:
-        """Count delivered messages. What has expired behind them may be at the head now."""
-        if self._is_behind:
-            self._is_behind = False
-            self._soonest = LONG_AGO
-        super()._taken(messages, byte_count)
+    def _heads(self) -> list[tuple[int, Message]]:
+        """Return position and message of the first sorted message of each priority."""
+        return [head for line in self._lines.values() if (head := self._head_of(line)) is not None]
 
     def _next_expiry(self) -> float:
-        return max(self._soonest, self._rests) if self._soonest else NEVER
+        """Return when the first head expires; NEVER if none does, or none is in memory."""
+        if not self._sorted:
+            return super()._next_expiry()
+        return min((message.expires for _, message in self._heads() if message.expires), default=NEVER)
 
     def _head_expired(self) -> bool:
-        return False
-
-    def _at_once(self) -> int:
-        """Return how many messages may expire now: many, because all messages are examined for it."""
-        return 0 if self._keeps_expired else max(NOTED_MAX - self._dead_lettering.count_of(self), 0)
+        if not self._sorted:
+            return super()._head_expired()
+        utc = clock.utc()
+        return any(
+            message.expires and message.expires <= utc and position < self._arriving
+            for position, message in self._heads()
+        )
 
     def drop_expired(self, most: int = BEYOND) -> float:
-        """Drop up to `most` expired messages at the head of each priority.
+        """Drop up to `most` expired messages at the heads of all priorities.
 
-        Return when the next one may expire (POSIX seconds), or NEVER.
+        Return when the next one expires (POSIX seconds), or NEVER.
         """
-        utc = clock.utc()
+        if self._unsorted:
+            self._sort()
+        if not self._sorted:
+            return super().drop_expired(most)
         if self._aside:
             self._drop_expired_aside()
-        if not self._soonest or utc < self._next_expiry() or not most:
-            return self._next_expiry()
-        self._soonest = NEVER
-        self._rests = utc + len(self._waiting) / LOOKED_AT
-        self._sort()
-        alive: set[int] = set()
-        for level, position in sorted(self._fresh_heap()):
-            message = self._waiting[position][0]
-            if not most:
-                self._soonest = utc
-                break
-            if level not in alive and self._drop_expired(position, message, utc):
-                del self._waiting[position]
+        utc = clock.utc()
+        for line in list(self._lines.values()):
+            while most > 0 and (head := self._head_of(line)) is not None:
+                if not self._drop_expired(*head, utc):
+                    break
+                del self._waiting[head[0]]
                 most -= 1
-            else:
-                alive.add(level)
-                if message.expires > utc:
-                    self._look_at([message])
-                elif message.expires:
-                    self._is_behind = True
         return self._next_expiry()
+
+    def purge(self) -> int:
+        """Drop all ready messages, and return their number."""
+        self._lines.clear()
+        return super().purge()
 
 
 class QuorumQueue(AmqpQueue):
